@@ -1,0 +1,76 @@
+#include "isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+extern "C" {
+#ifdef ENGINE_HAS_AVX512
+void engine_cpu_register_avx512(engine_cpu::Table& table);
+#endif
+void engine_cpu_register_portable(engine_cpu::Table& table);
+}
+
+namespace engine_cpu {
+namespace {
+
+struct Variant {
+  const char* name;
+  bool (*available)();
+  void (*enter)(Table&);
+};
+
+#ifdef ENGINE_HAS_AVX512
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
+         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2") &&
+         __builtin_cpu_supports("bmi2");
+}
+#endif
+
+const Variant kVariants[] = {
+#ifdef ENGINE_HAS_AVX512
+    {"avx512", has_avx512, engine_cpu_register_avx512},
+#endif
+    {"portable", [] { return true; }, engine_cpu_register_portable},
+};
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> isa_list() {
+  std::vector<std::string> names;
+  for (const Variant& variant : kVariants)
+    if (variant.available()) names.emplace_back(variant.name);
+  return names;
+}
+
+std::string default_isa() {
+  const std::vector<std::string> names = isa_list();
+  const char* forced = std::getenv("ENGINE_CPU_ISA");
+  if (forced == nullptr || *forced == '\0') return names.front();
+  for (const std::string& name : names)
+    if (name == forced) return name;
+  throw std::invalid_argument("ENGINE_CPU_ISA is '" + std::string(forced) + "', and this machine can run: " + joined(names) +
+                              ".");
+}
+
+const Table& isa_table(const std::string& name) {
+  static std::map<std::string, Table> tables;  // callers hold the GIL
+  const auto found = tables.find(name);
+  if (found != tables.end()) return found->second;
+  for (const Variant& variant : kVariants) {
+    if (name != variant.name || !variant.available()) continue;
+    Table& table = tables[name];
+    variant.enter(table);
+    return table;
+  }
+  throw std::invalid_argument("The instruction set '" + name + "' is not one this machine can run: " + joined(isa_list()) + ".");
+}
+
+}  // namespace engine_cpu

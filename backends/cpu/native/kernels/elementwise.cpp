@@ -1,0 +1,126 @@
+// add, gated_act, gather_rows: what happens to each element, or each row, by itself.
+#include <stdexcept>
+
+#include "../isa.h"
+#include "../simd.h"
+#include "../simd_math.h"
+#include "../work_split.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+namespace {
+
+// z[i] = op(x[i], y[i]); the last lanes go through the same operations as all others.
+template <class Op>
+ENGINE_INLINE void map(const float* x, const float* y, float* z, Range range, Op op) {
+  int64_t i = range.begin;
+  for (; i + 16 <= range.end; i += 16) store(z + i, op(load(x + i), load(y + i)));
+  if (i < range.end) {
+    const int64_t rest = range.end - i;
+    store_first(z + i, op(load_first(x + i, rest), load_first(y + i, rest)), rest);
+  }
+}
+
+constexpr int64_t kGrain = 256;  // elements: a thread's share starts at whole cache lines
+
+// x, y [T or R, width] -> x + y. Numbers: width, rows_dim (0).
+class Add final : public Kernel {
+ public:
+  explicit Add(const KernelArgs& args)
+      : x_(args.inputs.at(0)), y_(args.inputs.at(1)), sum_(args.outputs.at(0)), rows_(args), width_(args.integer("width")) {}
+
+  void run(const Frame& frame, const Team& team, int) override {
+    map(input<float>(frame, x_), input<float>(frame, y_), output<float>(frame, sum_),
+        share(rows_.count(frame.dims) * width_, team, kGrain), [](f32x16 x, f32x16 y) { return x + y; });
+  }
+
+ private:
+  int x_, y_, sum_;
+  RowsDim rows_;
+  int64_t width_;
+};
+
+ENGINE_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
+
+// x Phi(x) through erfc of |x|, so that the lower tail keeps its relative accuracy.
+ENGINE_INLINE f32x16 gelu(f32x16 x) {
+  const f32x16 tail = 0.5f * erfc_positive(abs(x) * 0.70710678f);
+  return x * select(x < 0.0f, tail, 1.0f - tail);
+}
+
+// x/2 (1 + tanh u) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+ENGINE_INLINE f32x16 gelu_tanh(f32x16 x) {
+  const f32x16 u = 0.79788456f * fma(x * x * 0.044715f, x, x);
+  return x / (1.0f + exp(-2.0f * u));
+}
+
+ENGINE_INLINE f32x16 relu(f32x16 x) { return select(x < 0.0f, f32x16{}, x); }
+
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu };
+
+// gate, up [T or R, width] -> activation(gate) * up; without up (-1) the activation alone.
+// Numbers: width, kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu), rows_dim (0).
+class GatedAct final : public Kernel {
+ public:
+  explicit GatedAct(const KernelArgs& args)
+      : gate_(args.inputs.at(0)), up_(args.inputs.at(1)), y_(args.outputs.at(0)), rows_(args), width_(args.integer("width")),
+        kind_(static_cast<Activation>(args.integer("kind"))) {
+    if (args.integer("kind") < 0 || args.integer("kind") > 3)
+      throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh) or 3 (relu).");
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const Range range = share(rows_.count(frame.dims) * width_, team, kGrain);
+    switch (kind_) {
+      case Activation::kSilu: return apply(frame, range, silu);
+      case Activation::kGelu: return apply(frame, range, gelu);
+      case Activation::kGeluTanh: return apply(frame, range, gelu_tanh);
+      case Activation::kRelu: return apply(frame, range, relu);
+    }
+  }
+
+ private:
+  template <class F>
+  ENGINE_INLINE void apply(const Frame& frame, Range range, F f) const {
+    const float* gate = input<float>(frame, gate_);
+    float* y = output<float>(frame, y_);
+    if (up_ >= 0)
+      map(gate, input<float>(frame, up_), y, range, [f](f32x16 a, f32x16 b) { return f(a) * b; });
+    else
+      map(gate, gate, y, range, [f](f32x16 a, f32x16) { return f(a); });
+  }
+
+  int gate_, up_, y_;
+  RowsDim rows_;
+  int64_t width_;
+  Activation kind_;
+};
+
+// x [T, width], rows i32 [R] -> x[rows] [R, width]. Numbers: width.
+class GatherRows final : public Kernel {
+ public:
+  explicit GatherRows(const KernelArgs& args)
+      : x_(args.inputs.at(0)), rows_(args.inputs.at(1)), y_(args.outputs.at(0)), width_(args.integer("width")) {}
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const int32_t* rows = input<int32_t>(frame, rows_);
+    const Range range = share(frame.dims.R, team);
+    for (int64_t r = range.begin; r < range.end; ++r)
+      std::memcpy(output<float>(frame, y_) + r * width_, input<float>(frame, x_) + rows[r] * width_, width_ * sizeof(float));
+  }
+
+ private:
+  int x_, rows_, y_;
+  int64_t width_;
+};
+
+}  // namespace
+
+void register_elementwise(Table& table) {
+  table.kernels["add"] = make_kernel<Add>;
+  table.kernels["gated_act"] = make_kernel<GatedAct>;
+  table.kernels["gather_rows"] = make_kernel<GatherRows>;
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

@@ -1,0 +1,51 @@
+// The KV layout "cpu.lanes": where a token's key and value lie in a layer's state tensors.
+//
+//   K [blocks][kv_heads][bs / L][D][L], L = min(16, bs): a tile of L tokens lies in the lanes of a vector
+//   V [blocks][kv_heads][bs][D]
+//   scales (int8 only) f32 [blocks][kv_heads][bs], one a token and head: absmax / 127
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+
+#include "../simd.h"
+#include "../step.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+enum class KvDtype { kF32 = 0, kF16 = 1, kBF16 = 2, kInt8 = 3 };
+
+struct KvLayout {
+  explicit KvLayout(const KernelArgs& args)
+      : heads(args.integer("kv_heads")), dim(args.integer("head_dim")), block(args.integer("block_size")),
+        lanes(block < 16 ? block : 16), dtype(static_cast<KvDtype>(args.integer("kv_dtype"))) {
+    if (block < 1 || (block & (block - 1)) != 0) throw std::invalid_argument("block_size must be a power of two.");
+    const int64_t kind = args.integer("kv_dtype");
+    if (kind < 0 || kind > 3) throw std::invalid_argument("kv_dtype is 0 (f32), 1 (f16), 2 (bf16) or 3 (int8).");
+    if (args.states.size() != (dtype == KvDtype::kInt8 ? 4u : 2u))
+      throw std::invalid_argument("the states are k and v, and for int8 also k_scale and v_scale.");
+  }
+
+  // Element offsets of (block, head), of a token's first key element there, and of its value.
+  int64_t page(int64_t block_id, int64_t head) const { return (block_id * heads + head) * block * dim; }
+  int64_t key(int64_t token) const { return token / lanes * lanes * dim + token % lanes; }
+  int64_t scale(int64_t block_id, int64_t head) const { return (block_id * heads + head) * block; }
+
+  int64_t heads, dim, block, lanes;
+  KvDtype dtype;
+};
+
+// Calls f with a null pointer of the storage type.
+template <class F>
+ENGINE_INLINE void with_kv_type(KvDtype dtype, F f) {
+  switch (dtype) {
+    case KvDtype::kF32: return f(static_cast<float*>(nullptr));
+    case KvDtype::kF16: return f(static_cast<f16*>(nullptr));
+    case KvDtype::kBF16: return f(static_cast<bf16*>(nullptr));
+    case KvDtype::kInt8: return f(static_cast<int8_t*>(nullptr));
+  }
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

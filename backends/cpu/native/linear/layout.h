@@ -1,0 +1,65 @@
+// Layouts of the packed weight families. What every family shares:
+//
+// A matrix of N columns (outputs) and depth K lies in strips of 64 columns, N padded to 64 with zeros; a strip is four
+// panels of 16 columns, one panel a vector register wide, and is read from front to back: depth outermost, panels next.
+// For the quantized families a register's 64 bytes are 16 columns x 4 consecutive k (a "step"), as vpdpbusd takes them,
+// always unsigned: u = q + offset. A strip is a sequence of units of kUnit k:
+//
+//   family  unit  bytes  offset  unit contents (columns 0..63 in each plane)
+//   w4        32   1152       8  f16 scale[64]; 4 x (4 panels x 64 bytes: step 2i in the low nibbles, 2i+1 in the high)
+//   w4k      256   9216       0  f16 d[64], dmin[64]; u8 packed[12][64]: 6-bit scales and minimums of 8 groups as in Q4_K;
+//                                8 groups of 32 as in w4.         weight = d * scale * u - dmin * minimum
+//   w6       256  13440      32  f16 d[64]; i8 scale[16][64] for groups of 16; then for each group of 16 its four steps in
+//                                3 x (4 panels x 64 bytes): step i < 3 in the low six bits of line i, and of step 3 the
+//                                bits 2i, 2i+1 in the high two.  weight = d * scale * (u - 32)
+//   w8        32   2176     128  f16 scale[64]; 8 steps x (4 panels x 64 bytes)
+//
+// Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2] (K padded to even):
+// two consecutive k in one 32-bit lane.
+//
+// The last unit of a strip is whole even where K ends inside it (it never does: K is a multiple of the unit).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../packed_weight.h"
+
+namespace engine_cpu {
+
+constexpr int64_t kStrip = 64;
+constexpr int64_t kPanel = 16;
+
+enum class Family { f32, f16, bf16, w4, w4k, w6, w8 };
+
+struct Layout {
+  Family family;
+  const char* name;    // PackedWeight::family
+  const char* format;  // what is packed into it, and is exact in it
+  int64_t block;       // k a block of the source rows
+  int64_t block_bytes;
+  int64_t unit;        // k a unit
+  int64_t unit_bytes;  // of a strip
+};
+
+// The layout for a format ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"), or of a packed weight.
+// std::invalid_argument names those that exist.
+const Layout& layout_of_format(const std::string& format);
+const Layout& layout_of(const PackedWeight& weight);
+
+inline int64_t strips_of(int64_t columns) { return (columns + kStrip - 1) / kStrip; }
+inline int64_t units_of(const Layout& layout, int64_t depth) { return (depth + layout.unit - 1) / layout.unit; }
+inline int64_t strip_bytes(const Layout& layout, int64_t depth) { return units_of(layout, depth) * layout.unit_bytes; }
+
+// Zeros, ready for pack_columns. std::invalid_argument where the depth does not fit the format.
+std::shared_ptr<PackedWeight> alloc_weight(const std::string& format, int64_t columns, int64_t depth, int64_t count);
+
+// Packs `count` rows of blocks (row_bytes apart) as columns first... of matrix `index`. Disjoint columns may be packed by
+// several threads at once.
+void pack_columns(PackedWeight& weight, const uint8_t* rows, int64_t count, int64_t first, int64_t index);
+
+// One column (a row of the checkpoint's tensor), exactly dequantized: f32 [depth].
+void unpack_column(const PackedWeight& weight, int64_t column, int64_t index, float* out);
+
+}  // namespace engine_cpu

@@ -1,0 +1,43 @@
+// quantize: rows of f32 as the packed activation q8g32.
+#include <stdexcept>
+
+#include "../isa.h"
+#include "q8g32.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+namespace {
+
+// inputs x [rows, K] f32; outputs q8g32 rows. Numbers: width K (a multiple of 32), rows_dim (0: T, 1: R).
+class Quantize final : public Kernel {
+ public:
+  explicit Quantize(const KernelArgs& args)
+      : x_(args.inputs.at(0)), y_(args.outputs.at(0)), width_(args.integer("width")), rows_are_r_(args.integer("rows_dim") == 1) {
+    if (width_ <= 0 || width_ % kGroup != 0) throw std::invalid_argument("q8g32 needs a width that is a multiple of 32.");
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const auto* x = reinterpret_cast<const float*>(frame.values[x_]);
+    uint8_t* y = frame.values[y_];
+    const int64_t groups = width_ / kGroup;  // a long row alone keeps every thread busy, too
+    const int64_t total = groups * (rows_are_r_ ? frame.dims.R : frame.dims.T);
+    for (int64_t i = total * team.index / team.size; i < total * (team.index + 1) / team.size; ++i) {
+      uint8_t* row = y + i / groups * q8g32_row_bytes(width_);
+      const int64_t g = i % groups;
+      quantize_group(load(x + i * kGroup), load(x + i * kGroup + 16), q8g32_values(row) + g * kGroup,
+                     q8g32_scales(row, width_) + g, q8g32_sums(row, width_) + 2 * g);
+    }
+  }
+
+ private:
+  int x_, y_;
+  int64_t width_;
+  bool rows_are_r_;
+};
+
+}  // namespace
+
+void register_quantize(Table& table) { table.kernels["quantize"] = make_kernel<Quantize>; }
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

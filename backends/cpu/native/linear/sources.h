@@ -1,0 +1,159 @@
+// Where a kernel's weights come from: a unit of a packed strip (layout.h), unpacked in registers as it is read, or a
+// chunk unpacked once for many rows. All of them answer the same three questions about a group and a panel:
+//   weights<step>(group, panel)   16 columns x 4 k of unsigned bytes
+//   scale(group, panel)           16 columns, f32
+//   minimum(group, panel)         16 columns, f32, where kMinimums
+// with groups of kGroupSize k counted from the unit's start, and kOffset = what is added to every q.
+#pragma once
+
+#include "layout.h"
+#include "dot.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+ENGINE_INLINE f32x16 load_half(const uint8_t* p) { return widen_f16(load_as<u16x16>(p)); }
+ENGINE_INLINE f32x16 widen_u8(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_as<__m128i>(p)));
+#else
+  return to_f32(__builtin_convertvector(load_as<u8x16>(p), i32x16));
+#endif
+}
+
+// The nibbles of a group of 32: lines hold an even step low and the next odd one high.
+template <int kStep>
+ENGINE_INLINE u32x16 nibble_step(const uint8_t* lines, int panel) {
+  const u32x16 line = load_as<u32x16>(lines + kStep / 2 * 256 + panel * 64);
+  return (kStep % 2 == 0 ? line : line >> 4) & 0x0f0f0f0f;
+}
+
+struct W4 {
+  static constexpr int kUnit = 32, kUnitBytes = 1152, kGroupSize = 32, kOffset = 8;
+  static constexpr bool kMinimums = false;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit W4(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int, int panel) const {
+    return nibble_step<kStep>(unit + 128, panel);
+  }
+  ENGINE_INLINE f32x16 scale(int, int panel) const { return load_half(unit + 32 * panel); }
+  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+};
+
+struct W8 {
+  static constexpr int kUnit = 32, kUnitBytes = 2176, kGroupSize = 32, kOffset = 128;
+  static constexpr bool kMinimums = false;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit W8(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int, int panel) const {
+    return load_as<u32x16>(unit + 128 + kStep * 256 + panel * 64);
+  }
+  ENGINE_INLINE f32x16 scale(int, int panel) const { return load_half(unit + 32 * panel); }
+  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+};
+
+struct W4K {
+  static constexpr int kUnit = 256, kUnitBytes = 9216, kGroupSize = 32, kOffset = 0;
+  static constexpr bool kMinimums = true;
+  const uint8_t* unit;
+  alignas(64) uint8_t scales[8][kStrip];
+  alignas(64) uint8_t minimums[8][kStrip];
+
+  ENGINE_INLINE explicit W4K(const uint8_t* source) : unit(source) {
+    const uint8_t* packed = source + 256;
+    for (int i = 0; i < 4; ++i) {
+      const u32x16 a = load_as<u32x16>(packed + 64 * i);
+      const u32x16 b = load_as<u32x16>(packed + 64 * (i + 4));
+      const u32x16 c = load_as<u32x16>(packed + 64 * (i + 8));
+      store(scales[i], a & 0x3f3f3f3f);
+      store(minimums[i], b & 0x3f3f3f3f);
+      store(scales[i + 4], (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030));
+      store(minimums[i + 4], (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030));
+    }
+  }
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return nibble_step<kStep>(unit + 1024 + 1024 * group, panel);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const {
+    return load_half(unit + 32 * panel) * widen_u8(scales[group] + 16 * panel);
+  }
+  ENGINE_INLINE f32x16 minimum(int group, int panel) const {
+    return load_half(unit + 128 + 32 * panel) * widen_u8(minimums[group] + 16 * panel);
+  }
+};
+
+struct W6 {
+  static constexpr int kUnit = 256, kUnitBytes = 13440, kGroupSize = 16, kOffset = 32;
+  static constexpr bool kMinimums = false;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit W6(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    const uint8_t* lines = unit + 1152 + 768 * group + 64 * panel;
+    if (kStep < 3) return load_as<u32x16>(lines + 256 * kStep) & 0x3f3f3f3f;
+    return (load_as<u32x16>(lines) >> 6 & 0x03030303) | (load_as<u32x16>(lines + 256) >> 4 & 0x0c0c0c0c) |
+           (load_as<u32x16>(lines + 512) >> 2 & 0x30303030);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const {
+    return load_half(unit + 32 * panel) * widen_i8(load_as<i8x16>(unit + 128 + 64 * group + 16 * panel));
+  }
+  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+};
+
+// A chunk of up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
+constexpr int kChunk = 256;
+
+template <int kGroup_, bool kMinimums_>
+struct Chunk {
+  static constexpr int kGroupSize = kGroup_;
+  static constexpr bool kMinimums = kMinimums_;
+  static constexpr int kGroups = kChunk / kGroupSize;
+  static constexpr int kSteps = kGroupSize / 4;
+  alignas(64) uint8_t bytes[kGroups * kSteps][4][64];
+  alignas(64) float scales[kGroups][kStrip];
+  alignas(64) float minimums[kMinimums ? kGroups : 1][kStrip];
+
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return load_as<u32x16>(bytes[group * kSteps + kStep][panel]);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const { return load(scales[group] + 16 * panel); }
+  ENGINE_INLINE f32x16 minimum(int group, int panel) const { return load(minimums[group] + 16 * panel); }
+};
+
+template <class Packed>
+using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums>;
+
+template <int kStep, class Packed>
+ENGINE_INLINE void unpack_steps(const Packed& unit, int group, ChunkOf<Packed>& chunk, int to) {
+  if constexpr (kStep < Packed::kGroupSize / 4) {
+    for (int panel = 0; panel < 4; ++panel)
+      store(chunk.bytes[to * chunk.kSteps + kStep][panel], unit.template weights<kStep>(group, panel));
+    unpack_steps<kStep + 1>(unit, group, chunk, to);
+  }
+}
+
+// `depth` <= kChunk k from `source`, a unit's start.
+template <class Packed>
+void unpack_chunk(const uint8_t* source, int64_t depth, ChunkOf<Packed>& chunk) {
+  int to = 0;
+  for (int64_t k = 0; k < depth; k += Packed::kUnit, source += Packed::kUnitBytes) {
+    const Packed unit(source);
+    for (int group = 0; group < Packed::kUnit / Packed::kGroupSize; ++group, ++to) {
+      unpack_steps<0>(unit, group, chunk, to);
+      for (int panel = 0; panel < 4; ++panel) {
+        store(chunk.scales[to] + 16 * panel, unit.scale(group, panel));
+        if constexpr (Packed::kMinimums) store(chunk.minimums[to] + 16 * panel, unit.minimum(group, panel));
+      }
+    }
+  }
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

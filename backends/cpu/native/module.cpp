@@ -1,0 +1,165 @@
+// engine_cpu._native: the Python face of the native library.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "isa.h"
+#include "packed_weight.h"
+#include "pool.h"
+#include "segment.h"
+
+namespace nb = nanobind;
+using namespace engine_cpu;
+
+namespace {
+
+// A C-contiguous array in CPU memory; `writable` arrays must not be read-only.
+using ReadArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using WriteArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+std::string dtype_name(nb::dlpack::dtype dtype) {
+  const char* kind = nullptr;
+  switch (static_cast<nb::dlpack::dtype_code>(dtype.code)) {
+    case nb::dlpack::dtype_code::Int: kind = "i"; break;
+    case nb::dlpack::dtype_code::UInt: kind = "u"; break;
+    case nb::dlpack::dtype_code::Float: kind = "f"; break;
+    case nb::dlpack::dtype_code::Bfloat: kind = "bf"; break;
+    default: return "another type";
+  }
+  return kind + std::to_string(dtype.bits);
+}
+
+template <class Array>
+Array as_array(nb::handle object, const std::string& what) {
+  Array array;
+  if (!nb::try_cast<Array>(object, array, false))
+    throw nb::type_error((what + " must be a C-contiguous array in host memory, and writable if it is written.").c_str());
+  return array;
+}
+
+// Arrays of a run, in the order of the ids. The caller's list keeps them alive.
+template <class Array>
+void collect(const Segment& segment, const std::vector<int32_t>& ids, nb::list objects, const char* what,
+             std::vector<Binding>& bindings) {
+  bindings.clear();
+  for (size_t i = 0; i < objects.size(); ++i) {
+    const std::string name = std::string(what) + " " + std::to_string(i);
+    const Array array = as_array<Array>(objects[i], name);
+    if (i < ids.size()) {
+      const std::string& wanted = segment.dtype(ids[i]);
+      if (!wanted.empty() && wanted != dtype_name(array.dtype()))
+        throw nb::type_error((name + " must be " + wanted + ", not " + dtype_name(array.dtype()) + ".").c_str());
+    }
+    bindings.push_back(Binding{static_cast<uint8_t*>(const_cast<void*>(static_cast<const void*>(array.data()))), array.nbytes()});
+  }
+}
+
+void run_segment(Segment& segment, const std::vector<int32_t>& dims, nb::list inputs, nb::list outputs) {
+  std::vector<Binding> in, out;
+  collect<ReadArray>(segment, segment.inputs(), inputs, "Input", in);
+  collect<WriteArray>(segment, segment.outputs(), outputs, "Output", out);
+  nb::gil_scoped_release unlocked;
+  segment.run(dims, in, out);
+}
+
+void add_kernel(Segment& segment, const std::string& kernel, std::vector<int32_t> inputs, std::vector<int32_t> outputs,
+                std::vector<std::shared_ptr<PackedWeight>> weights, nb::list states, std::map<std::string, double> numbers) {
+  KernelArgs args;
+  args.inputs = std::move(inputs);
+  args.outputs = std::move(outputs);
+  args.weights = std::move(weights);
+  args.numbers = std::move(numbers);
+  for (size_t i = 0; i < states.size(); ++i)
+    args.states.push_back(
+        static_cast<uint8_t*>(as_array<WriteArray>(states[i], "State " + std::to_string(i) + " of kernel '" + kernel + "'").data()));
+  segment.add(kernel, std::move(args));
+}
+
+std::shared_ptr<PackedWeight> plain(nb::ndarray<const float, nb::c_contig, nb::device::cpu> array) {
+  auto weight = make_packed("plain", "f32", static_cast<int64_t>(array.size()), 1, 1, array.nbytes());
+  std::memcpy(weight->data, array.data(), array.nbytes());
+  return weight;
+}
+
+std::shared_ptr<PackedWeight> pack(const std::string& packer, const std::string& format, nb::list sources, int64_t columns,
+                                   int64_t depth, int64_t count, std::map<std::string, double> numbers, const std::string& isa) {
+  const Table& table = isa_table(isa.empty() ? default_isa() : isa);
+  const auto found = table.packers.find(packer);
+  if (found == table.packers.end()) throw std::invalid_argument("There is no packer '" + packer + "' in this variant.");
+  PackArgs args;
+  args.format = format;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const auto array = as_array<ReadArray>(sources[i], "Source " + std::to_string(i) + " of packer '" + packer + "'");
+    args.sources.push_back(PackSource{static_cast<const uint8_t*>(array.data()), array.nbytes()});
+  }
+  args.columns = columns;
+  args.depth = depth;
+  args.count = count;
+  args.numbers = std::move(numbers);
+  nb::gil_scoped_release unlocked;
+  return found->second(args);
+}
+
+std::vector<std::string> names_of(const std::string& isa) {
+  std::vector<std::string> names;
+  for (const auto& entry : isa_table(isa.empty() ? default_isa() : isa).kernels) names.push_back(entry.first);
+  return names;
+}
+
+std::vector<nb::tuple> profile_of(const Segment& segment) {
+  std::vector<nb::tuple> rows;
+  for (const NodeTime& time : segment.profile()) rows.push_back(nb::make_tuple(time.name, time.calls, time.seconds));
+  return rows;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels of the CPU backend.";
+  m.attr("DIMS") = kDimNames;
+  m.def("isa_list", &isa_list, "Instruction-set variants that this machine can run, best first.");
+  m.def("isa", &default_isa, "The variant used where none is named: ENGINE_CPU_ISA, else the best. ValueError if it cannot run.");
+  m.def("kernels", &names_of, nb::arg("isa") = "", "Names of the kernels of a variant.");
+
+  nb::class_<PackedWeight>(m, "PackedWeight", "A weight in a kernel family's packed layout.")
+      .def_ro("family", &PackedWeight::family)
+      .def_ro("format", &PackedWeight::format)
+      .def_ro("columns", &PackedWeight::columns)
+      .def_ro("depth", &PackedWeight::depth)
+      .def_ro("count", &PackedWeight::count)
+      .def_ro("nbytes", &PackedWeight::nbytes);
+  m.def("plain", &plain, nb::arg("array").noconvert(), "A copy of an f32 array as a weight of family 'plain'.");
+  m.def("pack", &pack, nb::arg("packer"), nb::arg("format"), nb::arg("sources"), nb::arg("columns"), nb::arg("depth"),
+        nb::arg("count") = 1, nb::arg("numbers") = std::map<std::string, double>(), nb::arg("isa") = "",
+        "Packs the arrays of a checkpoint's tensor for the kernels of a family. ValueError says what does not fit.");
+
+  nb::class_<Pool>(m, "Pool", "A team of threads; the thread that runs a segment is one of them.")
+      .def(nb::init<int>(), nb::arg("threads"))
+      .def_prop_ro("size", &Pool::size);
+
+  nb::class_<Segment>(m, "Segment", "Kernels bound to values, run in order in one call.")
+      .def("__init__",
+           [](Segment* self, std::shared_ptr<Pool> pool, const std::vector<int32_t>& maxima, int64_t max_context,
+              const std::string& isa, bool poison) {
+             new (self) Segment(std::move(pool), isa.empty() ? default_isa() : isa, maxima, max_context, poison);
+           },
+           nb::arg("pool"), nb::arg("maxima"), nb::arg("max_context"), nb::arg("isa") = "", nb::arg("poison") = false,
+           "maxima: the largest counts a step may have, in the order of DIMS; max_context: tokens of the longest sequence.")
+      .def("value", &Segment::value, nb::arg("id"), nb::arg("row_bytes"), nb::arg("rows"), nb::arg("dtype") = "",
+           "Declares a value of rows ('T', 'S+1', 'S*P', '1', ...) x row_bytes; dtype ('f32', 'i32', ...) is checked at run.")
+      .def("add", &add_kernel, nb::arg("kernel"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("weights") = nb::list(),
+           nb::arg("states") = nb::list(), nb::arg("numbers") = std::map<std::string, double>(), nb::keep_alive<1, 6>(),
+           "Appends a kernel. Absent inputs are -1. The states' memory must not move while the segment lives.")
+      .def("finish", &Segment::finish, nb::arg("inputs"), nb::arg("outputs"),
+           "Plans the arena. What is listed is bound at each run; every other value lives inside.")
+      .def("run", &run_segment, nb::arg("dims"), nb::arg("inputs"), nb::arg("outputs"),
+           "Runs one step: dims in the order of DIMS, arrays in the order given to finish. Releases the GIL.")
+      .def("set_profiling", &Segment::set_profiling, nb::arg("on"), "Starts timing from zero, or stops.")
+      .def("profile", &profile_of, "(kernel, calls, seconds) a node, in order.")
+      .def_prop_ro("arena_bytes", &Segment::arena_bytes);
+}

@@ -1,0 +1,120 @@
+#include "pool.h"
+
+#include <chrono>
+#include <stdexcept>
+#include <string>
+
+#ifdef __linux__
+#include <sched.h>
+#endif
+
+namespace engine_cpu {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(100);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int processors() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+#endif
+  return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+int checked(int threads) {
+  if (threads < 1 || threads > 1024)
+    throw std::invalid_argument("A pool has between 1 and 1024 threads, not " + std::to_string(threads) + ".");
+  return threads;
+}
+
+}  // namespace
+
+void Gate::open() {
+  value_.fetch_add(1, std::memory_order_seq_cst);
+  // Pairs with the increment in wait(): either this sees the sleeper, or the sleeper sees the new value.
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  condition_.notify_all();
+}
+
+void Gate::wait(uint32_t seen, bool spin) {
+  if (spin) {
+    const auto end = std::chrono::steady_clock::now() + kSpin;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (value() != seen) return;
+        pause();
+      }
+    } while (std::chrono::steady_clock::now() < end);
+  } else {
+    for (int i = 0; i < 8; ++i) {
+      if (value() != seen) return;
+      std::this_thread::yield();
+    }
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (value_.load(std::memory_order_seq_cst) == seen) condition_.wait(lock);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+Pool::Pool(int threads) : size_(checked(threads)), spin_(threads <= processors()) {
+  threads_.reserve(size_ - 1);
+  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
+}
+
+Pool::~Pool() {
+  stop_.store(true, std::memory_order_relaxed);
+  start_.open();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Pool::work(int index) {
+  const Team team{index, size_, &next_};
+  uint32_t seen = 0;
+  while (true) {
+    start_.wait(seen, spin_);
+    ++seen;  // one opening a run, and none before the last run's barrier
+    if (stop_.load(std::memory_order_relaxed)) return;
+    job_(context_, *this, team);
+    barrier();
+  }
+}
+
+void Pool::run(Job job, void* context) {
+  std::lock_guard<std::mutex> lock(running_);
+  next_.store(0, std::memory_order_relaxed);
+  const Team team{0, size_, &next_};
+  if (size_ > 1) {
+    job_ = job;
+    context_ = context;
+    start_.open();
+  }
+  job(context, *this, team);
+  barrier();
+}
+
+void Pool::barrier() {
+  if (size_ == 1) {
+    next_.store(0, std::memory_order_relaxed);
+    return;
+  }
+  const uint32_t seen = meet_.value();
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    meet_.open();
+  } else {
+    meet_.wait(seen, spin_);
+  }
+}
+
+}  // namespace engine_cpu

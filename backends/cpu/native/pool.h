@@ -1,0 +1,63 @@
+// The thread team: persistent threads that run one function together and meet at barriers.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "step.h"
+
+namespace engine_cpu {
+
+// Waits for a counter to leave a value: spins for a bounded time, then sleeps.
+class Gate {
+ public:
+  uint32_t value() const { return value_.load(std::memory_order_acquire); }
+  void open();                               // value += 1 and wake all
+  void wait(uint32_t seen, bool spin);       // until value != seen
+
+ private:
+  std::atomic<uint32_t> value_{0};
+  std::atomic<int32_t> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable condition_;
+};
+
+class Pool {
+ public:
+  // `threads` in all, the caller of run() among them. Throws std::invalid_argument unless 1 <= threads <= 1024.
+  explicit Pool(int threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int size() const { return size_; }
+
+  // Calls job(context, team) on every thread, the caller as index 0; returns when all have. One run at a time:
+  // a second caller waits for the first.
+  using Job = void (*)(void* context, Pool& pool, const Team& team);
+  void run(Job job, void* context);
+
+  // Inside a job: all threads meet here, and Team::next starts from 0 again.
+  void barrier();
+
+ private:
+  void work(int index);
+
+  const int size_;
+  const bool spin_;  // false when there are more threads than processors: waiting must give the processor away
+  std::mutex running_;
+  Job job_ = nullptr;
+  void* context_ = nullptr;
+  std::atomic<bool> stop_{false};
+  alignas(64) Gate start_;
+  alignas(64) Gate meet_;
+  alignas(64) std::atomic<int32_t> arrived_{0};
+  alignas(64) std::atomic<int64_t> next_{0};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace engine_cpu

@@ -1,0 +1,117 @@
+// exp, log, sigmoid, tanh and erfc on 16 lanes: a few units in the last place.
+#pragma once
+
+#include "simd.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+// p * 2^n for |n| <= 254, in two steps so that neither factor leaves the range.
+ENGINE_INLINE f32x16 scale_by_power(f32x16 p, i32x16 n) {
+  const i32x16 half = n >> 1;
+  const f32x16 a = bit_cast<f32x16>((half + 127) << 23);
+  const f32x16 b = bit_cast<f32x16>((n - half + 127) << 23);
+  return p * a * b;
+}
+
+// e^x: exactly 1 at 0, 0 at -inf, +inf above 88.73, NaN of NaN. Cody-Waite reduction to
+// |r| <= ln(2)/2, then 1 + r + r^2 q(r) with q interpolated at Chebyshev nodes.
+ENGINE_INLINE f32x16 exp(f32x16 x) {
+#if defined(__AVX512F__)
+  const f32x16 n = _mm512_roundscale_ps(x * 1.44269504f, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  f32x16 clamped = select(x < -104.0f, splat(-104.0f), x);  // NaN stays
+  clamped = select(clamped > 89.0f, splat(89.0f), clamped);
+  x = clamped;
+  const i32x16 whole = round_i32(x * 1.44269504f);
+  const f32x16 n = to_f32(whole);
+#endif
+  f32x16 r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  f32x16 p = splat(1.3926176e-3f);
+  p = fma(p, r, splat(8.3631732e-3f));
+  p = fma(p, r, splat(4.1666556e-2f));
+  p = fma(p, r, splat(1.6666578e-1f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r * r, r) + 1.0f;
+#if defined(__AVX512F__)
+  // Infinite x leaves r = NaN; put the limits back.
+  const f32x16 y = _mm512_scalef_ps(p, n);
+  return select(x < -104.0f, f32x16{}, select(x > 89.0f, splat(__builtin_inff()), y));
+#else
+  return scale_by_power(p, whole);
+#endif
+}
+
+// Natural logarithm of x > 0 (normal or subnormal); -inf at 0, NaN below. With x = 2^n (1 + f),
+// 1 + f in [sqrt(1/2), sqrt(2)): log x = n ln 2 + f - f^2/2 + f^3 p(f), p interpolated at Chebyshev nodes.
+ENGINE_INLINE f32x16 log(f32x16 x) {
+  const i32x16 tiny = x < 0x1p-126f;
+  const f32x16 scaled = select(tiny, x * 0x1p25f, x);
+  const i32x16 bits = bit_cast<i32x16>(scaled);
+  // Exponent such that the mantissa is in [sqrt(1/2), sqrt(2)).
+  i32x16 e = (bits - 0x3f3504f3) >> 23;
+  const f32x16 m = bit_cast<f32x16>(bits - (e << 23));
+  e -= select(tiny, splat_i32(25), i32x16{});
+  const f32x16 f = m - 1.0f;
+  const f32x16 z = f * f;
+  f32x16 p = splat(6.97161183e-02f);
+  p = fma(p, f, splat(-1.14797339e-01f));
+  p = fma(p, f, splat(1.16854198e-01f));
+  p = fma(p, f, splat(-1.24256872e-01f));
+  p = fma(p, f, splat(1.42490581e-01f));
+  p = fma(p, f, splat(-1.66678026e-01f));
+  p = fma(p, f, splat(2.00007156e-01f));
+  p = fma(p, f, splat(-2.49999970e-01f));
+  p = fma(p, f, splat(3.33333313e-01f));
+  const f32x16 n = to_f32(e);
+  f32x16 y = p * f * z;
+  y = fma(n, splat(-2.12194440e-4f), y);
+  y = fma(z, splat(-0.5f), y);
+  f32x16 r = f + y;
+  r = fma(n, splat(0.693359375f), r);
+  r = select(x == __builtin_inff(), x, r);
+  r = select(x == 0.0f, splat(-__builtin_inff()), r);
+  return select((x < 0.0f) | (x != x), splat(__builtin_nanf("")), r);
+}
+
+ENGINE_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+
+ENGINE_INLINE f32x16 tanh(f32x16 x) {
+  const f32x16 a = abs(x);
+  const f32x16 e = exp(a * -2.0f);
+  const f32x16 large = (1.0f - e) / (1.0f + e);
+  // Near zero the quotient cancels: odd polynomial.
+  const f32x16 z = x * x;
+  f32x16 p = splat(-6.09666388e-03f);
+  p = fma(p, z, splat(2.09971312e-02f));
+  p = fma(p, z, splat(-5.38508929e-02f));
+  p = fma(p, z, splat(1.33327693e-01f));
+  p = fma(p, z, splat(-3.33333284e-01f));
+  const f32x16 small = fma(p * z, x, x);
+  return select(a < 0.625f, small, select(x < 0.0f, -large, large));
+}
+
+// erfc(z) for z >= 0, to a few units in the last place: erfc(z) = exp(-z^2) t p(t) with t = 1 / (1 + 0.4 z),
+// p interpolated at Chebyshev nodes.
+ENGINE_INLINE f32x16 erfc_positive(f32x16 z) {
+  const f32x16 t = 1.0f / fma(z, splat(0.4f), splat(1.0f));
+  f32x16 p = splat(-2.98686288e-02f);
+  p = fma(p, t, splat(1.43841073e-01f));
+  p = fma(p, t, splat(-2.43041739e-01f));
+  p = fma(p, t, splat(1.46803245e-01f));
+  p = fma(p, t, splat(-5.37931658e-02f));
+  p = fma(p, t, splat(8.71206447e-02f));
+  p = fma(p, t, splat(1.18095122e-01f));
+  p = fma(p, t, splat(1.71890572e-01f));
+  p = fma(p, t, splat(2.07600728e-01f));
+  p = fma(p, t, splat(2.25676313e-01f));
+  p = fma(p, t, splat(2.25675836e-01f));
+  // exp(-z^2) with the square's rounding error put back, or its relative error would be z^2 times too large.
+  const f32x16 square = z * z;
+  const f32x16 rest = fma(z, z, -square);
+  return t * p * exp(-square) * (1.0f - rest);
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

@@ -1,0 +1,40 @@
+// How the rows and elements of a step are shared out among the threads.
+#pragma once
+
+#include "step.h"
+
+namespace engine_cpu {
+
+struct Range {
+  int64_t begin, end;
+};
+
+// This thread's contiguous share of `count` items, in whole grains (the last may be short).
+inline Range share(int64_t count, const Team& team, int64_t grain = 1) {
+  const int64_t grains = (count + grain - 1) / grain;
+  const int64_t begin = grains * team.index / team.size * grain;
+  const int64_t end = grains * (team.index + 1) / team.size * grain;
+  return {begin < count ? begin : count, end < count ? end : count};
+}
+
+// Which count a kernel's rows follow: the number "rows_dim" is the dim's place in Dims, 0 (T, the default) or 2 (R).
+class RowsDim {
+ public:
+  explicit RowsDim(const KernelArgs& args) : heads_(args.number_or("rows_dim", 0) == 2) {}
+  int64_t count(const Dims& dims) const { return heads_ ? dims.R : dims.T; }
+
+ private:
+  bool heads_;
+};
+
+template <class T>
+const T* input(const Frame& frame, int id) {
+  return reinterpret_cast<const T*>(frame.values[id]);
+}
+
+template <class T>
+T* output(const Frame& frame, int id) {
+  return reinterpret_cast<T*>(frame.values[id]);
+}
+
+}  // namespace engine_cpu

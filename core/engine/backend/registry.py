@@ -1,0 +1,107 @@
+"""Finding backends: entry points of group ``engine.backends``, isolated probes, choice by score or by name.
+
+pluggy carries the one hook, ``engine_backend_manifest``; a plugin that fails in any way disables itself with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from ..errors import BackendError
+from .v1 import API, Device, Manifest, Probe
+
+GROUP = "engine.backends"
+hookspec = pluggy.HookspecMarker("engine")
+
+
+class Hooks:
+    """What a backend plugin implements. The implementation may also be a plain ``Manifest`` object named by the entry
+    point."""
+
+    @hookspec
+    def engine_backend_manifest(self) -> Manifest:  # type: ignore[empty-body]
+        """The backend's manifest."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend that was found: its manifest, unless it could not be loaded, and what its probe said."""
+
+    name: str
+    manifest: Manifest | None
+    probe: Probe
+
+
+def discover() -> tuple[Backend, ...]:
+    """All backends that are installed, best first; the ones that cannot run here last, with their reasons."""
+    found = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, _load(point))
+    return tuple(sorted(found.values(), key=lambda b: (not b.probe.available, -b.probe.score, b.name)))
+
+
+def _load(point: EntryPoint) -> Backend:
+    try:
+        manifest = _manifest(point)
+        return Backend(point.name, manifest, _probe(manifest))
+    except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the engine along
+        reason = f"The backend plugin {point.name} ({point.value}) could not be loaded: {type(error).__name__}: {error}"
+        return Backend(point.name, None, Probe(False, " ".join(reason.split())))
+
+
+def _manifest(point: EntryPoint) -> Manifest:
+    loaded = point.load()
+    if not isinstance(loaded, Manifest):
+        manager = pluggy.PluginManager("engine")
+        manager.add_hookspecs(Hooks)
+        manager.register(loaded)
+        results = manager.hook.engine_backend_manifest()
+        loaded = results[0] if results else None
+    if not isinstance(loaded, Manifest):
+        raise BackendError("it names no Manifest and implements no engine_backend_manifest hook.")
+    return loaded
+
+
+def _probe(manifest: Manifest) -> Probe:
+    if not _compatible(manifest.api):
+        return Probe(False, f"The backend {manifest.name} was made for API {manifest.api}, this engine has {API}.")
+    try:
+        return manifest.probe()
+    except (Exception, SystemExit) as error:
+        return Probe(False, f"The probe of the backend {manifest.name} failed: {type(error).__name__}: {error}")
+
+
+def _compatible(api: str) -> bool:
+    """The same major version; a plugin of an older or equal minor always runs, a newer one may need what is not here."""
+    try:
+        major, minor = (int(part) for part in api.split("."))
+    except ValueError:
+        return False
+    mine = tuple(int(part) for part in API.split("."))
+    return major == mine[0] and minor <= mine[1]
+
+
+def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device:
+    """The device of a backend by name; "auto" takes the best available, and ENGINE_BACKEND overrides auto."""
+    backends = discover()
+    if name == "auto":
+        name = os.environ.get("ENGINE_BACKEND", "auto")
+    if name == "auto":
+        chosen = next((b for b in backends if b.probe.available), None)
+        if chosen is None:
+            reasons = " ".join(f"{b.name}: {b.probe.reason}" for b in backends)
+            raise BackendError(f"No backend can run here; install one, such as the package's own wheel. {reasons}".strip())
+    else:
+        chosen = next((b for b in backends if b.name == name), None)
+        if chosen is None:
+            raise BackendError(f"There is no backend {name!r}; installed are: {', '.join(b.name for b in backends) or 'none'}.")
+        if not chosen.probe.available:
+            raise BackendError(f"The backend {name} cannot be used: {chosen.probe.reason}")
+    assert chosen.manifest is not None
+    return chosen.manifest.open(index, options)

@@ -1,0 +1,382 @@
+"""The backend contract, version 1: the only module of the core that a backend imports.
+
+A backend is a ``Manifest`` found through the entry-point group ``engine.backends``. Its ``Device`` has eight methods; with
+these alone every model runs, through the NumPy reference of each op. A backend becomes fast by offering ``Provider`` objects
+for ops, and whole by offering ``compile(segment)``. Nothing here knows a request, a scheduler or a model.
+
+Growth: descriptors gain named fields with defaults. An attribute that differs from its default is a *feature*; a provider
+that does not name the feature is skipped. Defaults never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..ops import OPS as OPS
+    from ..program.execute import StepSession as StepSession
+    from .host import available_memory as available_memory
+
+API = "1.0"
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Dimension symbols of a step: tokens, sequences, rows for the head, page-table width, block copies, history copies,
+# history fills, bias entries, token masks, logprobs a row.
+DIMENSIONS = ("T", "S", "R", "P", "C", "H", "F", "B", "M", "K")
+
+# Storage tags. Host interchange is contiguous bytes with a tag; bf16 travels as uint16, fp8 as uint8.
+HOST_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
+    "int8": np.dtype(np.int8),
+    "i32": np.dtype(np.int32),
+    "u32": np.dtype(np.uint32),
+    "u8": np.dtype(np.uint8),
+}
+
+
+@dataclass(frozen=True)
+class Dims:
+    """True counts of one step; arrays are exactly this long unless the device declares buckets."""
+
+    T: int = 0
+    S: int = 0
+    R: int = 0
+    P: int = 0
+    C: int = 0
+    H: int = 0
+    F: int = 0
+    B: int = 0
+    M: int = 0
+    K: int = 0
+
+    def of(self, shape: Sequence[int | str]) -> tuple[int, ...]:
+        """A symbolic shape with this step's numbers; ``S+1`` and ``T*4`` are sizes, too."""
+        return tuple(size if isinstance(size, int) else self._size(size) for size in shape)
+
+    def _size(self, text: str) -> int:
+        count: int = getattr(self, text[0])
+        if len(text) == 1:
+            return count
+        return count + int(text[2:]) if text[1] == "+" else count * int(text[2:])
+
+
+@dataclass(frozen=True)
+class Value:
+    """Something written once a step. ``dtype`` is a role (act, residual) until placement, then a storage tag or a
+    packed-activation layout such as ``cpu.q8g32``."""
+
+    id: int
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+class WeightRef(Protocol):
+    """A weight by name: mapped tensors plus lazy concatenation, slicing and permutation of rows. Nothing is read before
+    ``rows`` or ``dense``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, K] or [N] or [experts, N, K], rows (N) as outputs."""
+        ...
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """Raw blocks, uint8 [rows, row bytes], of the flattened leading axes; a view of the file where it can be."""
+        ...
+
+    def dense(self) -> Array:
+        """The decoded weight, f32, in ``shape``."""
+        ...
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """State that an op consumes in one version and yields in the next. ``kind``: k, v, k_scale, v_scale, history."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16 or int8."""
+
+    blocks: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """A KV layout as named data: ``shapes(spec)`` gives kind -> (shape, storage tag) of one layer's state tensors, each
+    with blocks as its first axis."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    shapes: Callable[[KVSpec], Mapping[str, tuple[tuple[int, ...], str]]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op call of a program. ``attrs`` holds only what differs from the op's defaults. A fused call carries the
+    sequence that it stands for in ``parts``."""
+
+    op: str
+    inputs: Mapping[str, Value]
+    outputs: tuple[Value, ...]
+    weights: Mapping[str, WeightRef] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Call, ...] = ()
+
+    def attr(self, name: str) -> Any:
+        """The attribute, or the op's default."""
+        from ..ops import OPS
+
+        return self.attrs.get(name, OPS[self.op].attrs.get(name))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight in a provider's own layout. ``unpack`` gives the dense f32 weight back, for the conformance kit."""
+
+    handle: Any
+    nbytes: int
+    unpack: Callable[[], Array]
+
+
+@dataclass
+class Frame:
+    """What an fn sees of a step: the counts, the device values by id, and the session's states by name."""
+
+    dims: Dims
+    values: dict[int, Any]
+    states: dict[str, Any]
+
+
+StepFn = Callable[[Frame], None]
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """An implementation of one op on a device.
+
+    ``features`` names the attributes it honours beyond the defaults, and the optional arguments it takes; ``layouts`` the
+    KV layouts it reads or writes (empty for ops without KV); ``batch_invariant`` says that a row's result never depends on
+    the other rows. Providers of one ``packer`` share packed weights.
+    """
+
+    op: str
+    name: str
+    packer: str
+    features: frozenset[str]
+    layouts: frozenset[str]
+    batch_invariant: bool
+
+    def supports(self, call: Call) -> str | None:
+        """None, or a sentence that says why not."""
+        ...
+
+    def wants(self, call: Call) -> Mapping[str, str]:
+        """Input name -> packed-activation layout it asks for; a ``quantize`` call is inserted for each."""
+        ...
+
+    def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
+        """The weight in this provider's layout, fit for all ``uses`` (op names). ``progress`` takes bytes read."""
+        ...
+
+    def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
+        """An fn, for steps within the limits, that reads ``frame.values`` of the call's inputs and sets those of its outputs. It reads no device value
+        on the host."""
+        ...
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """A call with its provider, its packed weights by argument name, and its place ("device" or "host")."""
+
+    call: Call
+    provider: Provider
+    weights: Mapping[str, Packed]
+    layout: str | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A maximal run of calls on one device. ``inputs`` come from outside it, ``outputs`` are used outside it."""
+
+    name: str
+    place: str
+    calls: tuple[BoundCall, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Maximum sizes of a session's steps; values are allocated at these."""
+
+    dims: Dims
+    max_context: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes of the device, and what is free of them now."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a device declares.
+
+    ``writes``: "into" (providers write state in place) or "replace" (they set ``frame.states[name]`` to a new object).
+    ``roles``: storage tags of the roles act and residual. ``kv_layouts`` in order of preference. ``buckets``: sizes of T
+    that step inputs are padded to, empty for exact sizes. ``max_in_flight``: submitted steps at a time.
+    """
+
+    name: str
+    backend: str
+    alignment: int = 64
+    largest_allocation: int | None = None
+    buckets: tuple[int, ...] = ()
+    kv_layouts: tuple[KVLayout, ...] = ()
+    dtypes: frozenset[str] = frozenset(HOST_DTYPES)
+    roles: Mapping[str, str] = field(default_factory=lambda: {"act": "f32", "residual": "f32"})
+    writes: str = "into"
+    max_in_flight: int = 1
+    invariant_buckets: tuple[int, ...] | None = None
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step, as i32, u32 and f32 arrays by the names of ``engine.ops.STEP_INPUTS``."""
+
+    dims: Dims
+    arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The head's outputs on the host: tokens i32 [R], status i32 [R] (0 good, 1 non-finite, 2 fully masked), logprob f32
+    [R], top_ids i32 [R, K], top_logprobs f32 [R, K]; ``values`` holds program outputs asked for by name (tests)."""
+
+    tokens: Array
+    status: Array
+    logprob: Array
+    top_ids: Array
+    top_logprobs: Array
+    values: Mapping[str, Array] = field(default_factory=dict)
+
+
+class Ticket(Protocol):
+    """A submitted step. ``wait`` blocks, and raises what the step raised."""
+
+    def wait(self) -> StepResult: ...
+
+
+class Session(Protocol):
+    """A placed program with its states. Steps take effect in submission order; inputs are borrowed until ``wait``."""
+
+    def submit(self, inputs: StepInputs) -> Ticket: ...
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
+    """The eight methods. Values are opaque to the core; ``copy_out(copy_in(a))`` equals ``a``."""
+
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A zeroed value of this shape and storage tag."""
+        ...
+
+    def free(self, value: Any) -> None: ...
+    def copy_in(self, array: Array) -> Any: ...
+    def copy_out(self, value: Any) -> Array: ...
+    def fence(self) -> None:
+        """Returns when all work submitted so far is done."""
+        ...
+
+    def memory_info(self) -> MemoryInfo: ...
+    def describe(self) -> DeviceInfo: ...
+    def session(self, plan: Plan) -> Session:
+        """``return StepSession(self, plan)`` unless the device runs steps in a way of its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placed program, ready to run: the body's and the head's segments in order, the states, the limits.
+
+    ``state_places``: state name -> "device" or "host". ``round_trip`` forces every reference op's operands through the
+    device. ``keep``: names of values to return with each step (tests).
+    """
+
+    body: tuple[Segment, ...]
+    head: tuple[Segment, ...]
+    states: tuple[StateSpec, ...]
+    state_places: Mapping[str, str]
+    limits: Limits
+    round_trip: bool = False
+    keep: tuple[str, ...] = ()
+
+
+def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:
+    """Optional on a device: ``providers() -> {op: [Provider, ...]}`` in the order to try."""
+    offered = getattr(device, "providers", None)
+    return offered() if offered is not None else {}
+
+
+def compile_of(device: Device) -> Callable[[Segment, Limits, Mapping[str, Any]], StepFn | None] | None:
+    """Optional on a device: ``compile(segment, limits, states)`` takes a segment whole, or returns None for op by op."""
+    return getattr(device, "compile", None)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether a backend can run here, why (not), and how much it is to be preferred (higher wins)."""
+
+    available: bool
+    reason: str
+    score: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an entry point of group ``engine.backends`` gives. ``probe`` imports nothing heavy and initializes no device."""
+
+    name: str
+    api: str
+    probe: Callable[[], Probe]
+    open: Callable[[int, Mapping[str, Any]], Device]
+    """``open(index, options)``; options are the user's settings for backends, such as {"threads": 2}."""
+
+
+_LAZY = {"StepSession": "..program.execute", "OPS": "..ops", "available_memory": ".host"}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use, so that probing a backend loads neither the executor nor the catalogue.
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name], __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,57 @@
+"""Every exception that the engine raises on purpose: one sentence saying what is wrong and what would be right."""
+
+
+class EngineError(Exception):
+    """Base of the engine's exceptions; `str(error)` is a sentence for a person."""
+
+
+class FormatError(EngineError):
+    """A model file or folder is damaged, incomplete or of a kind that is not supported."""
+
+
+class TokenizerError(EngineError):
+    """A tokenizer cannot be built from its description, or a text cannot be tokenized."""
+
+
+class TemplateError(EngineError):
+    """A chat template is invalid, or it refuses the messages it was given."""
+
+
+class ModelError(EngineError):
+    """A checkpoint's architecture is unknown, or its tensors do not fit its configuration."""
+
+
+class BackendError(EngineError):
+    """A backend is not available, or cannot be used as asked."""
+
+
+class PlacementError(EngineError):
+    """A program cannot be placed on a device as asked."""
+
+
+class ConfigError(EngineError):
+    """A setting is out of range or contradicts another."""
+
+
+class RequestError(EngineError):
+    """A request cannot be served; other requests are not affected."""
+
+
+class EngineStoppedError(EngineError):
+    """The engine has been shut down or its step loop has failed for good."""
+
+
+class KVCacheError(EngineError):
+    """The KV cache is configured wrongly, or its bookkeeping was used against its rules."""
+
+
+class SchedulerError(EngineError):
+    """The scheduler is configured wrongly, or was called against its rules."""
+
+
+class AdmissionError(EngineError):
+    """A request can never run as it is: it is refused before it costs anything."""
+
+
+class OpError(EngineError):
+    """An op call asks for what the catalogue does not define."""

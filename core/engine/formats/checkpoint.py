@@ -1,0 +1,91 @@
+"""A checkpoint: a model's tensors and description as they lie on disk, memory-mapped, in one shape for GGUF and HF."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine.errors import FormatError
+from engine.formats.mapping import read_errors
+from engine.formats.quantformats import Bytes, Floats, Format
+
+if TYPE_CHECKING:
+    from engine.formats.chat_template import ChatTemplate
+    from engine.formats.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A stored tensor.  shape: row-major, outermost first; data: read-only uint8 [nbytes], mapped from the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    data: Bytes
+
+    def rows(self) -> Bytes:
+        """uint8 [prod(shape[:-1]), row_bytes], a view of the mapping."""
+        count = math.prod(self.shape[:-1])
+        return self.data.reshape(count, self.format.row_bytes(self.shape[-1] if self.shape else 1))
+
+    def dense(self) -> Floats:
+        """f32 of `shape`, decoded: a copy."""
+        return self.format.decode(self.rows()).reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """An opened model.
+
+    architecture: GGUF's general.architecture or the model_type of config.json.
+    metadata: GGUF's keys, read when asked for (number arrays as NumPy arrays, others as lists), or config.json.
+    tensors: by name, in the file's order; empty for a GGUF that holds a vocabulary only.
+    eos_ids: ids that end a generation as the model's files list them (the tokenizer may know more).
+    """
+
+    path: Path
+    kind: Literal["gguf", "hf"]
+    architecture: str
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    eos_ids: frozenset[int]
+    load_tokenizer: Callable[[], Tokenizer]
+    load_chat_template: Callable[[], ChatTemplate | None]
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return self.load_tokenizer()
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate | None:
+        return self.load_chat_template()
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, built once; TokenizerError if the files describe none."""
+        return self._tokenizer
+
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, or None if it has none."""
+        return self._chat_template
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a GGUF file (any part of a split one) or a Hugging Face folder; FormatError if it is neither or damaged."""
+    path = Path(path)
+    if path.is_dir():
+        from engine.formats.hf import open_folder
+
+        return open_folder(path)
+    if not path.is_file():
+        raise FormatError(f"{path} does not exist; give a GGUF file or a folder with config.json and safetensors.")
+    from engine.formats.gguf import MAGIC, open_gguf
+
+    with read_errors(path), path.open("rb") as file:
+        magic = file.read(4)
+    if magic != MAGIC:
+        raise FormatError(f"{path} is not a GGUF file; give one, or a folder with config.json and safetensors.")
+    return open_gguf(path)

@@ -1,0 +1,93 @@
+"""Hugging Face folders: config.json, safetensors (one file, or shards with an index), generation_config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from engine.errors import FormatError
+from engine.formats import tokenizer_hf
+from engine.formats.checkpoint import Checkpoint, Tensor
+from engine.formats.jsonfile import read_object
+from engine.formats.safetensors import read_safetensors
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    """Opens a folder with config.json and safetensors; FormatError if something is missing or damaged."""
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise FormatError(
+            f"{folder} has no config.json; give a GGUF file or a folder with config.json and safetensors."
+        )
+    config = read_object(config_path)
+    architecture = config.get("model_type")
+    if not isinstance(architecture, str) or not architecture:
+        raise FormatError(f"{config_path} must name the architecture as a string in model_type.")
+    ends = _eos_ids(folder, config)
+    return Checkpoint(
+        path=folder,
+        kind="hf",
+        architecture=architecture,
+        metadata=config,
+        tensors=_read_tensors(folder),
+        eos_ids=ends,
+        load_tokenizer=partial(tokenizer_hf.build_tokenizer, folder, config, ends),
+        load_chat_template=partial(tokenizer_hf.chat_template, folder),
+    )
+
+
+def _eos_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
+    path = folder / "generation_config.json"
+    ends: set[int] = set()
+    for where in (config, read_object(path) if path.is_file() else {}):
+        value = where.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise FormatError(f"eos_token_id in {folder} must be a token id or a list of them.")
+        ends.update(ids)
+    return frozenset(ends)
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    if (folder / _INDEX).is_file():
+        return _read_shards(folder)
+    if (folder / _SINGLE).is_file():
+        return read_safetensors(folder / _SINGLE)
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise FormatError(f"{folder} holds PyTorch pickles only, which are never loaded; convert it to safetensors.")
+    raise FormatError(f"{folder} has neither {_SINGLE} nor {_INDEX}.")
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    index = folder / _INDEX
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise FormatError(f"{index} must map tensors to files in weight_map.")
+    tensors: dict[str, Tensor] = {}
+    for name in dict.fromkeys(_plain_name(index, place) for place in places.values()):
+        if not (folder / name).is_file():
+            raise FormatError(f"{folder / name} is missing, though {_INDEX} lists it.")
+        shard = read_safetensors(folder / name)
+        if twice := next((tensor for tensor in shard if tensor in tensors), None):
+            raise FormatError(f"{folder / name} holds the tensor {twice!r} that an earlier file holds too.")
+        if absent := next((tensor for tensor, place in places.items() if place == name and tensor not in shard), None):
+            raise FormatError(f"{folder / name} lacks the tensor {absent!r} that {_INDEX} places there.")
+        tensors |= shard
+    return tensors
+
+
+def _plain_name(index: Path, name: Any) -> str:
+    """A shard's file name, which must not lead out of the folder."""
+    if (
+        not isinstance(name, str)
+        or PurePosixPath(name).name != name
+        or not name.endswith(".safetensors")
+        or {"\\", "\0", ":"} & set(name)
+    ):
+        raise FormatError(f"{index} names {name!r}, which is not a plain name of a safetensors file.")
+    return name

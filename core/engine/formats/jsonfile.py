@@ -1,0 +1,50 @@
+"""JSON files from outside: bounded, and objects only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import FormatError
+from engine.formats.mapping import read_errors
+
+_MAX_FILE = 64 << 20  # bytes; the largest tokenizer.json and weight indexes have some 30 MB
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"the key {key!r} is there twice")
+        result[key] = value
+    return result
+
+
+def parse_object(text: bytes, what: str, unique: bool = False) -> dict[str, Any]:
+    """A JSON object from UTF-8; FormatError naming `what` if it is anything else, or with `unique` has a key twice."""
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique if unique else None)
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{what} is not valid UTF-8.") from error
+    except RecursionError as error:
+        raise FormatError(f"{what} is nested too deep.") from error
+    except ValueError as error:
+        raise FormatError(f"{what} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{what} must be a JSON object.")
+    return value
+
+
+def read_text(path: Path) -> bytes:
+    """The bytes of a file of at most 64 MiB."""
+    with read_errors(path), path.open("rb") as file:
+        data = file.read(_MAX_FILE + 1)
+    if len(data) > _MAX_FILE:
+        raise FormatError(f"{path} is larger than {_MAX_FILE >> 20} MiB.")
+    return data
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    return parse_object(read_text(path), str(path))

@@ -1,0 +1,30 @@
+"""Read-only memory mapping of files, with the operating system's errors as sentences."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from engine.errors import FormatError
+from engine.formats.quantformats import Bytes
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError inside into a FormatError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def map_file(path: Path) -> Bytes:
+    """The whole file as a read-only uint8 array, which keeps the mapping alive."""
+    with read_errors(path), path.open("rb") as file:
+        if file.seek(0, 2) == 0:
+            raise FormatError(f"{path} is empty.")
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

@@ -1,0 +1,251 @@
+"""Tokenizers and chat templates out of a GGUF's metadata (keys `tokenizer.*`).
+
+What the file leaves unsaid is as in llama.cpp, for whose loader such files are written: defaults by kind of
+vocabulary, ends of turn known by their text, tokens of Phi-3 that swallow the space after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+
+from engine.errors import FormatError, TokenizerError
+from engine.formats.chat_template import ChatTemplate
+from engine.formats.pretokenizers import pre_tokenizer
+from engine.formats.tokenizer import BYTE_CHARACTERS, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_TEXTS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<end_of_utterance>",
+)
+_PHI3_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
+
+
+_MAX_PIECE = 1024  # characters of a SentencePiece token; real ones have a few dozen
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The vocabulary's columns: texts [n], types i32 [n], scores f32 [n]; ids: text -> id."""
+
+    metadata: Mapping[str, Any]
+    texts: Sequence[str]
+    ids: dict[str, int]
+    types: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.metadata.get(f"tokenizer.ggml.{name}", default)
+        if not isinstance(value, bool):
+            raise TokenizerError(f"tokenizer.ggml.{name} must be true or false.")
+        return value
+
+    def token(self, name: str, default: int | None = None) -> int | None:
+        value = _id(self.metadata, name)
+        if value is None:
+            return default
+        if value >= len(self.texts):
+            raise TokenizerError(f"tokenizer.ggml.{name} is {value}, but the vocabulary has {len(self.texts)} tokens.")
+        return value
+
+    def mark(self, name: str, default: bool, token: int | None) -> tuple[int, ...]:
+        """`token` if the flag `name` says to add it; a default adds it only where there is one."""
+        if not self.flag(name, default and token is not None):
+            return ()
+        if token is None:
+            raise TokenizerError(f"tokenizer.ggml.{name} is true, but the file does not say which token to add.")
+        return (token,)
+
+    def of_type(self, *kinds: int) -> list[int]:
+        found: list[int] = np.flatnonzero(np.isin(self.types, kinds)).tolist()
+        return found
+
+
+def _id(metadata: Mapping[str, Any], name: str) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is None or value in (-1, 0xFFFFFFFF):  # how writers say that there is none
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise FormatError(f"tokenizer.ggml.{name} must be a token id.")
+    return value
+
+
+def eos_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
+    """The ids that the file names as ends of sequence, turn or message."""
+    return frozenset(token for name in _EOS_KEYS if (token := _id(metadata, name)) is not None)
+
+
+def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that the metadata describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`)."""
+    model = metadata.get("tokenizer.ggml.model")
+    if model == "gpt2":
+        return _byte_level(_read_tokens(metadata))
+    if model == "llama":
+        return _sentencepiece(_read_tokens(metadata))
+    if model is None:
+        raise TokenizerError("the GGUF holds no tokenizer (no key tokenizer.ggml.model).")
+    raise TokenizerError(f"the tokenizer.ggml.model {model!r} is not supported; it must be gpt2 or llama.")
+
+
+def chat_template(metadata: Mapping[str, Any]) -> ChatTemplate | None:
+    """The template of `tokenizer.chat_template`, with the texts of the sequence marks."""
+    source = metadata.get("tokenizer.chat_template")
+    if source is None:
+        return None
+    tool_source = metadata.get("tokenizer.chat_template.tool_use")
+    if not isinstance(source, str) or not isinstance(tool_source, str | None):
+        raise FormatError("tokenizer.chat_template must be a string.")
+    texts = _strings(metadata, "tokens")
+    marks = [_id(metadata, name) for name in ("bos_token_id", "eos_token_id")]
+    bos, eos = (texts[mark] if mark is not None and mark < len(texts) else None for mark in marks)
+    return ChatTemplate(source, bos, eos, tool_source)
+
+
+def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(value, list) or not (value and isinstance(value[0], str)):
+        raise TokenizerError(f"tokenizer.ggml.{name} must be an array of strings, and not empty.")
+    return value
+
+
+def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: type[np.generic]) -> npt.NDArray[Any] | None:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is None:
+        return None
+    if not isinstance(value, np.ndarray) or len(value) != count:
+        raise TokenizerError(f"tokenizer.ggml.{name} must be an array of {count} numbers, one a token.")
+    return value.astype(dtype)
+
+
+def _read_tokens(metadata: Mapping[str, Any]) -> _Tokens:
+    texts = _strings(metadata, "tokens")
+    ids = dict(zip(texts, range(len(texts)), strict=True))
+    if "" in ids:
+        texts = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
+        ids = dict(zip(texts, range(len(texts)), strict=True))
+    types = _numbers(metadata, "token_type", len(texts), np.int32)
+    if types is None:
+        types = np.full(len(texts), _NORMAL, np.int32)
+    scores = _numbers(metadata, "scores", len(texts), np.float32)
+    if scores is None:
+        scores = np.zeros(len(texts), np.float32)
+    # an end of turn that the file's writer did not mark as control still is one
+    types[[ids[text] for text in _END_TEXTS if text in ids]] = _CONTROL
+    return _Tokens(metadata, texts, ids, types, scores)
+
+
+def _byte_level(tokens: _Tokens) -> Tokenizer:
+    splitting = pre_tokenizer(tokens.metadata.get("tokenizer.ggml.pre", "default"))
+    merges = [
+        (left, right) for left, _, right in (merge.partition(" ") for merge in _strings(tokens.metadata, "merges"))
+    ]
+    with native_errors("building the tokenizer"):
+        pipeline = tokenizers.Tokenizer(models.BPE(tokens.ids, merges, ignore_merges=splitting.whole_words))
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
+        bytes_to_characters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        pipeline.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_to_characters])
+    missing = frozenset(byte for byte, character in BYTE_CHARACTERS.items() if character not in tokens.ids)
+    bos, eos = tokens.token("bos_token_id"), tokens.token("eos_token_id")
+    return _finish(pipeline, tokens, Spelling.BYTE_LEVEL, bos, eos, splitting.add_bos, missing_bytes=missing)
+
+
+def _sentencepiece(tokens: _Tokens) -> Tokenizer:
+    unknown = tokens.token("unknown_token_id") or 0
+    space_before = tokens.flag("add_space_prefix", True)
+    replace = normalizers.Replace(" ", SPACE)
+    with native_errors("building the tokenizer"):
+        pipeline = tokenizers.Tokenizer(
+            models.BPE(tokens.ids, _merges(tokens), unk_token=tokens.texts[unknown], fuse_unk=True, byte_fallback=True)
+        )
+        pipeline.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if space_before else replace
+    bos, eos = tokens.token("bos_token_id", 1), tokens.token("eos_token_id", 2)
+    return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, bos, eos, True, strip_space=space_before)
+
+
+def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
+    """The merges that SentencePiece's BPE makes (Kudo and Richardson 2018): always the pair whose result scores best.
+
+    A token comes from each pair of tokens that spell it, and tokens merge in the order of their scores.
+    """
+    pieces = {tokens.texts[token] for token in tokens.of_type(_NORMAL)}
+    merges = []
+    for token in np.argsort(-tokens.scores, kind="stable").tolist():
+        text = tokens.texts[token]
+        if text not in pieces:
+            continue
+        if len(text) > _MAX_PIECE:
+            raise TokenizerError(f"token {token} has {len(text)} characters, where {_MAX_PIECE} are the most.")
+        for cut in range(1, len(text)):
+            left = text[:cut]
+            if left in pieces and (right := text[cut:]) in pieces:
+                merges.append((left, right))
+    return merges
+
+
+def _finish(
+    pipeline: tokenizers.Tokenizer,
+    tokens: _Tokens,
+    spelling: Spelling,
+    bos_id: int | None,
+    eos_id: int | None,
+    add_bos: bool,
+    *,
+    strip_space: bool = False,
+    missing_bytes: frozenset[int] = frozenset(),
+) -> Tokenizer:
+    """Adds the tokens that are found in text as they stand, and the marks of a sequence."""
+    added = tokens.of_type(_UNKNOWN, _CONTROL, _USER_DEFINED)
+    control = frozenset(tokens.of_type(_UNKNOWN, _CONTROL))
+    name = str(tokens.metadata.get("general.name", "")).lower()
+    stripping = "phi-3" in name or "phi3" in name
+    with native_errors("building the tokenizer"):
+        pipeline.add_tokens(
+            [
+                AddedToken(
+                    tokens.texts[token],
+                    rstrip=stripping and tokens.texts[token] not in _PHI3_NOT_STRIPPING,
+                    normalized=False,
+                    special=token in control,
+                )
+                for token in added
+            ]
+        )
+    vocabulary = Vocabulary(
+        text=tokens.texts.__getitem__,
+        size=len(tokens.texts),
+        spelling=spelling,
+        literal=frozenset(added),
+        control=control,
+        bos_id=bos_id,
+        eos_ids=_ends(tokens, eos_id),
+        prefix_ids=tokens.mark("add_bos_token", add_bos, bos_id),
+        suffix_ids=tokens.mark("add_eos_token", False, eos_id),
+        strip_space=strip_space,
+        missing_bytes=missing_bytes,
+    )
+    return Tokenizer(pipeline, vocabulary)
+
+
+def _ends(tokens: _Tokens, eos_id: int | None) -> frozenset[int]:
+    named = (eos_id, tokens.token("eot_token_id"), tokens.token("eom_token_id"))
+    texts = set(_END_TEXTS)
+    if "<|return|>" in tokens.ids and "<|call|>" in tokens.ids:
+        texts.remove("<|end|>")  # in OpenAI's harmony format it ends a message, and more may follow
+    known = {tokens.ids[text] for text in texts if text in tokens.ids}
+    return frozenset(known.union(token for token in named if token is not None))

@@ -1,0 +1,159 @@
+"""Tokenizers and chat templates out of a Hugging Face folder (tokenizer.json, tokenizer_config.json, ...)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from engine.errors import FormatError, TokenizerError
+from engine.formats.chat_template import ChatTemplate
+from engine.formats.jsonfile import read_object, read_text
+from engine.formats.tokenizer import BYTE_CHARACTERS, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
+
+
+def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[int]) -> Tokenizer:
+    """The tokenizer of tokenizer.json; `config` is config.json, `eos_ids` the ends that the model's files list."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(f"{folder} holds no tokenizer.json, the one form of tokenizer read from such a folder.")
+    data = read_text(path)
+    with native_errors(f"reading {path}"):
+        pipeline = tokenizers.Tokenizer.from_buffer(data)
+        pipeline.no_truncation()  # a text is never cut silently
+        pipeline.no_padding()
+    settings = _settings(folder)
+    bos_id = _mark(pipeline, settings, config, "bos")
+    eos_id = _mark(pipeline, settings, config, "eos")
+    added = pipeline.get_added_tokens_decoder()
+    prefix_ids, suffix_ids = _surroundings(pipeline)
+    spelling, strip_space = _spelling(pipeline)
+    return Tokenizer(
+        pipeline,
+        Vocabulary(
+            text=pipeline.id_to_token,
+            size=max(pipeline.get_vocab().values(), default=-1) + 1,
+            spelling=spelling,
+            # a token added with U+2581 in it is spelled like the others
+            literal=frozenset(token for token, entry in added.items() if entry.special or SPACE not in entry.content),
+            control=frozenset(token for token, entry in added.items() if entry.special),
+            bos_id=bos_id,
+            eos_ids=eos_ids | ({eos_id} if eos_id is not None else frozenset()),
+            prefix_ids=_overridden(settings, "add_bos_token", prefix_ids, bos_id),
+            suffix_ids=_overridden(settings, "add_eos_token", suffix_ids, eos_id),
+            strip_space=strip_space,
+            missing_bytes=_missing_bytes(pipeline) if spelling is Spelling.BYTE_LEVEL else frozenset(),
+        ),
+    )
+
+
+def chat_template(folder: Path) -> ChatTemplate | None:
+    """The template of chat_template.jinja, or of tokenizer_config.json (one, or several with names)."""
+    settings = _settings(folder)
+    marks = _token_text(settings, "bos"), _token_text(settings, "eos")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return ChatTemplate(read_text(file).decode(), *marks)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{file} is not valid UTF-8.") from error
+    template = settings.get("chat_template")
+    if template is None:
+        return None
+    if isinstance(template, str):
+        return ChatTemplate(template, *marks)
+    try:
+        named = {entry["name"]: entry["template"] for entry in template}
+    except (TypeError, KeyError) as error:
+        raise FormatError(f"chat_template in {folder} must be a string or a list of name and template.") from error
+    default, tools = named.get("default"), named.get("tool_use")
+    if not isinstance(default, str) or not isinstance(tools, str | None):
+        raise FormatError(f"chat_template in {folder} must have a template named default.")
+    return ChatTemplate(default, *marks, tools)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_object(path) if path.is_file() else {}
+
+
+def _token_text(settings: Mapping[str, Any], mark: str) -> str | None:
+    """The text of `bos_token` or `eos_token`, which is a string or an object with a content."""
+    token = settings.get(f"{mark}_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str | None):
+        raise FormatError(f"{mark}_token of tokenizer_config.json must be a string.")
+    return text
+
+
+def _mark(
+    pipeline: tokenizers.Tokenizer, settings: Mapping[str, Any], config: Mapping[str, Any], mark: str
+) -> int | None:
+    """The id of a sequence mark, by tokenizer_config.json or else by config.json."""
+    text = _token_text(settings, mark)
+    if text is not None:
+        with native_errors("looking a token up"):
+            found: int | None = pipeline.token_to_id(text)
+        if found is not None:
+            return found
+    token = config.get(f"{mark}_token_id")
+    return token if type(token) is int else None
+
+
+def _missing_bytes(pipeline: tokenizers.Tokenizer) -> frozenset[int]:
+    """The bytes that the model would drop: those without a token, if there is no unknown token either."""
+    if getattr(pipeline.model, "unk_token", None) is not None:
+        return frozenset()
+    characters = BYTE_CHARACTERS.items()
+    return frozenset(byte for byte, character in characters if pipeline.token_to_id(character) is None)
+
+
+def _surroundings(pipeline: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the pipeline's post-processor puts before and after a text, seen on one."""
+    with native_errors("tokenizing"):
+        plain = pipeline.encode("a", add_special_tokens=False).ids
+        whole = pipeline.encode("a", add_special_tokens=True).ids
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return tuple(whole[:start]), tuple(whole[start + len(plain) :])
+    raise TokenizerError("the post-processor of tokenizer.json changes the text's tokens, which is not supported.")
+
+
+def _overridden(settings: Mapping[str, Any], name: str, found: tuple[int, ...], token: int | None) -> tuple[int, ...]:
+    """What tokenizer_config.json says of a mark, where it says anything."""
+    wanted = settings.get(name)
+    if wanted is True and token is not None and token not in found:
+        return (*found, token)
+    return tuple(other for other in found if other != token) if wanted is False else found
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """A serialized decoder and what it is made of."""
+    if isinstance(part, dict):
+        yield part
+        for inner in part.get("decoders", ()):
+            yield from _parts(inner)
+
+
+def _spelling(pipeline: tokenizers.Tokenizer) -> tuple[Spelling, bool]:
+    """How the vocabulary writes bytes, and whether decoding takes a first space away: both as its decoder says."""
+    if pipeline.decoder is None:
+        return Spelling.SENTENCEPIECE, False
+    parts = list(_parts(json.loads(pipeline.decoder.__getstate__())))
+    kinds = {part["type"] for part in parts}
+    if "ByteLevel" in kinds:
+        return Spelling.BYTE_LEVEL, False
+    unknown = kinds - {"Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+    replaced = [part["pattern"].get("String") for part in parts if part["type"] == "Replace"]
+    if unknown or any(text != SPACE for text in replaced):
+        named = ", ".join(sorted(unknown)) or "Replace"
+        raise TokenizerError(f"the decoder {named} of tokenizer.json is not supported.")
+    strips = any(
+        (part["type"] == "Strip" and part["start"] > 0)
+        or (part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never")
+        for part in parts
+    )
+    return Spelling.SENTENCEPIECE, strips

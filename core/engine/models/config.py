@@ -1,0 +1,93 @@
+"""A decoder's configuration, read and checked from GGUF metadata or from config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ModelError
+from ..formats import Checkpoint
+from .decoder import DecoderConfig
+from .rope import rope_from_gguf, rope_from_hf
+
+
+def _integer(source: Mapping[str, Any], key: str, default: int | None = None, low: int = 1, high: int = 1 << 24) -> int:
+    value = source.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ModelError(f"The configuration's {key} is {value!r}; it must be an integer from {low} to {high}.")
+    return value
+
+
+def _positive(source: Mapping[str, Any], key: str, default: float) -> float:
+    value = source.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
+        raise ModelError(f"The configuration's {key} is {value!r}; it must be a positive number.")
+    return float(value)
+
+
+def _checked(config: DecoderConfig) -> DecoderConfig:
+    if config.heads % config.kv_heads:
+        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} KV heads evenly.")
+    if config.experts and not 1 <= config.experts_used <= config.experts:
+        raise ModelError(f"{config.experts_used} experts a token of {config.experts} is impossible.")
+    return config
+
+
+def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig:
+    """Keys of the GGUF specification, prefixed by the architecture."""
+    arch, data = checkpoint.architecture, checkpoint.metadata
+    embedding = checkpoint.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{checkpoint.path} holds a vocabulary but no weights; a model to run needs token_embd.weight.")
+    hidden = _integer(data, f"{arch}.embedding_length")
+    heads = _integer(data, f"{arch}.attention.head_count")
+    head_dim = _integer(data, f"{arch}.attention.key_length", hidden // heads)
+    rotary = _integer(data, f"{arch}.rope.dimension_count", head_dim)
+    factors = checkpoint.tensors.get("rope_freqs.weight")
+    experts = _integer(data, f"{arch}.expert_count", 0, low=0)
+    return _checked(
+        DecoderConfig(
+            hidden=hidden,
+            layers=_integer(data, f"{arch}.block_count", high=4096),
+            heads=heads,
+            kv_heads=_integer(data, f"{arch}.attention.head_count_kv", heads),
+            head_dim=head_dim,
+            mlp=_integer(data, f"{arch}.feed_forward_length"),
+            vocab=embedding.shape[0],
+            eps=_positive(data, f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
+            rope=rope_from_gguf(data, arch, rotary, None if factors is None else factors.dense(), interleaved),
+            max_context=_integer(data, f"{arch}.context_length", high=1 << 30),
+            experts=experts,
+            experts_used=_integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
+        )
+    )
+
+
+def config_from_hf(checkpoint: Checkpoint) -> DecoderConfig:
+    """Keys of transformers' config.json."""
+    data = checkpoint.metadata
+    kind = data.get("hidden_act", "silu")
+    if kind not in ("silu", "swish"):
+        raise ModelError(f"The activation {kind!r} is not what this family uses (silu).")
+    hidden = _integer(data, "hidden_size")
+    heads = _integer(data, "num_attention_heads")
+    head_dim = _integer(data, "head_dim", hidden // heads)
+    experts = _integer(data, "num_local_experts", 0, low=0)
+    return _checked(
+        DecoderConfig(
+            hidden=hidden,
+            layers=_integer(data, "num_hidden_layers", high=4096),
+            heads=heads,
+            kv_heads=_integer(data, "num_key_value_heads", heads),
+            head_dim=head_dim,
+            mlp=_integer(data, "intermediate_size"),
+            vocab=_integer(data, "vocab_size"),
+            eps=_positive(data, "rms_norm_eps", 1e-6),
+            rope=rope_from_hf(data, head_dim),
+            max_context=_integer(data, "max_position_embeddings", 2048, high=1 << 30),
+            experts=experts,
+            experts_used=_integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
+        )
+    )

@@ -1,0 +1,36 @@
+"""Llama (1 to 3.3) and models of the same shape: rotary embedding, grouped-query attention, SwiGLU."""
+
+from __future__ import annotations
+
+from ..program.build import Builder, Program
+from .decoder import DecoderConfig, attention_block, mlp_block, output_head
+from .weights import Weights
+
+HF_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "blk.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",
+    "blk.{i}.ffn_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    "blk.{i}.attn_q.weight": "model.layers.{i}.self_attn.q_proj.weight",
+    "blk.{i}.attn_k.weight": "model.layers.{i}.self_attn.k_proj.weight",
+    "blk.{i}.attn_v.weight": "model.layers.{i}.self_attn.v_proj.weight",
+    "blk.{i}.attn_output.weight": "model.layers.{i}.self_attn.o_proj.weight",
+    "blk.{i}.attn_q.bias": "model.layers.{i}.self_attn.q_proj.bias",
+    "blk.{i}.attn_k.bias": "model.layers.{i}.self_attn.k_proj.bias",
+    "blk.{i}.attn_v.bias": "model.layers.{i}.self_attn.v_proj.bias",
+    "blk.{i}.attn_output.bias": "model.layers.{i}.self_attn.o_proj.bias",
+    "blk.{i}.ffn_gate.weight": "model.layers.{i}.mlp.gate_proj.weight",
+    "blk.{i}.ffn_up.weight": "model.layers.{i}.mlp.up_proj.weight",
+    "blk.{i}.ffn_down.weight": "model.layers.{i}.mlp.down_proj.weight",
+}
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in range(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        x = b.add(x, attention_block(b, c, w, i, h))
+        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
+        x = b.add(x, mlp_block(b, w, i, h))
+    return output_head(b, c, w, x)

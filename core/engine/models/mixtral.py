@@ -1,0 +1,26 @@
+"""Mixtral: Llama's attention with top-k routed experts in place of the feed-forward."""
+
+from __future__ import annotations
+
+from ..program.build import Builder, Program
+from . import llama
+from .decoder import DecoderConfig, attention_block, moe_block, output_head
+from .weights import Weights
+
+HF_NAMES = {
+    **llama.HF_NAMES,
+    "blk.{i}.ffn_gate_inp.weight": "model.layers.{i}.block_sparse_moe.gate.weight",
+    "blk.{i}.ffn_gate_exps.weight": "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
+    "blk.{i}.ffn_up_exps.weight": "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
+    "blk.{i}.ffn_down_exps.weight": "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
+}
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in range(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        x = b.add(x, attention_block(b, c, w, i, h))
+        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
+        x = b.add(x, moe_block(b, c, w, i, h))
+    return output_head(b, c, w, x)

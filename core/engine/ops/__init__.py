@@ -1,0 +1,29 @@
+"""The catalogue of ops: what a program may call, each with its NumPy reference, tolerance and random cases.
+
+``transfer`` is no op on arrays: the executor joins segments with it.
+"""
+
+from collections.abc import Mapping
+
+from . import activation, attention, dense, head, kv, moe, norm, position, step
+from .cases import evaluate
+from .inputs import FROM_HISTORY, STEP_INPUTS
+from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
+
+OPS: Mapping[str, OpSpec] = {
+    spec.name: spec
+    for group in (step, dense, norm, position, activation, kv, attention, moe, head)
+    for spec in group.SPECS
+}
+
+__all__ = [
+    "FROM_HISTORY",
+    "OPS",
+    "REQUIRED",
+    "STEP_INPUTS",
+    "Case",
+    "Generator",
+    "OpSpec",
+    "Tolerance",
+    "evaluate",
+]

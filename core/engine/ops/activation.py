@@ -1,0 +1,104 @@
+"""Element-wise ops: gated_act and add."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from ..backend.v1 import Array, Dims
+from ..errors import OpError
+from .spec import Case, Generator, OpSpec, Tolerance
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _silu(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        y: Array = x / (1 + np.exp(-x))
+    return y
+
+
+def _gelu(x: Array) -> Array:
+    y: Array = 0.5 * x * (1 + _erf(x / math.sqrt(2)))
+    return y
+
+
+def _gelu_tanh(x: Array) -> Array:
+    y: Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return y
+
+
+def _relu(x: Array) -> Array:
+    y: Array = np.maximum(x, 0)
+    return y
+
+
+# Hendrycks and Gimpel, "Gaussian error linear units" (2016), for silu, gelu and its tanh form.
+_KINDS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+}
+
+
+def gated_act(*, gate: Array, up: Array | None = None, kind: str = "silu") -> tuple[Array]:
+    """act(gate) * up, or act(gate) where up is absent: f32 in the shape of gate [rows, d]. OpError for an unknown kind."""
+    if kind not in _KINDS:
+        raise OpError(f"gated_act has the kinds {', '.join(_KINDS)} and not {kind}.")
+    y = _KINDS[kind](gate.astype(np.float64))
+    if up is not None:
+        y = y * up
+    return (y.astype(np.float32),)
+
+
+def add(*, a: Array, b: Array) -> tuple[Array]:
+    """a + b in f32, element by element."""
+    return (a.astype(np.float32) + b.astype(np.float32),)
+
+
+def gated_act_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width, kind, gated in (
+        (1, 64, "silu", True),
+        (5, 172, "silu", True),
+        (3, 40, "silu", False),
+        (7, 64, "gelu", True),
+        (2, 768, "gelu_tanh", False),
+        (9, 33, "gelu_tanh", True),
+        (4, 128, "relu", False),
+    ):
+        gate = rng.standard_normal((rows, width), np.float32) * np.float32(3)
+        gate[0, :4] = 0, 30, -30, -100  # where exp over- or underflows
+        inputs = {"gate": gate}
+        if gated:
+            inputs["up"] = rng.standard_normal((rows, width), np.float32)
+        yield Case(f"{kind} {rows}x{width}{' gated' * gated}", Dims(T=rows), inputs, attrs={"kind": kind})
+
+
+def add_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width in ((1, 64), (1, 1), (9, 33), (40, 288)):
+        inputs = {name: rng.standard_normal((rows, width), np.float32) for name in ("a", "b")}
+        yield Case(f"{rows}x{width}", Dims(T=rows), inputs)
+
+
+SPECS = (
+    OpSpec(
+        "gated_act",
+        inputs=("gate", "up?"),
+        outputs=("y",),
+        attrs={"kind": "silu"},
+        reference=gated_act,
+        tolerance=Tolerance(1e-5, 1e-5),
+        cases=gated_act_cases,
+    ),
+    OpSpec(
+        "add",
+        inputs=("a", "b"),
+        outputs=("y",),
+        reference=add,
+        tolerance=Tolerance(0.0, 0.0),
+        cases=add_cases,
+    ),
+)

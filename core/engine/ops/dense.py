@@ -1,0 +1,195 @@
+"""Dense layers: embed, linear, linear_group, and quantize with its layout "q8g32"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+import numpy as np
+
+from ..backend.v1 import Array, Dims
+from ..errors import OpError
+from .cases import random_weight
+from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
+
+GROUP = 32
+
+
+def embed(*, ids: Array, weight: Array, scale: float = 1.0) -> tuple[Array]:
+    """Rows of the table [V, d] for ids i32 [T], times scale: f32 [T, d]."""
+    return (weight[ids].astype(np.float32) * np.float32(scale),)
+
+
+def linear(
+    *,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    quantized_activation: str = "allowed",
+) -> tuple[Array]:
+    """x [rows, K] times weight [N, K] transposed, plus bias [N], plus residual [rows, N]: f32 [rows, N].
+
+    ``quantized_activation`` ("forbidden", "allowed", "required") tells providers whether x may be packed to 8 bits; this
+    reference computes in f32. One product a row, so that a row never depends on the others.
+    """
+    y = np.empty((len(x), len(weight)), np.float32)
+    for row in range(len(x)):
+        y[row] = weight @ x[row]
+    if bias is not None:
+        y += bias
+    if residual is not None:
+        y += residual
+    return (y,)
+
+
+def linear_group(
+    *,
+    x: Array,
+    weight: Sequence[Array],
+    bias: Sequence[Array | None] = (),
+    quantized_activation: str = "allowed",
+) -> tuple[Array, ...]:
+    """Several linears on one x: an output [rows, N_i] for each weight. A bias that is None or beyond the list is absent."""
+    return tuple(
+        linear(x=x, weight=w, bias=b, quantized_activation=quantized_activation)[0]
+        for w, b in zip_longest(weight, bias)
+    )
+
+
+def quantize(*, x: Array, layout: str) -> tuple[Array]:
+    """x f32 [rows, K] as a packed activation, uint8 [rows, bytes of a row]. OpError for a layout other than q8g32."""
+    if layout != "q8g32":
+        raise OpError(f"The reference of quantize knows the layout q8g32 and not {layout}.")
+    return (quantize_q8g32(x),)
+
+
+def quantize_q8g32(x: Array) -> Array:
+    """x f32 [rows, K], K a multiple of 32, as rows of [int8 q[K]][f32 scale[K/32]][i32 nsum16[K/16]].
+
+    scale = absmax / 127 over each 32; q = x / scale to nearest, ties to even (0 where scale is 0); nsum16 = minus the sum
+    of each 16 q. A group with a NaN or an infinity has that scale, so that it stays non-finite.
+    """
+    rows, width = x.shape
+    if width % GROUP:
+        raise OpError(f"The layout q8g32 needs rows of a multiple of {GROUP} values and not of {width}.")
+    groups = x.astype(np.float32).reshape(rows, width // GROUP, GROUP)
+    scale = np.abs(groups).max(axis=-1) / np.float32(127)
+    usable = np.isfinite(scale) & (scale > 0)
+    divisor = np.where(usable, scale, np.float32(1))[..., None]
+    q = np.where(usable[..., None], np.clip(np.rint(groups / divisor), -127, 127), 0).astype(np.int8)
+    nsum16 = -q.reshape(rows, width // 16, 16).sum(axis=-1, dtype=np.int32)
+    return np.concatenate(
+        [q.reshape(rows, width).view(np.uint8), _bytes(scale), _bytes(nsum16)], axis=1, dtype=np.uint8
+    )
+
+
+def dequantize_q8g32(packed: Array) -> Array:
+    """The f32 values [rows, K] of q8g32 rows."""
+    rows, size = packed.shape
+    width = size * 8 // 11  # K + K/8 + K/4 bytes
+    q = packed[:, :width].view(np.int8).astype(np.float32).reshape(rows, width // GROUP, GROUP)
+    scale = np.ascontiguousarray(packed[:, width : width + width // 8]).view(np.float32)
+    return (q * scale[..., None]).reshape(rows, width)
+
+
+def _bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def embed_cases(rng: Generator) -> Iterator[Case]:
+    for format_, vocabulary, width, tokens, scale in (
+        ("F32", 100, 64, 1, 1.0),
+        ("F32", 512, 288, 19, 1.0),
+        ("F16", 300, 96, 7, 16.0),
+        ("BF16", 50, 32, 40, 0.5),
+        ("F32", 3, 8, 5, 1.0),
+    ):
+        yield Case(
+            f"{format_} {vocabulary}x{width}, {tokens} tokens, scale {scale}",
+            Dims(T=tokens),
+            {"ids": rng.integers(0, vocabulary, tokens, dtype=np.int32)},
+            weights={"weight": random_weight(rng, format_, (vocabulary, width), 1.0)},
+            attrs={"scale": scale},
+        )
+
+
+def linear_cases(rng: Generator) -> Iterator[Case]:
+    for format_, rows, outputs, width, biased, added in (
+        ("F32", 1, 64, 64, False, False),
+        ("F32", 5, 33, 96, True, False),
+        ("F16", 16, 288, 128, False, True),
+        ("BF16", 7, 100, 256, True, True),
+        ("F32", 3, 1, 32, False, False),
+        ("F32", 40, 512, 288, False, False),
+    ):
+        weights = {"weight": random_weight(rng, format_, (outputs, width))}
+        if biased:
+            weights["bias"] = random_weight(rng, "F32", (outputs,), 1.0)
+        inputs = {"x": rng.standard_normal((rows, width), np.float32)}
+        if added:
+            inputs["residual"] = rng.standard_normal((rows, outputs), np.float32)
+        name = f"{format_} {rows}x{width} to {outputs}{' bias' * biased}{' residual' * added}"
+        yield Case(name, Dims(T=rows), inputs, weights)
+
+
+def linear_group_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width, members in (
+        (1, 64, (("F32", 64, False), ("F32", 32, False), ("F32", 32, False))),
+        (9, 96, (("F32", 96, True), ("F16", 48, False))),
+        (4, 32, (("BF16", 17, True),)),
+        (21, 128, (("F32", 256, False), ("BF16", 256, True), ("F16", 1, False))),
+    ):
+        weights = {f"weight.{i}": random_weight(rng, f, (n, width)) for i, (f, n, _) in enumerate(members)}
+        weights |= {f"bias.{i}": random_weight(rng, "F32", (n,), 1.0) for i, (_, n, b) in enumerate(members) if b}
+        inputs = {"x": rng.standard_normal((rows, width), np.float32)}
+        yield Case(f"{rows} rows, {len(members)} linears", Dims(T=rows), inputs, weights)
+
+
+def quantize_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width in ((1, 32), (3, 64), (17, 288), (2, 1024), (5, 96)):
+        x = rng.standard_normal((rows, width), np.float32) * rng.lognormal(0, 3, (rows, 1)).astype(np.float32)
+        x[rng.random(x.shape) < 0.01] *= 100  # outliers
+        x[0, :GROUP] = 0
+        yield Case(f"{rows}x{width}", Dims(T=rows), {"x": x}, attrs={"layout": "q8g32"})
+
+
+SPECS = (
+    OpSpec(
+        "embed",
+        inputs=("ids",),
+        weights=("weight",),
+        outputs=("y",),
+        attrs={"scale": 1.0},
+        reference=embed,
+        cases=embed_cases,
+    ),
+    OpSpec(
+        "linear",
+        inputs=("x", "residual?"),
+        weights=("weight", "bias?"),
+        outputs=("y",),
+        attrs={"quantized_activation": "allowed"},
+        reference=linear,
+        tolerance=Tolerance(2e-5, 2e-5),
+        cases=linear_cases,
+    ),
+    OpSpec(
+        "linear_group",
+        inputs=("x",),
+        weights=("weight*", "bias*?"),
+        outputs=("y*",),
+        attrs={"quantized_activation": "allowed"},
+        reference=linear_group,
+        tolerance=Tolerance(2e-5, 2e-5),
+        cases=linear_group_cases,
+    ),
+    OpSpec(
+        "quantize",
+        inputs=("x",),
+        outputs=("packed",),
+        attrs={"layout": REQUIRED},
+        reference=quantize,
+        cases=quantize_cases,
+    ),
+)

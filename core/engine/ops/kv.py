@@ -1,0 +1,160 @@
+"""The KV cache: the plain layout of the references, kv_write and kv_copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..backend.v1 import Array, Dims, KVLayout, KVSpec
+from . import dtypes
+from .cases import random_batch
+from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
+
+
+def _plain_shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    tokens = (spec.blocks, spec.block_size, spec.kv_heads)
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        kind: ((*tokens, spec.head_dim), spec.dtype) for kind in ("k", "v")
+    }
+    if spec.dtype == "int8":
+        shapes |= {kind: (tokens, "f32") for kind in ("k_scale", "v_scale")}
+    return shapes
+
+
+# k and v are [blocks, block_size, kv_heads, head_dim]; for int8, k_scale and v_scale are f32 [blocks, block_size, kv_heads].
+PLAIN = KVLayout("plain", ("f32", "f16", "bf16", "int8"), _plain_shapes)
+
+
+def quantize_kv(values: Array) -> tuple[Array, Array]:
+    """f32 [..., head_dim] as int8 of the same shape and f32 scales [...]: scale = absmax / 127, value = scale * q with
+    q to nearest, ties to even."""
+    scale = (np.abs(values).max(axis=-1) / np.float32(127)).astype(np.float32)
+    usable = np.isfinite(scale) & (scale > 0)
+    divisor = np.where(usable, scale, np.float32(1))[..., None]
+    return dtypes.from_f32(np.where(usable[..., None], values / divisor, np.float32(0)), "int8"), scale
+
+
+def read_kv(stored: Array, scale: Array | None) -> Array:
+    """Stored k or v [..., kv_heads, head_dim] as f32; int8 with its scales [..., kv_heads]."""
+    values = dtypes.to_f32(stored, dtypes.storage_tag(stored))
+    return values if scale is None else values * scale[..., None]
+
+
+_SCALES = {"k": "k_scale", "v": "v_scale", "states.0": "states.2", "states.1": "states.3"}
+
+
+def plain_states(spec: KVSpec, contents: Mapping[str, Array]) -> dict[str, Array]:
+    """f32 contents of a case (k and v, or the states.0 and states.1 of kv_copy) in the plain layout: stored in the spec's
+    dtype, for int8 with the scales beside them (k_scale and v_scale, or states.2 and states.3)."""
+    states: dict[str, Array] = {}
+    for name, values in contents.items():
+        if spec.dtype == "int8":
+            states[name], states[_SCALES[name]] = quantize_kv(values)
+        else:
+            states[name] = dtypes.from_f32(values, spec.dtype)
+    return states
+
+
+def kv_write(
+    *,
+    new_k: Array,
+    new_v: Array,
+    kv_slots: Array,
+    k: Array,
+    v: Array,
+    kv_heads: int,
+    head_dim: int,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+) -> tuple[()]:
+    """Stores new_k and new_v f32 [T, kv_heads * head_dim] at kv_slots i32 [T] = block * block_size + offset; a negative
+    slot is skipped. States in the plain layout, converted to their dtype (int8: one scale a token and head)."""
+    wanted = kv_slots >= 0
+    blocks, offsets = np.divmod(kv_slots[wanted], k.shape[1])
+    for new, stored, scale in ((new_k, k, k_scale), (new_v, v, v_scale)):
+        heads = new[wanted].reshape(-1, kv_heads, head_dim).astype(np.float32)
+        if scale is None:
+            stored[blocks, offsets] = dtypes.from_f32(heads, dtypes.storage_tag(stored))
+        else:
+            stored[blocks, offsets], scale[blocks, offsets] = quantize_kv(heads)
+    return ()
+
+
+def kv_copy(*, block_copies: Array, states: Sequence[Array]) -> tuple[()]:
+    """Copies whole blocks within each state: block_copies i32 [C, 2] = (source, destination), in the order given."""
+    for source, destination in block_copies:
+        for state in states:
+            state[destination] = state[source]
+    return ()
+
+
+def kv_write_cases(rng: Generator) -> Iterator[Case]:
+    for starts, lengths, block_size, kv_heads, head_dim, dtype, skipped in (
+        ([0], [1], 16, 1, 64, "f32", 0),
+        ([0, 30], [17, 1], 16, 2, 32, "f16", 0),
+        ([15, 16, 31], [1, 1, 1], 16, 8, 48, "bf16", 0),
+        ([5, 0], [3, 40], 8, 2, 64, "int8", 0),
+        ([0], [9], 32, 4, 8, "f16", 4),
+        ([0, 2], [4, 5], 1, 1, 16, "int8", 2),
+    ):
+        batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
+        kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype)
+        total = len(batch.positions)
+        kv_slots = batch.kv_slots(0, block_size)
+        kv_slots[rng.permutation(total)[:skipped]] = -1
+        new = {name: rng.standard_normal((total, kv_heads * head_dim), np.float32) for name in ("new_k", "new_v")}
+        new["new_k"][0, :head_dim] = 0
+        shape = PLAIN.shapes(kv)["k"][0]
+        yield Case(
+            f"{dtype}, {total} tokens, {kv_heads}x{head_dim}, blocks of {block_size}",
+            Dims(T=total),
+            {**new, "kv_slots": kv_slots},
+            states={name: rng.standard_normal(shape, np.float32) for name in ("k", "v")},
+            attrs={"kv_heads": kv_heads, "head_dim": head_dim},
+            kv=kv,
+        )
+
+
+def kv_copy_cases(rng: Generator) -> Iterator[Case]:
+    for copies, blocks, block_size, kv_heads, head_dim, dtype in (
+        ([], 4, 16, 2, 32, "f16"),
+        ([(1, 2)], 3, 16, 1, 64, "f32"),
+        ([(1, 2), (1, 3), (4, 5)], 8, 8, 4, 16, "int8"),
+        ([(1, 2), (2, 3), (5, 1)], 6, 32, 2, 48, "bf16"),  # a chain: order matters
+        ([(3, 4), (2, 3)], 5, 1, 8, 8, "f16"),
+    ):
+        kv = KVSpec(blocks, block_size, kv_heads, head_dim, dtype)
+        shape = PLAIN.shapes(kv)["k"][0]
+        yield Case(
+            f"{dtype}, {len(copies)} copies",
+            Dims(C=len(copies)),
+            {"block_copies": np.array(copies, np.int32).reshape(-1, 2)},
+            states={f"states.{i}": rng.standard_normal(shape, np.float32) for i in range(2)},
+            kv=kv,
+        )
+
+
+SPECS = (
+    OpSpec(
+        "kv_write",
+        # Not k and v: an op's arguments have names of their own, and these are the states'.
+        inputs=("new_k", "new_v", "kv_slots"),
+        states=("k", "v", "k_scale?", "v_scale?"),
+        outputs=(),
+        attrs={"kv_heads": REQUIRED, "head_dim": REQUIRED},
+        reference=kv_write,
+        # Stored values may differ by one rounding: 2^-11 for f16, 2^-8 for bf16, 1/127 for int8, all of the largest.
+        tolerance=Tolerance(1e-6, 1e-2),
+        cases=kv_write_cases,
+    ),
+    OpSpec(
+        "kv_copy",
+        inputs=("block_copies",),
+        states=("states*",),
+        outputs=(),
+        reference=kv_copy,
+        tolerance=Tolerance(0.0, 0.0),
+        cases=kv_copy_cases,
+    ),
+)

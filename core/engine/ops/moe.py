@@ -1,0 +1,131 @@
+"""Mixture of experts: route, the experts' linears, and the weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..backend.v1 import Array, Dims
+from ..errors import OpError
+from .cases import random_weight
+from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
+
+
+def moe_route(
+    *, logits: Array, k: int, score: str = "softmax", renormalize: bool = True, scale: float = 1.0
+) -> tuple[Array, Array]:
+    """The k best experts of each token: ids i32 [T, k] in descending order, and weights f32 [T, k].
+
+    logits [T, E]. ``score`` is softmax over all experts or sigmoid; the choice is by logits, lowest id on ties.
+    ``renormalize`` divides the chosen scores by their sum; ``scale`` multiplies them last. OpError for an unknown score.
+    Reserved for later: correction_bias (added for the choice only), groups and groups_kept.
+    """
+    wide = logits.astype(np.float64)
+    if score == "softmax":
+        scores = np.exp(wide - wide.max(axis=-1, keepdims=True))
+        scores /= scores.sum(axis=-1, keepdims=True)
+    elif score == "sigmoid":
+        scores = 1 / (1 + np.exp(-wide))
+    else:
+        raise OpError(f"moe_route has the scores softmax and sigmoid and not {score}.")
+    ids = np.argsort(-wide, axis=-1, kind="stable")[:, :k]
+    weights = np.take_along_axis(scores, ids, axis=-1)
+    if renormalize:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return ids.astype(np.int32), (weights * scale).astype(np.float32)
+
+
+def moe_linear(*, x: Array, ids: Array, weight: Array, per_choice: bool = False) -> tuple[Array]:
+    """Each token through the weight [E, N, K] of each of its experts ids i32 [T, k]: f32 [T * k, N], row t * k + choice.
+
+    x is [T, K], or [T * k, K] with ``per_choice``. One product a row.
+    """
+    tokens, choices = ids.shape
+    y = np.empty((tokens * choices, weight.shape[1]), np.float32)
+    for row, expert in enumerate(ids.reshape(-1)):
+        y[row] = weight[expert] @ x[row if per_choice else row // choices]
+    return (y,)
+
+
+def moe_combine(*, y: Array, weights: Array) -> tuple[Array]:
+    """Sum over a token's choices of weights f32 [T, k] times y [T * k, d], in order of choice: f32 [T, d]."""
+    tokens, choices = weights.shape
+    chosen = y.reshape(tokens, choices, y.shape[1])
+    total = np.zeros((tokens, y.shape[1]), np.float32)
+    for choice in range(choices):
+        total += weights[:, choice, None] * chosen[:, choice]
+    return (total,)
+
+
+def moe_route_cases(rng: Generator) -> Iterator[Case]:
+    for tokens, experts, k, attrs in (
+        (1, 8, 2, {}),
+        (17, 8, 2, {"renormalize": False}),
+        (5, 4, 4, {}),
+        (9, 60, 6, {"score": "sigmoid", "scale": 2.5}),
+        (6, 1, 1, {}),
+        (4, 128, 8, {"renormalize": True, "scale": 0.5}),
+    ):
+        logits = rng.standard_normal((tokens, experts), np.float32) * np.float32(2)
+        logits[-1] = np.round(logits[-1])  # ties
+        name = f"{tokens} tokens, {k} of {experts} {attrs or ''}".strip()
+        yield Case(name, Dims(T=tokens), {"logits": logits}, attrs={"k": k, **attrs})
+
+
+def moe_linear_cases(rng: Generator) -> Iterator[Case]:
+    for format_, tokens, experts, k, outputs, width, per_choice in (
+        ("F32", 1, 4, 2, 64, 32, False),
+        ("F32", 13, 8, 2, 96, 64, False),
+        ("F16", 13, 8, 2, 64, 96, True),
+        ("BF16", 3, 2, 1, 33, 32, True),
+        ("F32", 1, 16, 4, 40, 64, True),
+        ("F16", 30, 3, 3, 17, 128, False),
+    ):
+        ids = np.stack([rng.permutation(experts)[:k] for _ in range(tokens)]).astype(np.int32)
+        rows = tokens * k if per_choice else tokens
+        yield Case(
+            f"{format_} {tokens} tokens, {k} of {experts}, {width} to {outputs}{' per choice' * per_choice}",
+            Dims(T=tokens),
+            {"x": rng.standard_normal((rows, width), np.float32), "ids": ids},
+            weights={"weight": random_weight(rng, format_, (experts, outputs, width))},
+            attrs={"per_choice": per_choice},
+        )
+
+
+def moe_combine_cases(rng: Generator) -> Iterator[Case]:
+    for tokens, k, width in ((1, 2, 64), (11, 2, 96), (5, 8, 33), (3, 1, 16)):
+        weights = rng.random((tokens, k), np.float32)
+        inputs = {"y": rng.standard_normal((tokens * k, width), np.float32), "weights": weights}
+        yield Case(f"{tokens} tokens, {k} choices, {width}", Dims(T=tokens), inputs)
+
+
+SPECS = (
+    OpSpec(
+        "moe_route",
+        inputs=("logits",),
+        outputs=("ids", "weights"),
+        attrs={"k": REQUIRED, "score": "softmax", "renormalize": True, "scale": 1.0},
+        reference=moe_route,
+        tolerance=Tolerance(1e-6, 1e-5),
+        cases=moe_route_cases,
+    ),
+    OpSpec(
+        "moe_linear",
+        inputs=("x", "ids"),
+        weights=("weight",),
+        outputs=("y",),
+        attrs={"per_choice": False},
+        reference=moe_linear,
+        tolerance=Tolerance(2e-5, 2e-5),
+        cases=moe_linear_cases,
+    ),
+    OpSpec(
+        "moe_combine",
+        inputs=("y", "weights"),
+        outputs=("y",),
+        reference=moe_combine,
+        tolerance=Tolerance(1e-6, 1e-6),
+        cases=moe_combine_cases,
+    ),
+)

@@ -1,0 +1,114 @@
+"""Normalizations. Statistics are f64 here and at least f32 in every provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..backend.v1 import Array, Dims
+from .cases import random_weight
+from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
+
+
+def rms_norm(*, x: Array, weight: Array, eps: float, head_dim: int = 0, weight_offset: float = 0.0) -> tuple[Array]:
+    """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), f32 in the shape of x [rows, d].
+
+    ``head_dim`` 0: over the whole row, weight [d]; else over each slice of head_dim by itself, weight [head_dim].
+    Source: Zhang and Sennrich, "Root mean square layer normalization" (2019).
+    """
+    slices = x.astype(np.float64).reshape(len(x), -1, head_dim or x.shape[1])
+    mean_square = np.mean(slices * slices, axis=-1, keepdims=True)
+    y = slices / np.sqrt(mean_square + eps) * (weight.astype(np.float64) + weight_offset)
+    return (y.astype(np.float32).reshape(x.shape),)
+
+
+def layer_norm(*, x: Array, weight: Array, eps: float, bias: Array | None = None) -> tuple[Array]:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over each row of x [rows, d]: f32 [rows, d]."""
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    variance = np.mean(centred * centred, axis=-1, keepdims=True)
+    y = centred / np.sqrt(variance + eps) * weight
+    if bias is not None:
+        y = y + bias
+    return (y.astype(np.float32),)
+
+
+def add_rms_norm(
+    *, x: Array, residual: Array, weight: Array, eps: float, weight_offset: float = 0.0
+) -> tuple[Array, Array]:
+    """add, then rms_norm of the sum: (sum, normed), f32 [rows, d] each."""
+    total = (x + residual).astype(np.float32)
+    return total, rms_norm(x=total, weight=weight, eps=eps, weight_offset=weight_offset)[0]
+
+
+def rms_norm_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width, head_dim, offset, eps in (
+        (1, 64, 0, 0.0, 1e-5),
+        (7, 288, 0, 0.0, 1e-6),
+        (5, 96, 0, 1.0, 1e-6),
+        (12, 256, 64, 0.0, 1e-6),
+        (1, 48, 16, 0.0, 1e-5),
+        (3, 1024, 128, 1.0, 1e-6),
+    ):
+        x = _rows(rng, rows, width)
+        x[0] *= 0 if rows > 5 else 1  # a row of zeros: eps alone is left
+        weights = {"weight": random_weight(rng, "F32", (head_dim or width,), 1.0)}
+        attrs = {"eps": eps, "head_dim": head_dim, "weight_offset": offset}
+        yield Case(f"{rows}x{width}, slices of {head_dim or width}", Dims(T=rows), {"x": x}, weights, attrs=attrs)
+
+
+def layer_norm_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width, biased in ((1, 64, True), (6, 768, True), (9, 40, False), (2, 8, True), (17, 288, False)):
+        weights = {"weight": random_weight(rng, "F32", (width,), 1.0)}
+        if biased:
+            weights["bias"] = random_weight(rng, "F32", (width,), 1.0)
+        inputs = {"x": _rows(rng, rows, width) + np.float32(2)}
+        yield Case(f"{rows}x{width}{' bias' * biased}", Dims(T=rows), inputs, weights, attrs={"eps": 1e-5})
+
+
+def add_rms_norm_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width, offset in ((1, 64, 0.0), (6, 288, 0.0), (3, 96, 1.0), (20, 32, 0.0)):
+        weights = {"weight": random_weight(rng, "F32", (width,), 1.0)}
+        inputs = {"x": _rows(rng, rows, width), "residual": _rows(rng, rows, width)}
+        attrs = {"eps": 1e-5, "weight_offset": offset}
+        yield Case(f"{rows}x{width}, offset {offset}", Dims(T=rows), inputs, weights, attrs=attrs)
+
+
+def _rows(rng: Generator, rows: int, width: int) -> Array:
+    """Rows of very different sizes."""
+    return rng.standard_normal((rows, width), np.float32) * rng.lognormal(0, 2, (rows, 1)).astype(np.float32)
+
+
+SPECS = (
+    OpSpec(
+        "rms_norm",
+        inputs=("x",),
+        weights=("weight",),
+        outputs=("y",),
+        attrs={"eps": REQUIRED, "head_dim": 0, "weight_offset": 0.0},
+        reference=rms_norm,
+        tolerance=Tolerance(1e-5, 1e-5),
+        cases=rms_norm_cases,
+    ),
+    OpSpec(
+        "layer_norm",
+        inputs=("x",),
+        weights=("weight", "bias?"),
+        outputs=("y",),
+        attrs={"eps": REQUIRED},
+        reference=layer_norm,
+        tolerance=Tolerance(2e-5, 2e-5),
+        cases=layer_norm_cases,
+    ),
+    OpSpec(
+        "add_rms_norm",
+        inputs=("x", "residual"),
+        weights=("weight",),
+        outputs=("sum", "normed"),
+        attrs={"eps": REQUIRED, "weight_offset": 0.0},
+        reference=add_rms_norm,
+        tolerance=Tolerance(1e-5, 1e-5),
+        cases=add_rms_norm_cases,
+    ),
+)

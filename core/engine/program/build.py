@@ -1,0 +1,276 @@
+"""The builder that model files are written against, and the program that it leaves: a flat list of op calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..backend.v1 import Call, Value, WeightRef
+from ..errors import ModelError
+from ..kv import CacheGroup
+from ..ops import OPS, STEP_INPUTS
+from ..ops.spec import REQUIRED
+from .weights import ConstantWeight
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """The cache of one layer: which group's page table it follows and what one token holds."""
+
+    layer: int
+    group: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """``body`` ends in hidden rows; ``head`` is the output projection, logits processing and sampling."""
+
+    body: tuple[Call, ...]
+    head: tuple[Call, ...]
+    inputs: tuple[Value, ...]
+    kv_layers: tuple[KVLayer, ...]
+    groups: tuple[CacheGroup, ...]
+    hidden: int
+    vocab: int
+    values: int
+    """How many value ids are in use."""
+    axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    """Logical axes of each weight by name, for sharding."""
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return self.body + self.head
+
+
+class Builder:
+    """Records op calls. One instance builds one program; ``kv_dtype`` and ``block_size`` are the session's."""
+
+    def __init__(self, groups: Sequence[CacheGroup], kv_dtype: str, vocab: int) -> None:
+        self._groups = tuple(groups)
+        self._kv_dtype = kv_dtype
+        self._vocab = vocab
+        self._calls: list[Call] = []
+        self._count = 0
+        self._inputs: dict[str, Value] = {}
+        self._kv_layers: list[KVLayer] = []
+        self._axes: dict[str, tuple[str | None, ...]] = {}
+        self._body_end: int | None = None
+        self._hidden = 0
+        self._expand()
+
+    # -- values and calls ------------------------------------------------------------------------------------------
+
+    def _value(self, name: str, shape: tuple[int | str, ...], dtype: str) -> Value:
+        self._count += 1
+        return Value(self._count - 1, name, shape, dtype)
+
+    def input(self, name: str) -> Value:
+        """A step input by its name; families such as ``page_table.0`` by their member."""
+        if name not in self._inputs:
+            family, dot, member = name.partition(".")
+            shape, dtype = STEP_INPUTS[f"{family}.*" if dot else name]
+            sizes = tuple((self._vocab + 31) // 32 if size == "V/32" else size for size in shape)
+            self._inputs[name] = self._value(name, sizes, dtype)
+        return self._inputs[name]
+
+    def call(
+        self,
+        op: str,
+        inputs: Mapping[str, Value | None],
+        outputs: Sequence[tuple[str, tuple[int | str, ...], str]],
+        weights: Mapping[str, WeightRef | None] | None = None,
+        states: Mapping[str, str] | None = None,
+        **attrs: Any,
+    ) -> tuple[Value, ...]:
+        """Record one call; attributes equal to the op's default are left out."""
+        spec = OPS[op]
+        unknown = set(attrs) - set(spec.attrs)
+        if unknown:
+            raise ModelError(f"The op {op} has no attribute {sorted(unknown)[0]!r}; it has {sorted(spec.attrs)}.")
+        missing = [name for name, default in spec.attrs.items() if default is REQUIRED and name not in attrs]
+        if missing:
+            raise ModelError(f"The op {op} needs the attribute {missing[0]!r}.")
+        kept = {k: v for k, v in attrs.items() if spec.attrs[k] is REQUIRED or v != spec.attrs[k]}
+        results = tuple(self._value(name, shape, dtype) for name, shape, dtype in outputs)
+        self._calls.append(
+            Call(
+                op,
+                {k: v for k, v in inputs.items() if v is not None},
+                results,
+                {k: v for k, v in (weights or {}).items() if v is not None},
+                states or {},
+                kept,
+            )
+        )
+        return results
+
+    def name_axes(self, weight: WeightRef, *axes: str | None) -> WeightRef:
+        """Name the logical axes of a weight (embed, heads, kv_heads, mlp, experts, vocab), for sharding."""
+        self._axes[weight.name] = axes
+        return weight
+
+    # -- the step's beginning --------------------------------------------------------------------------------------
+
+    def _expand(self) -> None:
+        names = ["token_ids", "seq_slots", "seq_starts", "query_offsets"]
+        names += ["history_copies", "fill_slots", "fill_positions", "fill_ids"]
+        inputs = {name: self.input(name) for name in names}
+        inputs |= {f"page_table.{g}": self.input(f"page_table.{g}") for g in range(len(self._groups))}
+        outputs: list[tuple[str, tuple[int | str, ...], str]] = [
+            ("ids", ("T",), "i32"),
+            ("positions", ("T",), "i32"),
+            ("token_seq", ("T",), "i32"),
+        ]
+        outputs += [(f"kv_slots.{g}", ("T",), "i32") for g in range(len(self._groups))]
+        sizes = tuple(group.block_size for group in self._groups)
+        found = self.call("step_expand", inputs, outputs, states={"history": "history"}, block_sizes=sizes)
+        self.ids, self.positions, self.token_seq = found[:3]
+        self.kv_slots = found[3:]
+
+    # -- ops -------------------------------------------------------------------------------------------------------
+
+    def embed(self, weight: WeightRef, scale: float = 1.0) -> Value:
+        self.name_axes(weight, "vocab", "embed")
+        d = weight.shape[-1]
+        return self.call("embed", {"ids": self.ids}, [("x", ("T", d), "residual")], {"weight": weight}, scale=scale)[0]
+
+    def linear(self, x: Value, weight: WeightRef, bias: WeightRef | None = None, axes: tuple[str | None, ...] = ()) -> Value:
+        """x [rows, K] times weight [N, K] transposed, plus bias [N]."""
+        n, k = weight.shape
+        if x.shape[-1] != k:
+            raise ModelError(f"{weight.name} takes {k} inputs, but {x.name} has {x.shape[-1]}; the checkpoint is inconsistent.")
+        if axes:
+            self.name_axes(weight, *axes)
+        out = [(weight.name.removesuffix(".weight"), (x.shape[0], n), "act")]
+        return self.call("linear", {"x": x}, out, {"weight": weight, "bias": bias})[0]
+
+    def rms_norm(self, x: Value, weight: WeightRef, eps: float, head_dim: int = 0, weight_offset: float = 0.0) -> Value:
+        """Over the row, or over each head_dim slice of it."""
+        size = head_dim or x.shape[-1]
+        if weight.shape != (size,):
+            raise ModelError(f"{weight.name} has shape {list(weight.shape)}, but the norm needs [{size}].")
+        out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
+        attrs = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
+        return self.call("rms_norm", {"x": x}, out, {"weight": weight}, **attrs)[0]
+
+    def rope(self, x: Value, inv_freq: ConstantWeight, heads: int, head_dim: int, interleaved: bool, scale: float) -> Value:
+        rotary = 2 * inv_freq.shape[0]
+        attrs = {"heads": heads, "head_dim": head_dim, "interleaved": interleaved, "scale": scale}
+        attrs["rotary_dim"] = 0 if rotary == head_dim else rotary
+        inputs = {"x": x, "positions": self.positions}
+        return self.call("rope", inputs, [(f"{x.name}.rope", x.shape, "act")], {"inv_freq": inv_freq}, **attrs)[0]
+
+    def gated_act(self, gate: Value, up: Value | None, kind: str) -> Value:
+        return self.call("gated_act", {"gate": gate, "up": up}, [(f"{gate.name}.act", gate.shape, "act")], kind=kind)[0]
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.call("add", {"a": a, "b": b}, [(f"{b.name}.sum", a.shape, "residual")])[0]
+
+    def kv_write(self, layer: int, k: Value, v: Value, kv_heads: int, head_dim: int, group: int = 0) -> None:
+        self._kv_layers.append(KVLayer(layer, group, kv_heads, head_dim))
+        inputs = {"new_k": k, "new_v": v, "kv_slots": self.kv_slots[group]}
+        states = kv_states(layer, self._kv_dtype)
+        self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim)
+
+    def attention(self, q: Value, layer: int, heads: int, scale: float, **features: Any) -> Value:
+        """Reads only the cache, this step's tokens included. Features: window, softcap."""
+        kv = next(kv for kv in self._kv_layers if kv.layer == layer)
+        inputs = {"q": q, "page_table": self.input(f"page_table.{kv.group}")}
+        inputs |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
+        attrs = {"heads": heads, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "scale": scale, **features}
+        attrs["block_size"] = self._groups[kv.group].block_size
+        out = [(f"attention.{layer}", ("T", heads * kv.head_dim), "act")]
+        return self.call("attention", inputs, out, states=kv_states(layer, self._kv_dtype), **attrs)[0]
+
+    def moe(self, x: Value, router: WeightRef, experts: Experts, used: int, **routing: Any) -> Value:
+        """Route each token to ``used`` experts; gated activation within each; weighted sum in the order of choice."""
+        logits = self.linear(x, router, axes=("experts", "embed"))
+        outs = [("moe_ids", ("T", used), "i32"), ("moe_weights", ("T", used), "f32")]
+        ids, weights = self.call("moe_route", {"logits": logits}, outs, k=used, **routing)
+        gate = self._moe_linear(x, ids, experts.gate, per_choice=False)
+        up = self._moe_linear(x, ids, experts.up, per_choice=False)
+        down = self._moe_linear(self.gated_act(gate, up, experts.kind), ids, experts.down, per_choice=True)
+        out = [("moe_out", x.shape, "act")]
+        return self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
+
+    def _moe_linear(self, x: Value, ids: Value, weight: WeightRef, per_choice: bool) -> Value:
+        n, rows = weight.shape[1], f"T*{ids.shape[1]}"
+        self.name_axes(weight, "experts", "mlp", "embed")
+        out = [(weight.name.removesuffix(".weight"), (rows, n), "act")]
+        return self.call("moe_linear", {"x": x, "ids": ids}, out, {"weight": weight}, per_choice=per_choice)[0]
+
+    def constant(self, name: str, array: Any) -> ConstantWeight:
+        return ConstantWeight(name, np.asarray(array, np.float32))
+
+    # -- the step's end --------------------------------------------------------------------------------------------
+
+    def finish(self, x: Value, lm_head: WeightRef, logit_scale: float = 1.0) -> Program:
+        """Gather the rows that are wanted, project them to the vocabulary, process and sample."""
+        self._hidden = int(x.shape[-1])
+        rows = self.input("rows")
+        hidden = self.call("gather_rows", {"x": x, "rows": rows}, [("hidden", ("R", self._hidden), "act")])[0]
+        self._body_end = len(self._calls)
+        logits = self.linear(hidden, lm_head, axes=("vocab", "embed"))
+        self._sample(Value(logits.id, "logits", logits.shape, logits.dtype))
+        copies = self._kv_copies()
+        return Program(
+            body=(self._calls[0], *copies, *self._calls[1 : self._body_end]),
+            head=tuple(self._calls[self._body_end :]),
+            inputs=tuple(self._inputs.values()),
+            kv_layers=tuple(self._kv_layers),
+            groups=self._groups,
+            hidden=self._hidden,
+            vocab=self._vocab,
+            values=self._count,
+            axes=self._axes,
+        )
+
+    def _sample(self, logits: Value) -> None:
+        last = self._calls[-1]
+        self._calls[-1] = Call(last.op, last.inputs, (logits,), last.weights, last.states, {**last.attrs})
+        shared = {"rows": self.input("rows"), "positions": self.positions, "token_seq": self.token_seq}
+        shared |= {name: self.input(name) for name in ("seq_slots", "temperature")}
+        names = ["prompt_lengths", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+        names += ["bias_offsets", "bias_ids", "bias_values", "mask_rows", "masks"]
+        processing = {"logits": logits, **shared, **{name: self.input(name) for name in names}}
+        out = [("processed", logits.shape, "f32")]
+        processed = self.call("process_logits", processing, out, states={"history": "history"})[0]
+        sampling = {"processed": processed, "logits": logits, **shared}
+        sampling |= {name: self.input(name) for name in ("seeds", "branches", "want_logprobs")}
+        outputs: list[tuple[str, tuple[int | str, ...], str]] = [
+            ("tokens", ("R",), "i32"),
+            ("status", ("R",), "i32"),
+            ("logprob", ("R",), "f32"),
+            ("top_ids", ("R", "K"), "i32"),
+            ("top_logprobs", ("R", "K"), "f32"),
+        ]
+        self.call("sample", sampling, outputs, states={"history": "history"})
+
+    def _kv_copies(self) -> list[Call]:
+        copies = []
+        for kv in self._kv_layers:
+            names = kv_states(kv.layer, self._kv_dtype).values()
+            states = {f"states.{i}": name for i, name in enumerate(names)}
+            copies.append(Call("kv_copy", {"block_copies": self.input(f"block_copies.{kv.group}")}, (), {}, states))
+        return copies
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], with the activation between them."""
+
+    gate: WeightRef
+    up: WeightRef
+    down: WeightRef
+    kind: str = "silu"
+
+
+def kv_states(layer: int, dtype: str) -> dict[str, str]:
+    """Argument -> state name of one layer's cache; int8 brings scales."""
+    kinds = ("k", "v", "k_scale", "v_scale") if dtype == "int8" else ("k", "v")
+    return {kind: f"kv.{layer}.{kind}" for kind in kinds}

@@ -1,0 +1,122 @@
+"""Execution: a session walks the segments of a plan on one thread of its own, transferring at their borders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backend.v1 import (
+    HOST_DTYPES,
+    Array,
+    Device,
+    Frame,
+    Plan,
+    Segment,
+    StepFn,
+    StepInputs,
+    StepResult,
+    Value,
+    compile_of,
+)
+from ..errors import EngineStoppedError
+
+_RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
+
+
+@dataclass(frozen=True)
+class StepTicket:
+    """A submitted step."""
+
+    future: Future[StepResult]
+
+    def wait(self) -> StepResult:
+        return self.future.result()
+
+
+class StepSession:
+    """The default session: segments in order, a whole segment at once where the device compiles it."""
+
+    def __init__(self, device: Device, plan: Plan) -> None:
+        self._device = device
+        self._plan = plan
+        self._states: dict[str, dict[str, Any]] = {"device": {}, "host": {}}
+        for state in plan.states:
+            place = plan.state_places[state.name]
+            on_host = place == "host"
+            made = np.zeros(state.shape, HOST_DTYPES[state.dtype]) if on_host else device.alloc(state.shape, state.dtype)
+            self._states[place][state.name] = made
+        self._body = [(segment, self._bind(segment)) for segment in plan.body]
+        self._head = [(segment, self._bind(segment)) for segment in plan.head]
+        self._inputs = {v.name: v for segment in (*plan.body, *plan.head) for v in segment.inputs}
+        self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step")
+
+    def submit(self, inputs: StepInputs) -> StepTicket:
+        if self._thread is None:
+            raise EngineStoppedError("The session is closed.")
+        return StepTicket(self._thread.submit(self._run, inputs))
+
+    def close(self) -> None:
+        """Waits for submitted steps, then frees the states."""
+        if self._thread is None:
+            return
+        self._thread.shutdown(wait=True)
+        self._thread = None
+        for state in self._states["device"].values():
+            self._device.free(state)
+        self._states = {"device": {}, "host": {}}
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _bind(self, segment: Segment) -> StepFn:
+        compiled = compile_of(self._device)
+        if segment.place == "device" and compiled is not None:
+            whole = compiled(segment, self._plan.limits, self._states["device"])
+            if whole is not None:
+                return whole
+        fns = [bound.provider.bind(bound, self._plan.limits) for bound in segment.calls]
+
+        def run(frame: Frame) -> None:
+            for fn in fns:
+                fn(frame)
+
+        return run
+
+    def _run(self, inputs: StepInputs) -> StepResult:
+        frames = {place: Frame(inputs.dims, {}, states) for place, states in self._states.items()}
+        for name, array in inputs.arrays.items():
+            value = self._inputs.get(name)
+            if value is not None:
+                frames["host"].values[value.id] = array
+        segments = self._body + self._head if inputs.dims.R else self._body
+        for segment, run in segments:
+            frame, other = frames[segment.place], frames["host" if segment.place == "device" else "device"]
+            for value in segment.inputs:
+                if value.id not in frame.values:
+                    frame.values[value.id] = self._transfer(other.values[value.id], segment.place)
+            run(frame)
+        return self._result(frames, bool(inputs.dims.R))
+
+    def _transfer(self, value: Any, place: str) -> Any:
+        return self._device.copy_in(value) if place == "device" else self._device.copy_out(value)
+
+    def _result(self, frames: Mapping[str, Frame], sampled: bool) -> StepResult:
+        kept = {v.name: self._fetch(frames, v) for v in self._outputs(sampled) if v.name in self._plan.keep}
+        if not sampled:
+            none = np.zeros(0, np.int32)
+            empty = np.zeros((0, 0), np.float32)
+            return StepResult(none, none, np.zeros(0, np.float32), empty.astype(np.int32), empty, kept)
+        found = {v.name: self._fetch(frames, v) for v in self._outputs(sampled) if v.name in _RESULTS}
+        return StepResult(*(found[name] for name in _RESULTS), kept)
+
+    def _outputs(self, sampled: bool) -> list[Value]:
+        segments = (*self._plan.body, *self._plan.head) if sampled else self._plan.body
+        return [value for segment in segments for value in segment.outputs]
+
+    def _fetch(self, frames: Mapping[str, Frame], value: Value) -> Array:
+        if value.id in frames["host"].values:
+            return np.array(frames["host"].values[value.id])
+        return self._device.copy_out(frames["device"].values[value.id])

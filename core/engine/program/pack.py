@@ -1,0 +1,38 @@
+"""Packing: each weight once, in its provider's layout, with all the uses it serves; then its file mapping is let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..backend.v1 import Packed, Provider, WeightRef
+from .place import Placement
+
+Progress = Callable[[int, int], None]
+"""(bytes packed so far, bytes in all)"""
+
+
+@dataclass
+class _Job:
+    ref: WeightRef
+    provider: Provider
+    uses: list[str]
+
+
+def pack(placement: Placement, progress: Progress | None = None) -> Mapping[tuple[str, str], Packed]:
+    """(packer, weight name) -> packed weight."""
+    jobs: dict[tuple[str, str], _Job] = {}
+    for placed in placement.calls:
+        for ref in placed.call.weights.values():
+            job = jobs.setdefault((placed.provider.packer, ref.name), _Job(ref, placed.provider, []))
+            job.uses.append(placed.call.op)
+    total = sum(job.ref.rows().nbytes for job in jobs.values())
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return {key: job.provider.pack(job.ref, tuple(job.uses), advance) for key, job in jobs.items()}

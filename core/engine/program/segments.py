@@ -1,0 +1,46 @@
+"""Maximal runs of calls on one place, with what enters and leaves each: the borders where values are transferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from ..backend.v1 import BoundCall, Packed, Segment, Value
+from .place import PlacedCall, Placement
+
+
+def segments(
+    placement: Placement, packed: Mapping[tuple[str, str], Packed], keep: Sequence[str]
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
+    """Body and head segments. Values named in ``keep`` count as used outside."""
+    body = [tuple(run) for _, run in groupby(placement.body, key=lambda placed: placed.place)]
+    head = [tuple(run) for _, run in groupby(placement.head, key=lambda placed: placed.place)]
+    runs = [("body", run) for run in body] + [("head", run) for run in head]
+    readers = [_reads(run) for _, run in runs]
+    built: list[Segment] = []
+    for n, (part, run) in enumerate(runs):
+        made = _writes(run)
+        later = {v for other in readers[n + 1 :] for v in other}
+        results = {v for v in made.values() if v.name in keep or v.name in _RESULTS}
+        inputs = tuple(v for i, v in readers[n].items() if i not in made)
+        outputs = tuple(v for i, v in made.items() if i in later or v in results)
+        calls = tuple(_bound(placed, packed) for placed in run)
+        built.append(Segment(f"{part}.{n}", run[0].place, calls, inputs, outputs))
+    return tuple(built[: len(body)]), tuple(built[len(body) :])
+
+
+_RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
+
+
+def _reads(run: Sequence[PlacedCall]) -> dict[int, Value]:
+    return {v.id: v for placed in run for v in placed.call.inputs.values()}
+
+
+def _writes(run: Sequence[PlacedCall]) -> dict[int, Value]:
+    return {v.id: v for placed in run for v in placed.call.outputs}
+
+
+def _bound(placed: PlacedCall, packed: Mapping[tuple[str, str], Packed]) -> BoundCall:
+    packer = getattr(placed.provider, "packer", placed.provider.name)
+    weights = {name: packed[packer, ref.name] for name, ref in placed.call.weights.items()}
+    return BoundCall(placed.call, placed.provider, weights, placed.layout)

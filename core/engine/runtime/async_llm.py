@@ -1,0 +1,74 @@
+"""``AsyncLLM``: the same engine for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ..formats.tokenizer import Tokenizer
+from ..sampling import SamplingParams
+from .config import EngineConfig
+from .core import Health
+from .engine import Engine, Prompt
+from .load import Progress, load
+from .outputs import RequestOutput
+
+
+class AsyncLLM:
+    """A loaded model; ``generate`` streams. Settings are those of ``EngineConfig``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    async def load(cls, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> AsyncLLM:
+        """Load without blocking the event loop."""
+        config = EngineConfig(model=Path(model), **settings)
+        return cls(Engine(await asyncio.to_thread(load, config, progress)))
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str | None = None, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]:
+        """A request's outputs as they come. Cancelling, or leaving the iterator, aborts the request."""
+        loop = asyncio.get_running_loop()
+        outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
+
+        def sink(output: RequestOutput) -> None:
+            loop.call_soon_threadsafe(outputs.put_nowait, output)
+
+        ids = await asyncio.to_thread(self.engine.encode, prompt)
+        text = prompt if isinstance(prompt, str) else None
+        submitted = await asyncio.to_thread(
+            self.engine.submit, text, ids, sampling_params, sink, request_id=request_id, priority=priority
+        )
+        finished = False
+        try:
+            while not finished:
+                output = await self._next(outputs)
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self.engine.abort(submitted)
+
+    async def _next(self, outputs: asyncio.Queue[RequestOutput]) -> RequestOutput:
+        while True:
+            try:
+                return await asyncio.wait_for(outputs.get(), timeout=1.0)
+            except TimeoutError:
+                self.engine.check_progress()
+
+    async def abort(self, request_id: str) -> None:
+        await asyncio.to_thread(self.engine.abort, request_id)
+
+    def health(self) -> Health:
+        return self.engine.health()
+
+    async def close(self) -> None:
+        """End all requests and free the device."""
+        await asyncio.to_thread(self.engine.close)

@@ -1,0 +1,49 @@
+"""Settings of an engine, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+
+KV_DTYPES = ("f32", "f16", "bf16", "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Names are vLLM's where it has them.
+
+    ``kv_cache_memory`` is in bytes (None: what half of the free memory allows); ``max_model_len`` None takes the model's
+    own context, or what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out;
+    ``watchdog_s`` ends requests when no step finishes for so long.
+    """
+
+    model: Path
+    backend: str = "auto"
+    threads: int | None = None
+    kv_cache_dtype: str = "f16"
+    block_size: int = 16
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    kv_cache_memory: int | None = None
+    policy: str = "fcfs"
+    strict: bool = False
+    fused: bool = True
+    without: tuple[str, ...] = ()
+    round_trip: bool = False
+    keep: tuple[str, ...] = ()
+    watchdog_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.kv_cache_dtype not in KV_DTYPES:
+            raise ConfigError(f"There is no KV dtype {self.kv_cache_dtype!r}; choose one of {', '.join(KV_DTYPES)}.")
+        if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            raise ConfigError(f"The block size is {self.block_size}; it must be a power of two from 1 to 256.")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "threads", "kv_cache_memory"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        if self.max_num_seqs > 4096 or self.max_num_batched_tokens > 1 << 16:
+            raise ConfigError("max_num_seqs may be at most 4096, and max_num_batched_tokens at most 65536.")

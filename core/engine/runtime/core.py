@@ -1,0 +1,352 @@
+"""Stage 2: the step loop. One thread owns the scheduler and submits steps; the next one is made while the device computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..backend.v1 import Session, StepResult, Ticket
+from ..errors import EngineError, EngineStoppedError, RequestError
+from ..kv import PagedAllocator
+from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
+from .load import Loaded
+from .request import Request
+from .step_inputs import RowParams, step_inputs
+
+STATUS = {
+    1: "The model gave logits that are not finite numbers; the checkpoint or this prompt is damaged.",
+    2: "No token is left to choose: the logit bias or the mask bans them all.",
+}
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """For stage 3: a token of a continuation, its logprobs, and whether and why the sequence ended with it."""
+
+    request: Request
+    index: int
+    token: int | None
+    logprobs: Mapping[int, float] | None
+    is_stop: bool
+    finish_reason: str | None
+    stop_reason: str | int | None
+    time: float
+
+
+@dataclass(frozen=True)
+class Health:
+    """``stalled_s``: seconds since a step finished while there was work; 0 when idle."""
+
+    alive: bool
+    stalled_s: float
+    steps: int
+    waiting: int
+    running: int
+
+
+@dataclass
+class _InFlight:
+    step: ScheduledStep
+    rows: tuple[int, ...]
+    ticket: Ticket
+
+
+@dataclass
+class _Member:
+    """A sequence of a request, as the loop knows it."""
+
+    request: Request
+    index: int
+    row: RowParams
+    failures: int = 0
+
+
+Command = Callable[[], None]
+
+
+class EngineCore:
+    """Takes requests, runs steps, and passes tokens on as events. All public methods may be called from any thread."""
+
+    def __init__(self, loaded: Loaded, emit: Callable[[TokenEvent], None]) -> None:
+        self._loaded = loaded
+        self._emit = emit
+        config = loaded.config
+        self._groups = len(loaded.program.groups)
+        self._mask_words = (loaded.program.vocab + 31) // 32
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_batch_tokens=loaded.plan.limits.dims.T,
+                max_sequences=config.max_num_seqs,
+                max_model_len=loaded.max_model_len,
+                policy=config.policy,
+            ),
+            PagedAllocator(loaded.program.groups, (loaded.memory.blocks,) * self._groups),
+        )
+        self._session: Session = loaded.session()
+        self._max_in_flight = max(loaded.device.describe().max_in_flight, 1)
+        self._members: dict[int, _Member] = {}
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._in_flight: deque[_InFlight] = deque()
+        self._suspects: deque[str] = deque()
+        self._next_id = 0
+        self._steps = 0
+        self._progress = time.monotonic()
+        self._failure: EngineError | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine-loop", daemon=True)
+        self._thread.start()
+
+    # -- from other threads ----------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Admit a request; raises AdmissionError when it can never fit."""
+        self._call(lambda: self._add(request))
+
+    def abort(self, request_id: str) -> None:
+        """End a request in any state; nothing happens when it has ended already."""
+        self._call(lambda: self._abort(request_id, "abort", None))
+
+    def finish(self, request_id: str, index: int) -> None:
+        """End one continuation: stage 3 has found a stop string in it. Does not wait."""
+        self._commands.put(lambda: self._finish(request_id, index))
+
+    def health(self) -> Health:
+        stats = self.scheduler.stats()
+        busy = bool(self._members)
+        stalled = time.monotonic() - self._progress if busy else 0.0
+        return Health(self._thread.is_alive() and not self._failure, stalled, self._steps, stats.waiting, stats.running)
+
+    def close(self) -> None:
+        """Ends all requests and frees the device's state."""
+        self._stopping = True
+        self._commands.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _call(self, action: Command) -> None:
+        """Run an action on the loop's thread, and raise here what it raises."""
+        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                action()
+                done.put(None)
+            except BaseException as error:
+                done.put(error)
+
+        if self._failure is not None or self._stopping:
+            raise self._failure or EngineStoppedError("The engine has been shut down.")
+        self._commands.put(run)
+        while True:
+            try:
+                error = done.get(timeout=1.0)
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    raise self._failure or EngineStoppedError("The engine has been shut down.") from None
+                continue
+            if error is not None:
+                raise error
+            return
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_commands()
+                self._submit()
+                if self._in_flight:
+                    self._finish_step()
+        except Exception as error:  # the loop itself is broken: every request is told, and none waits for ever
+            self._failure = EngineStoppedError(f"The step loop failed: {type(error).__name__}: {error}")
+        finally:
+            for request in {id(m.request): m.request for m in self._members.values()}.values():
+                self._abort(request.request_id, "error" if self._failure else "abort", str(self._failure or "shut down"))
+            for flight in self._in_flight:
+                try:
+                    flight.ticket.wait()
+                except Exception:  # its requests have been told already
+                    continue
+            self._session.close()
+            while not self._commands.empty():
+                command = self._commands.get()
+                if command is not None and not self._failure:
+                    command()
+
+    def _take_commands(self) -> None:
+        while not self._stopping:
+            idle = not self._members and not self._in_flight
+            try:
+                command = self._commands.get(block=idle)
+            except queue.Empty:
+                return
+            if command is not None:
+                if idle:
+                    self._progress = time.monotonic()
+                command()
+
+    def _submit(self) -> None:
+        while len(self._in_flight) < (1 if self._suspects else self._max_in_flight):
+            step = self.scheduler.schedule(self._suspects[0]) if self._suspects else self.scheduler.schedule()
+            if step is None:
+                return
+            inputs, rows = step_inputs(step, lambda seq: self._members[seq].row, self._groups, self._mask_words)
+            self._in_flight.append(_InFlight(step, rows, self._session.submit(inputs)))
+
+    def _finish_step(self) -> None:
+        flight = self._in_flight.popleft()
+        try:
+            result = flight.ticket.wait()
+        except Exception as error:
+            self._recover(flight.step, error)
+            return
+        self._steps += 1
+        self._progress = time.monotonic()
+        if self._suspects:
+            self._suspects.popleft()
+        tokens = dict(zip(flight.rows, result.tokens.tolist(), strict=True))
+        failed = {s: STATUS[int(c)] for s, c in zip(flight.rows, result.status, strict=True) if c}
+        logprobs = {seq: n for n, seq in enumerate(flight.rows)}
+        for update in self.scheduler.complete(flight.step, tokens, failed):
+            self._publish(update, result, logprobs)
+
+    def _publish(self, update: Update, result: StepResult, rows: Mapping[int, int]) -> None:
+        seq = update.sequence
+        member = self._members[seq.seq_id]
+        member.request.num_cached = max(member.request.num_cached, seq.num_cached or 0)
+        if update.error is not None:
+            self._drop(seq.seq_id)
+            self._event(member, None, None, False, "error", update.error)
+            return
+        if update.token_id is None:
+            return
+        token, reason, why = update.token_id, None, None
+        is_stop = token in member.request.stop_ids and seq.num_output >= member.request.params.min_tokens
+        if is_stop:
+            reason, why = "stop", token
+            if not update.finished:
+                self.scheduler.finish(seq.seq_id)
+        elif update.finished:
+            reason = "length"
+        if reason is not None:
+            self._drop(seq.seq_id)
+        self._event(member, token, _logprobs(result, rows[seq.seq_id], member.row.want, token), is_stop, reason, why)
+
+    def _event(
+        self,
+        member: _Member,
+        token: int | None,
+        logprobs: Mapping[int, float] | None,
+        is_stop: bool,
+        reason: str | None,
+        why: str | int | None,
+    ) -> None:
+        self._emit(TokenEvent(member.request, member.index, token, logprobs, is_stop, reason, why, time.monotonic()))
+
+    # -- on the loop's thread --------------------------------------------------------------------------------------
+
+    def _add(self, request: Request) -> None:
+        params = request.params
+        room = self._loaded.max_model_len - len(request.prompt_ids)
+        limit = params.max_tokens if params.max_tokens is not None else max(room, 1)
+        first = Sequence(self._next_id, request.request_id, list(request.prompt_ids), limit, request.priority)
+        added = self.scheduler.add(first, params.n)
+        self._next_id += len(added)
+        bias = tuple(params.logit_bias.items())
+        banned = tuple(sorted(request.stop_ids))
+        for seq in added:
+            row = RowParams(params, len(request.prompt_ids), seq.branch, request.seed, banned, bias)
+            self._members[seq.seq_id] = _Member(request, seq.branch, row)
+
+    def _abort(self, request_id: str, reason: str, why: str | None) -> None:
+        for seq_id in self.scheduler.abort(request_id):
+            self._event(self._drop(seq_id), None, None, False, reason, why)
+
+    def _finish(self, request_id: str, index: int) -> None:
+        for seq_id, member in list(self._members.items()):
+            if member.request.request_id == request_id and member.index == index:
+                self.scheduler.finish(seq_id)
+                self._drop(seq_id)
+
+    def _drop(self, seq_id: int) -> _Member:
+        return self._members.pop(seq_id)
+
+    def _recover(self, step: ScheduledStep, error: Exception) -> None:
+        """The device lost its state: recompute. The step's requests then run one at a time, so that the one at fault
+        fails alone."""
+        for flight in self._in_flight:
+            try:
+                flight.ticket.wait()
+            except Exception:  # lost with the state; its sequences are recomputed
+                continue
+        self._in_flight.clear()
+        ids = list(dict.fromkeys(self._members[p.seq_id].request.request_id for p in step.sequences if p.seq_id in self._members))
+        self.scheduler.reset()
+        self._session.close()
+        self._session = self._loaded.session()
+        if len(ids) == 1:
+            sentence = f"The device failed on this request: {type(error).__name__}: {error}"
+            self._abort(ids[0], "error", sentence)
+            self._suspects = deque(s for s in self._suspects if s != ids[0])
+        else:
+            self._suspects = deque(ids)
+
+
+def _logprobs(result: StepResult, row: int, want: int, token: int) -> Mapping[int, float] | None:
+    if want < 0:
+        return None
+    best = zip(result.top_ids[row, :want].tolist(), result.top_logprobs[row, :want].tolist(), strict=True)
+    return {token: float(result.logprob[row]), **dict(best)}
+
+
+@dataclass
+class Stage3:
+    """The thread that turns tokens into text and hands outputs to their sinks."""
+
+    finish: Callable[[str, int], None]
+    _events: queue.SimpleQueue[TokenEvent | None] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._main, name="engine-detokenize", daemon=True)
+        self._thread.start()
+
+    def put(self, event: TokenEvent) -> None:
+        self._events.put(event)
+
+    def close(self) -> None:
+        self._events.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._take(event)
+            except Exception as error:  # one request's sink or text must not end the others
+                self._fail(event, error)
+
+    def _take(self, event: TokenEvent) -> None:
+        request, c = event.request, event.request.continuations[event.index]
+        if c.finish_reason is not None:
+            return
+        if event.token is not None:
+            request.first_token = request.first_token or event.time
+            request.last_token = event.time
+            if c.push(event.token, event.logprobs, event.is_stop) and event.finish_reason is None:
+                self.finish(request.request_id, event.index)
+        if event.finish_reason is not None:
+            c.end(event.finish_reason, event.stop_reason)
+        if request.stream or request.finished:
+            request.sink(request.output())
+
+    def _fail(self, event: TokenEvent, error: Exception) -> None:
+        c = event.request.continuations[event.index]
+        c.finish_reason, c.stop_reason = "error", f"{RequestError.__name__}: {error}"
+        self.finish(event.request.request_id, event.index)
+        try:
+            event.request.sink(event.request.output())
+        except Exception:  # the sink itself is broken; nobody is left to tell
+            return

@@ -1,0 +1,114 @@
+"""The three stages put together: tokenize in the caller's thread, compute in the step loop, detokenize beside it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+
+from ..errors import EngineStoppedError, RequestError, TokenizerError
+from ..formats.tokenizer import Tokenizer
+from ..sampling import SamplingParams
+from .core import EngineCore, Health, Stage3, TokenEvent
+from .detokenize import continuation
+from .load import Loaded
+from .request import Request, Sink
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """What ``LLM``, ``AsyncLLM`` and the server stand on. ``submit`` may be called from any thread."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self._stage3 = Stage3(self._stop_string)
+        self._core = EngineCore(loaded, self._stage3.put)
+        self._ids = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+        try:
+            loaded.checkpoint.tokenizer()
+            self.has_tokenizer = True
+        except TokenizerError:
+            self.has_tokenizer = False  # token ids in, token ids out
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; TokenizerError if the checkpoint has none."""
+        return self.loaded.checkpoint.tokenizer()
+
+    def _stop_string(self, request_id: str, index: int) -> None:
+        self._core.finish(request_id, index)
+
+    def encode(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
+        """Stage 1: text with the tokenizer's BOS, or ids as they are."""
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt, add_special=not parse_special, parse_special=parse_special))
+        ids = tuple(int(i) for i in prompt)
+        vocab = self.loaded.program.vocab
+        wrong = next((i for i in ids if not 0 <= i < vocab), None)
+        if wrong is not None:
+            raise RequestError(f"The prompt has the token id {wrong}; this model's ids go from 0 to {vocab - 1}.")
+        return ids
+
+    def submit(
+        self,
+        prompt: str | None,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        sink: Sink,
+        request_id: str | None = None,
+        priority: int = 0,
+        stream: bool = True,
+    ) -> str:
+        """Admit a request; ``sink`` gets its outputs on stage 3's thread, each token's or, without ``stream``, the last
+        alone. Raises RequestError or AdmissionError."""
+        self._check(params)
+        with self._lock:
+            self._ids += 1
+            request_id = request_id or f"request-{self._ids}"
+        texts = [continuation(n, params, self.tokenizer if self.has_tokenizer else None) for n in range(params.n)]
+        if params.stop and not self.has_tokenizer:
+            raise RequestError("Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.")
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids())
+        seed = params.seed if params.seed is not None else secrets.randbits(64)
+        request = Request(request_id, prompt, tuple(prompt_ids), params, seed, priority, sink, stream, texts, stops)
+        self._core.add(request)
+        return request_id
+
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end a generation, of the files and of the tokenizer."""
+        known = self.tokenizer.eos_ids if self.has_tokenizer else frozenset[int]()
+        return self.loaded.checkpoint.eos_ids | known
+
+    def _check(self, params: SamplingParams) -> None:
+        vocab = self.loaded.program.vocab
+        for token in (*params.logit_bias, *params.stop_token_ids):
+            if not 0 <= token < vocab:
+                raise RequestError(f"The token id {token} does not exist; this model's ids go from 0 to {vocab - 1}.")
+
+    def abort(self, request_id: str) -> None:
+        self._core.abort(request_id)
+
+    def health(self) -> Health:
+        return self._core.health()
+
+    def check_progress(self) -> None:
+        """Raise when nothing has moved for as long as the watchdog allows."""
+        health = self.health()
+        if not health.alive:
+            raise EngineStoppedError("The engine has stopped; its step loop is not running.")
+        if health.stalled_s > self.loaded.config.watchdog_s:
+            raise EngineStoppedError(f"No step has finished for {health.stalled_s:.0f} s; the device seems to hang.")
+
+    def close(self) -> None:
+        """End all requests and free the device."""
+        if not self._closed:
+            self._closed = True
+            self._core.close()
+            self._stage3.close()
+
+
+__all__ = ["Engine", "Prompt", "TokenEvent"]

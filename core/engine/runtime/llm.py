@@ -1,0 +1,144 @@
+"""``LLM``: offline generation in vLLM's manner."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import RequestError
+from ..formats.tokenizer import Tokenizer
+from ..sampling import SamplingParams
+from .config import EngineConfig
+from .engine import Engine, Prompt
+from .load import Loaded, Progress, load
+from .outputs import RequestOutput
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A loaded model. Settings are those of ``EngineConfig``; use it in a ``with`` statement, or call ``close``."""
+
+    def __init__(self, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> None:
+        self.engine = Engine(load(EngineConfig(model=Path(model), **settings), progress))
+
+    @property
+    def loaded(self) -> Loaded:
+        return self.engine.loaded
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_output: Callable[[RequestOutput], None] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (a text, or token ids); results in the order of the prompts. ``on_output`` sees every
+        output as it comes."""
+        listed = _listed(prompts)
+        params = _params(sampling_params, len(listed))
+        encoded = [self.engine.encode(prompt) for prompt in listed]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._run(texts, encoded, params, on_output, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_output: Callable[[RequestOutput], None] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template."""
+        several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        texts = [self.render(conversation, **template) for conversation in several]
+        encoded = [self.engine.encode(text, parse_special=True) for text in texts]
+        return self._run(texts, encoded, _params(sampling_params, len(texts)), on_output, None)
+
+    def render(self, messages: Sequence[Message], **template: Any) -> str:
+        """The prompt that the model's chat template makes of a conversation."""
+        found = self.loaded.checkpoint.chat_template()
+        if found is None:
+            raise RequestError(f"{self.loaded.config.model} has no chat template; use generate with a prompt of your own.")
+        return found.render(list(messages), **template)
+
+    def stream(self, prompt: Prompt, params: SamplingParams, parse_special: bool = False) -> Iterator[RequestOutput]:
+        """One request's outputs as they come. Closing the iterator aborts the request."""
+        ids = self.engine.encode(prompt, parse_special)
+        outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        request_id = self.engine.submit(prompt if isinstance(prompt, str) else None, ids, params, outputs.put)
+        finished = False
+        try:
+            while not finished:
+                output = self._next(outputs)
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self.engine.abort(request_id)
+
+    def _run(
+        self,
+        texts: Sequence[str | None],
+        encoded: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        on_output: Callable[[RequestOutput], None] | None,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        ids: list[str] = []
+        finished: dict[str, RequestOutput] = {}
+        try:
+            for n, (text, prompt, param) in enumerate(zip(texts, encoded, params, strict=True)):
+                rank = priority[n] if priority else 0
+                stream = on_output is not None
+                ids.append(self.engine.submit(text, prompt, param, outputs.put, priority=rank, stream=stream))
+            while len(finished) < len(ids):
+                output = self._next(outputs)
+                if on_output is not None:
+                    on_output(output)
+                if output.finished:
+                    finished[output.request_id] = output
+        finally:
+            for request_id in ids:
+                if request_id not in finished:
+                    self.engine.abort(request_id)
+        return [finished[request_id] for request_id in ids]
+
+    def _next(self, outputs: queue.SimpleQueue[RequestOutput]) -> RequestOutput:
+        while True:
+            try:
+                return outputs.get(timeout=1.0)
+            except queue.Empty:
+                self.engine.check_progress()
+
+    def close(self) -> None:
+        """End all requests and free the device."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or several: a text, ids, or a sequence of either."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    return [items] if items and isinstance(items[0], int) else items
+
+
+def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * count
+    if len(given) != count:
+        raise RequestError(f"There are {count} prompts but {len(given)} sampling parameters; give one for all, or one each.")
+    return list(given)

@@ -1,0 +1,90 @@
+"""Loading: from a path and settings to a session that is ready to run, with what was decided on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..backend.registry import open_device
+from ..backend.v1 import Device, Plan, Session
+from ..errors import ConfigError
+from ..formats import Checkpoint, open_checkpoint
+from ..models import Model, load_model
+from ..program.build import Program
+from ..program.pack import pack
+from ..program.place import Placement, Placer
+from ..program.plan import MemoryPlan, choose_blocks, kv_bytes_a_block, make_limits, make_plan
+from ..program.shard import shard
+from ..sampling.params import MAX_LOGPROBS
+from .config import EngineConfig
+
+Progress = Callable[[str, int, int], None]
+"""(what is being done, how much is done, of how much)"""
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Everything that serving needs, and that ``engine doctor`` shows."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    model: Model
+    device: Device
+    program: Program
+    placement: Placement
+    plan: Plan
+    memory: MemoryPlan
+    max_model_len: int
+    notices: tuple[str, ...]
+
+    def session(self) -> Session:
+        """A new session of the plan; states start empty."""
+        return self.device.session(self.plan)
+
+
+def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
+    """Open, build, fuse, shard, place, pack, plan. Raises an EngineError that says what is wrong."""
+    checkpoint = open_checkpoint(config.model)
+    model = load_model(checkpoint)
+    device = open_device(config.backend, {"threads": config.threads})
+    program = shard(model.program(config.block_size, config.kv_cache_dtype), ranks=1)
+    placement = Placer(device, config.without, config.round_trip).place(program, config.strict, config.fused)
+    notices = [_fallback_notice(placement)] if placement.fallbacks() else []
+    length, blocks = _sizes(config, model, device, placement, notices)
+    packed = pack(placement, None if progress is None else lambda done, total: progress("Loading weights", done, total))
+    batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
+    limits = make_limits(max(batched, config.max_num_seqs), config.max_num_seqs, length, config.block_size, MAX_LOGPROBS)
+    plan, memory = make_plan(placement, packed, config.kv_cache_dtype, blocks, limits, config.keep)
+    return Loaded(config, checkpoint, model, device, program, placement, plan, memory, length, tuple(notices))
+
+
+def _fallback_notice(placement: Placement) -> str:
+    falls = placement.fallbacks()
+    ops = sorted({placed.call.op for placed in falls})
+    return f"{len(falls)} of {len(placement.calls)} ops run on the reference, slowly ({', '.join(ops)}); see engine doctor."
+
+
+def _sizes(
+    config: EngineConfig, model: Model, device: Device, placement: Placement, notices: list[str]
+) -> tuple[int, int]:
+    """The context's length and the pool's blocks: the pool holds one whole context and no more than the budget."""
+    size = config.block_size
+    a_block = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
+    weights = sum(ref.rows().nbytes for ref in {r.name: r for c in placement.calls for r in c.call.weights.values()}.values())
+    free = max(device.memory_info().free - weights, 0)
+    budget = config.kv_cache_memory if config.kv_cache_memory is not None else free // 2
+    length = config.max_model_len or model.config.max_context
+    if config.max_model_len is not None and config.max_model_len > model.config.max_context:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but {config.model} was made for at most {model.config.max_context} tokens."
+        )
+    affordable = (budget // max(a_block, 1) - 1) * size
+    if config.max_model_len is None and affordable < length and affordable >= size:
+        notices.append(f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB.")
+        length = affordable
+    wanted = min(length * config.max_num_seqs, max(length, _DEFAULT_POOL_TOKENS))
+    return length, choose_blocks(a_block, budget, wanted, size, length)
+
+
+_DEFAULT_POOL_TOKENS = 64 * 1024

@@ -1,0 +1,43 @@
+"""What a request gives back, in vLLM's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One continuation. ``logprobs``: for each token the ids that were asked for with their log-probabilities, the chosen
+    one included. ``finish_reason``: None while it runs, then "stop", "length", "abort" or "error"; ``stop_reason`` is the
+    stop string or token id that ended it, or the error's sentence."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None
+    logprobs: tuple[Mapping[int, float], ...] | None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Seconds since the epoch of the monotonic clock: arrival, first token, last token."""
+
+    arrival: float
+    first_token: float | None
+    last_token: float | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The state of a request: all that it has given so far, not only what is new."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics

@@ -1,0 +1,86 @@
+"""What a request asks of sampling, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import RequestError
+
+MAX_LOGPROBS = 32
+MAX_SEED = 2**64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Names and meanings are vLLM's. ``temperature`` 0 is greedy; ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 are off.
+
+    Processors run in this order: logit bias, repetition penalty, frequency and presence penalties, temperature, top-k,
+    top-p, min-p. ``logprobs`` (how many best tokens to report with each) are of the model's raw distribution. Without a
+    ``seed`` one is drawn for the request. ``max_tokens`` None means up to the context's end.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
+        self._check_counts()
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.")
+        if self.top_p == 0 or self.repetition_penalty == 0:
+            raise RequestError("top_p and repetition_penalty must be above 0.")
+        for token, bias in self.logit_bias.items():
+            if isinstance(bias, bool) or not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
+                raise RequestError(f"The logit bias of token {token} is {bias!r}; it must be a number, or -inf to ban it.")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise RequestError("Every stop string must be a text that is not empty.")
+
+    def _check_counts(self) -> None:
+        for name, low, high in _COUNTS:
+            value = getattr(self, name)
+            if value is None and name in ("max_tokens", "seed", "logprobs"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise RequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}.")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}).")
+
+
+_RANGES = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.0, 100.0),
+    ("frequency_penalty", -100.0, 100.0),
+    ("presence_penalty", -100.0, 100.0),
+)
+_COUNTS = (
+    ("n", 1, 1024),
+    ("max_tokens", 1, 1 << 30),
+    ("min_tokens", 0, 1 << 30),
+    ("top_k", 0, 1 << 30),
+    ("seed", 0, MAX_SEED - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+)

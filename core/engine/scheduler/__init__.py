@@ -1,0 +1,20 @@
+"""Scheduling: which tokens of which sequences the next step computes. Integers only; nothing here knows a device."""
+
+from .policy import POLICIES, Policy
+from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
+from .sequence import Sequence, SequenceStatus
+from .step import FROM_HISTORY, ScheduledSequence, ScheduledStep, Update
+
+__all__ = [
+    "FROM_HISTORY",
+    "POLICIES",
+    "Policy",
+    "ScheduledSequence",
+    "ScheduledStep",
+    "Scheduler",
+    "SchedulerConfig",
+    "SchedulerStats",
+    "Sequence",
+    "SequenceStatus",
+    "Update",
+]

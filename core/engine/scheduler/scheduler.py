@@ -1,0 +1,376 @@
+"""The token-budget scheduler: continuous batching with chunked prefill, preemption by recomputation, and parallel
+samples.
+
+The loop is vLLM v1's (no phases: every sequence has tokens computed and tokens wanted), the order Sarathi-Serve's
+(decodes, then running prefills in chunks, then new requests; Agrawal et al. 2024, arXiv 2403.02310), so that decodes
+never wait for a prompt.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from ..errors import AdmissionError, SchedulerError
+from ..kv import KVAllocator, PoolStats
+from .policy import POLICIES
+from .sequence import NO_SLOT, Sequence, SequenceStatus
+from .step import FROM_HISTORY, Failures, ScheduledSequence, ScheduledStep, StepDraft, Tokens, Update
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """``max_batch_tokens``: token budget of a step. ``max_sequences``: slots, so sequences running at a time.
+    ``max_model_len``: tokens of a sequence, prompt and output. ``long_prefill_chunk``: most tokens of one sequence a
+    step.
+    """
+
+    max_batch_tokens: int
+    max_sequences: int
+    max_model_len: int
+    policy: str = "fcfs"
+    long_prefill_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_tokens", "max_sequences", "max_model_len", "long_prefill_chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SchedulerError(f"{name} is {value}; it must be at least 1")
+        if self.policy not in POLICIES:
+            raise SchedulerError(
+                f"there is no scheduling policy {self.policy!r}; known are: {', '.join(sorted(POLICIES))}"
+            )
+
+
+@dataclass(frozen=True)
+class SchedulerStats:
+    """Counts as of now; ``preemptions`` since the start. ``pools``: block counts a cache group."""
+
+    waiting: int
+    running: int
+    steps_in_flight: int
+    preemptions: int
+    pools: tuple[PoolStats, ...]
+
+
+class Scheduler:
+    """Decides what each step computes. Not thread-safe: one thread owns it.
+
+    The caller submits each step from ``schedule`` to the device in order, and hands its tokens to ``complete`` in the
+    same order. It may schedule further steps before that (at most the device's max_in_flight are wise). State changes
+    on the device in submission order, so what a sequence gives back may be given out by the next step at once.
+    """
+
+    def __init__(self, config: SchedulerConfig, allocator: KVAllocator) -> None:
+        self.config = config
+        self.allocator = allocator
+        self.sequences: dict[int, Sequence] = {}
+        self._policy = POLICIES[config.policy]
+        self._requests: dict[str, list[Sequence]] = {}
+        self._waiting: list[Sequence] = []  # both lists are in policy order
+        self._running: list[Sequence] = []
+        self._slots = list(range(config.max_sequences))
+        heapify(self._slots)
+        self._in_flight: deque[tuple[ScheduledStep, list[Sequence]]] = deque()
+        self._arrivals = 0
+        self._steps = 0
+        self._preemptions = 0
+
+    # Requests come and go.
+
+    def add(self, sequence: Sequence, n: int = 1) -> tuple[Sequence, ...]:
+        """Admits a request of ``n`` parallel samples, or refuses it with AdmissionError and a sentence.
+
+        Returns its sequences, branch 0 (the one given) first; they have the ids ``seq_id`` to ``seq_id + n - 1``. The
+        prompt but for its last token is computed once, and forked.
+        """
+        self._check_admission(sequence, n)
+        branches = [sequence]
+        for branch in range(1, n):
+            branches.append(replace(sequence, seq_id=sequence.seq_id + branch, branch=branch, unforked=[]))
+        limit = sequence.num_prompt + sequence.max_tokens
+        for each in branches:
+            self.allocator.open(each.seq_id, limit, each.salt)
+            each.arrival = self._arrivals
+            self.sequences[each.seq_id] = each
+        self._arrivals += 1
+        self._requests.setdefault(sequence.request_id, []).extend(branches)
+        if sequence.num_prompt > 1:
+            sequence.unforked = branches[1:]
+        for each in branches[:1] if sequence.unforked else branches:
+            insort(self._waiting, each, key=self._policy)
+        return tuple(branches)
+
+    def finish(self, seq_id: int) -> None:
+        """Ends a sequence (a stop token or string was found). Tokens of it in flight will be dropped."""
+        if seq_id not in self.sequences:
+            raise SchedulerError(f"sequence {seq_id} is not in the scheduler; it has ended or was never added")
+        self._end(self.sequences[seq_id])
+
+    def abort(self, request_id: str) -> tuple[int, ...]:
+        """Ends all sequences of a request, in whatever state, and returns their ids; () where none is left."""
+        ended = self._requests.get(request_id, [])[::-1]  # branches not yet forked before the one that carries them
+        for sequence in ended:
+            self._end(sequence)
+        return tuple(sequence.seq_id for sequence in reversed(ended))
+
+    # The step loop.
+
+    def schedule(self) -> ScheduledStep | None:
+        """The next step, or None where there is nothing to do before a step in flight completes, or at all."""
+        draft = StepDraft(self.config.max_batch_tokens)
+        self._fork_ready(draft)
+        running = [(sequence, sequence.wanted) for sequence in self._running]
+        for sequence, wanted in running:
+            if wanted == 1:
+                self._advance(draft, sequence)
+        for sequence, wanted in running:
+            if wanted > 1:
+                self._advance(draft, sequence)
+        if not draft.out_of_blocks:
+            self._admit(draft)
+        if not draft.sequences:
+            self._check_progress()
+            return None
+        return self._issue(draft)
+
+    def complete(self, step: ScheduledStep, tokens: Tokens, failed: Failures | None = None) -> list[Update]:
+        """Takes the result of the oldest step in flight: a token for each sequence that emits, or a sentence for each
+        that failed, by sequence id. Sequences that have ended meanwhile may be missing, and are passed over. Whether
+        a token is the last one, short of max_tokens, is for the caller to say (``finish``), best before the next
+        ``schedule``."""
+        failed = failed or {}
+        if not self._in_flight or self._in_flight[0][0] is not step:
+            raise SchedulerError(
+                f"step {step.number} is not the oldest step in flight; steps complete in the order scheduled"
+            )
+        sequences = self._in_flight[0][1]
+        for part, sequence in zip(step.sequences, sequences, strict=True):
+            alive = sequence.status is not SequenceStatus.FINISHED and part.seq_id not in failed
+            if alive and part.emits and part.seq_id not in tokens:
+                raise SchedulerError(f"step {step.number} gives no token for sequence {part.seq_id}, which emits one")
+        self._in_flight.popleft()
+        updates: list[Update] = []
+        for part, sequence in zip(step.sequences, sequences, strict=True):
+            sequence.steps_in_flight -= 1
+            sequence.num_pending -= part.emits
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            if part.seq_id in failed:
+                self._end(sequence)
+                updates.append(Update(sequence, None, finished=True, error=failed[part.seq_id]))
+                continue
+            if part.emits:
+                sequence.token_ids.append(tokens[part.seq_id])
+            # Only now: before the step is done, no other sequence may build on its cache.
+            if sequence.status is SequenceStatus.RUNNING:
+                self.allocator.commit(part.seq_id, sequence.token_ids, part.start + part.count)
+            if part.emits:
+                finished = sequence.num_output >= sequence.max_tokens
+                if finished:
+                    self._end(sequence)
+                updates.append(Update(sequence, tokens[part.seq_id], finished))
+        return updates
+
+    def reset(self) -> None:
+        """The device lost its state: steps in flight are void, and every sequence is computed again from its tokens."""
+        for _, sequences in self._in_flight:
+            for sequence in sequences:
+                sequence.steps_in_flight = sequence.num_pending = 0
+        self._in_flight.clear()
+        for sequence in tuple(self._running):
+            self._preempt(sequence)
+        self.allocator.forget()
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            len(self._waiting), len(self._running), len(self._in_flight), self._preemptions, self.allocator.stats()
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError where an invariant is broken (tests)."""
+        self.allocator.check()
+        for queue in (self._waiting, self._running):
+            assert queue == sorted(queue, key=self._policy), "a queue is out of order"
+        slots = sorted([*self._slots, *(sequence.slot for sequence in self._running)])
+        assert slots == list(range(self.config.max_sequences)), "a slot is lost or held twice"
+        unforked = [child for sequence in self.sequences.values() for child in sequence.unforked]
+        places = [*self._waiting, *self._running, *unforked]
+        assert len(places) == len(self.sequences) and set(places) == set(self.sequences.values()), "a sequence is lost"
+        assert set(places) == {sequence for group in self._requests.values() for sequence in group}
+        for sequence in places:
+            assert 0 <= sequence.num_pending <= sequence.steps_in_flight <= len(self._in_flight)
+            assert sequence.num_output + sequence.num_pending <= sequence.max_tokens, "more tokens than max_tokens"
+            running = sequence in self._running
+            assert running == (sequence.slot != NO_SLOT) == (sequence.status is SequenceStatus.RUNNING)
+            held = self.allocator.tables(sequence.seq_id)
+            assert running == any(held), "only running sequences hold blocks"
+
+    # Inside.
+
+    def _check_admission(self, sequence: Sequence, n: int) -> None:
+        prompt, limit = sequence.num_prompt, self.config.max_model_len
+        taken = [i for i in range(sequence.seq_id, sequence.seq_id + n) if i in self.sequences]
+        if taken:
+            raise SchedulerError(f"sequence id {taken[0]} is in use; ids are unique, and n samples take n ids")
+        if n < 1:
+            raise AdmissionError(f"n is {n}; a request has at least 1 sample")
+        if prompt == 0:
+            raise AdmissionError("the prompt has no tokens; it needs at least 1")
+        if sequence.max_tokens < 1:
+            raise AdmissionError(f"max_tokens is {sequence.max_tokens}; it must be at least 1")
+        if min(sequence.token_ids) < 0 or max(sequence.token_ids) > MAX_TOKEN_ID:
+            raise AdmissionError(f"the prompt has a token id outside of 0 to {MAX_TOKEN_ID}")
+        if prompt + sequence.max_tokens > limit:
+            raise AdmissionError(
+                f"a prompt of {prompt} tokens and max_tokens {sequence.max_tokens} make "
+                f"{prompt + sequence.max_tokens} tokens, and the context holds {limit}; "
+                "shorten the prompt or lower max_tokens"
+            )
+
+    def _fork_ready(self, draft: StepDraft) -> None:
+        """Forks the sequences whose prompt is computed but for its last token. Branches that find no slot or block
+        now wait as ordinary sequences, and will hit the prompt's prefix."""
+        for parent in tuple(self._running):
+            if not parent.unforked or parent.wanted:
+                continue
+            children, parent.unforked = parent.unforked, []
+            for number, child in enumerate(children, start=1):
+                if self._slots and self.allocator.can_fork(parent.seq_id, number):
+                    self.allocator.fork(parent.seq_id, child.seq_id)
+                    self._start(child)
+                    child.num_computed, child.num_cached = parent.num_computed, parent.num_cached
+                    draft.history_copies.append((parent.slot, child.slot))
+                else:
+                    insort(self._waiting, child, key=self._policy)
+
+    def _advance(self, draft: StepDraft, sequence: Sequence) -> None:
+        """Adds a running sequence's next chunk, preempting others for its blocks where it must."""
+        count = self._chunk(draft, sequence.wanted)
+        if count == 0 or sequence.status is not SequenceStatus.RUNNING:
+            return
+        while not self.allocator.allocate(sequence.seq_id, count):
+            draft.out_of_blocks = True
+            victim = self._victim(draft, sequence)
+            if victim is None:
+                return  # it keeps its blocks and waits for those before it
+            self._preempt(victim)
+        self._take(draft, sequence, count)
+
+    def _admit(self, draft: StepDraft) -> None:
+        """Starts waiting sequences in policy order, up to the first that must wait on."""
+        while self._waiting and self._slots and draft.budget:
+            sequence = self._waiting[0]
+            if sequence.steps_in_flight:
+                return  # preempted, and a token of it is still to come
+            goal = sequence.goal
+            hit = self.allocator.match(sequence.seq_id, sequence.token_ids, goal)
+            # Room for all its tokens, not just the first chunk, or it would soon be preempted amid its prompt.
+            rest = goal - hit.num_tokens
+            if not self.allocator.can_fit(sequence.seq_id, rest, hit):
+                return
+            count = self._chunk(draft, rest)
+            self.allocator.allocate(sequence.seq_id, count, hit)
+            del self._waiting[0]
+            self._start(sequence)
+            sequence.num_computed = hit.num_tokens
+            if sequence.num_cached is None:
+                sequence.num_cached = hit.num_tokens
+            if hit.num_tokens:
+                draft.history_fills.append((sequence.slot, tuple(sequence.token_ids[: hit.num_tokens])))
+            self._take(draft, sequence, count)
+
+    def _chunk(self, draft: StepDraft, wanted: int) -> int:
+        return min(wanted, draft.budget, self.config.long_prefill_chunk or wanted)
+
+    def _take(self, draft: StepDraft, sequence: Sequence, count: int) -> None:
+        """Puts ``count`` allocated tokens into the step."""
+        start, known = sequence.num_computed, sequence.token_ids
+        end = start + count
+        token_ids = tuple(known[start:end])
+        if len(token_ids) < count:
+            token_ids += (FROM_HISTORY,) * (count - len(token_ids))
+        emits = end == len(known) + sequence.num_pending
+        sequence.num_computed = end
+        sequence.num_pending += emits
+        sequence.steps_in_flight += 1
+        draft.budget -= count
+        tables = self.allocator.tables(sequence.seq_id)
+        part = ScheduledSequence(sequence.seq_id, sequence.slot, start, count, token_ids, emits, tables)
+        draft.sequences[sequence.seq_id] = part
+
+    def _issue(self, draft: StepDraft) -> ScheduledStep:
+        parts, decode_count = draft.ordered()
+        step = ScheduledStep(
+            number=self._steps,
+            sequences=parts,
+            decode_count=decode_count,
+            num_tokens=self.config.max_batch_tokens - draft.budget,
+            block_copies=self.allocator.take_copies(),
+            history_copies=tuple(draft.history_copies),
+            history_fills=tuple(draft.history_fills),
+        )
+        self._steps += 1
+        self._in_flight.append((step, [self.sequences[part.seq_id] for part in parts]))
+        return step
+
+    def _victim(self, draft: StepDraft, sequence: Sequence) -> Sequence | None:
+        """Whom to preempt for ``sequence``: one with nothing left to compute, else the last in policy order, if it
+        comes after ``sequence`` and is not in the step already."""
+        candidates = [other for other in self._running if other.seq_id not in draft.sequences]
+        for other in candidates:
+            if other.exhausted:
+                return other
+        return candidates[-1] if candidates[-1] is not sequence else None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Takes everything from a running sequence; its known tokens will be computed again."""
+        self._stop(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.preemptions += 1
+        self._preemptions += 1
+        insort(self._waiting, sequence, key=self._policy)
+
+    def _start(self, sequence: Sequence) -> None:
+        sequence.slot = heappop(self._slots)
+        sequence.status = SequenceStatus.RUNNING
+        insort(self._running, sequence, key=self._policy)
+
+    def _stop(self, sequence: Sequence) -> None:
+        heappush(self._slots, sequence.slot)
+        sequence.slot = NO_SLOT
+        sequence.num_computed = 0
+        self._running.remove(sequence)
+        self.allocator.free(sequence.seq_id)
+
+    def _end(self, sequence: Sequence) -> None:
+        """A sequence leaves, from any state. Branches that it was to be forked into wait as ordinary sequences."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._stop(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            parent = next(other for other in self._requests[sequence.request_id] if sequence in other.unforked)
+            parent.unforked.remove(sequence)
+        for child in sequence.unforked:
+            insort(self._waiting, child, key=self._policy)
+        sequence.unforked = []
+        sequence.status = SequenceStatus.FINISHED
+        self.allocator.close(sequence.seq_id)
+        del self.sequences[sequence.seq_id]
+        branches = self._requests[sequence.request_id]
+        branches.remove(sequence)
+        if not branches:
+            del self._requests[sequence.request_id]
+
+    def _check_progress(self) -> None:
+        """Nothing was scheduled: that is right only where nothing could be."""
+        if any(sequence.wanted for sequence in self._running) or (self._waiting and not self._in_flight):
+            raise SchedulerError(
+                f"the scheduler stalls with {len(self._waiting)} sequences waiting and {len(self._running)} running; "
+                "this is a defect of the engine"
+            )

@@ -1,0 +1,80 @@
+"""A sequence: one prompt with one continuation, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+NO_SLOT = -1
+
+
+class SequenceStatus(Enum):
+    WAITING = "waiting"  # holds nothing: new, preempted, or not yet forked
+    RUNNING = "running"  # holds a slot and blocks
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Tokens computed, chasing tokens wanted; there are no phases.
+
+    The caller gives ``seq_id`` to ``salt``. ``max_tokens`` bounds the output; a lower ``priority`` value goes first;
+    ``salt`` keeps the cached prefix apart from that of sequences with another salt. The scheduler sets the rest.
+    """
+
+    seq_id: int
+    request_id: str
+    token_ids: list[int]
+    """All tokens known on the host: the prompt, then the output."""
+    max_tokens: int
+    priority: int = 0
+    salt: bytes = b""
+
+    branch: int = 0
+    """Index among the parallel samples of the request."""
+    arrival: int = 0
+    """Order of ``Scheduler.add``."""
+    status: SequenceStatus = SequenceStatus.WAITING
+    slot: int = NO_SLOT
+    num_prompt: int = field(init=False)
+    num_computed: int = 0
+    """Tokens whose cache is written by the steps scheduled so far."""
+    num_pending: int = 0
+    """Tokens sampled by steps in flight, not known here yet."""
+    steps_in_flight: int = 0
+    num_cached: int | None = None
+    """Prompt tokens that a prefix hit saved at the first admission."""
+    preemptions: int = 0
+    unforked: list[Sequence] = field(default_factory=list)
+    """Branches that wait for this one to compute the prompt."""
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.token_ids)  # it grows, and the caller's prompt must not
+        self.num_prompt = len(self.token_ids)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.token_ids[: self.num_prompt]
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def goal(self) -> int:
+        """Tokens to compute as of now. Before a fork the last prompt token is left, for each branch to run itself."""
+        return len(self.token_ids) + self.num_pending - bool(self.unforked)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last output token is sampled already, if only by a step in flight."""
+        return self.num_output + self.num_pending >= self.max_tokens
+
+    @property
+    def wanted(self) -> int:
+        """Tokens that a step could compute now."""
+        return 0 if self.exhausted else self.goal - self.num_computed

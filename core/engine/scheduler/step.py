@@ -1,0 +1,79 @@
+"""What the scheduler gives: one step of the device, and afterwards what it meant for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..kv import BlockCopy, BlockTable
+from .sequence import Sequence
+
+FROM_HISTORY = -1
+"""A token id that the device reads from history[slot, position], since a step in flight samples it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's part of a step: ``count`` tokens at positions ``start`` and on.
+
+    ``token_ids``: ``count`` ids or FROM_HISTORY. ``emits``: the chunk reaches the last token, so its last row is
+    sampled. ``tables``: a block table a cache group, over ``start`` + ``count`` tokens.
+    """
+
+    seq_id: int
+    slot: int
+    start: int
+    count: int
+    token_ids: tuple[int, ...]
+    emits: bool
+    tables: tuple[BlockTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """One step. The first ``decode_count`` sequences have one token each, the others more.
+
+    The device applies, in this order: ``block_copies`` (a tuple a cache group, (source, destination) blocks),
+    ``history_copies`` ((source, destination) slots), ``history_fills`` ((slot, token ids from position 0 on): tokens
+    that a prefix hit skips), the tokens themselves, and the sampled ones.
+    """
+
+    number: int
+    sequences: tuple[ScheduledSequence, ...]
+    decode_count: int
+    num_tokens: int
+    block_copies: tuple[tuple[BlockCopy, ...], ...]
+    history_copies: tuple[tuple[int, int], ...]
+    history_fills: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A completed step's news of one sequence: its next token, or why it failed. ``finished``: it has left the
+    scheduler, with its last token (max_tokens) or by ``error``."""
+
+    sequence: Sequence
+    token_id: int | None
+    finished: bool = False
+    error: str | None = None
+
+
+@dataclass
+class StepDraft:
+    """A step being built."""
+
+    budget: int
+    sequences: dict[int, ScheduledSequence] = field(default_factory=dict)
+    history_copies: list[tuple[int, int]] = field(default_factory=list)
+    history_fills: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    out_of_blocks: bool = False
+
+    def ordered(self) -> tuple[tuple[ScheduledSequence, ...], int]:
+        """The sequences, those with one token first, and the number of these."""
+        single = [s for s in self.sequences.values() if s.count == 1]
+        longer = [s for s in self.sequences.values() if s.count > 1]
+        return (*single, *longer), len(single)
+
+
+Tokens = Mapping[int, int]
+Failures = Mapping[int, str]

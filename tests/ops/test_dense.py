@@ -1,0 +1,99 @@
+"""embed, linear, linear_group and quantize against loops in f64."""
+
+import numpy as np
+import pytest
+from engine.errors import OpError
+from engine.ops import OPS, evaluate
+from engine.ops.cases import dense_weight
+from engine.ops.dense import dequantize_q8g32, linear, linear_group, quantize, quantize_q8g32
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+
+def loop_linear(x, weight, bias=None, residual=None):
+    y = np.zeros((len(x), len(weight)))
+    for i, row in enumerate(x.astype(np.float64)):
+        for j, column in enumerate(weight.astype(np.float64)):
+            y[i, j] = sum(row * column) + (0 if bias is None else bias[j]) + (0 if residual is None else residual[i, j])
+    return y
+
+
+def test_linear_against_loops(rng):
+    for case in OPS["linear"].cases(rng):
+        (got,), _ = evaluate(OPS["linear"], case)
+        weights = {name: dense_weight(weight) for name, weight in case.weights.items()}
+        want = loop_linear(case.inputs["x"], weights["weight"], weights.get("bias"), case.inputs.get("residual"))
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=4e-6)
+
+
+def test_linear_group_is_its_linears(rng):
+    for case in OPS["linear_group"].cases(rng):
+        got, _ = evaluate(OPS["linear_group"], case)
+        assert len(got) == sum(name.startswith("weight") for name in case.weights)
+        for member, output in enumerate(got):
+            weight = dense_weight(case.weights[f"weight.{member}"])
+            bias = case.weights.get(f"bias.{member}")
+            (single,) = linear(x=case.inputs["x"], weight=weight, bias=None if bias is None else dense_weight(bias))
+            assert np.array_equal(output, single)
+
+
+def test_linear_group_without_biases(rng):
+    x, weights = rng.standard_normal((3, 8), np.float32), [np.eye(8, dtype=np.float32)] * 2
+    assert all(np.array_equal(y, x) for y in linear_group(x=x, weight=weights))
+
+
+def test_embed(rng):
+    for case in OPS["embed"].cases(rng):
+        (got,), _ = evaluate(OPS["embed"], case)
+        table = dense_weight(case.weights["weight"])
+        for row, token in zip(got, case.inputs["ids"], strict=True):
+            assert np.array_equal(row, table[token] * np.float32(case.attrs["scale"]))
+
+
+def fields(packed, width):
+    """q, scales and nsum16 of one packed row."""
+    row = packed.tobytes()
+    q = np.frombuffer(row, np.int8, width)
+    scale = np.frombuffer(row, np.float32, width // 32, width)
+    return q, scale, np.frombuffer(row, np.int32, width // 16, width + width // 8)
+
+
+def test_quantize_against_loops(rng):
+    for case in OPS["quantize"].cases(rng):
+        x = case.inputs["x"]
+        (packed,), _ = evaluate(OPS["quantize"], case)
+        assert packed.dtype == np.uint8 and packed.shape == (len(x), x.shape[1] * 11 // 8)
+        for row, packed_row in zip(x, packed, strict=True):
+            q, scale, nsum16 = fields(packed_row, len(row))
+            for group in range(len(row) // 32):
+                values = row[32 * group : 32 * group + 32]
+                assert scale[group] == max(abs(values)) / np.float32(127)
+                ratio = np.array([v / scale[group] if scale[group] else 0 for v in values], np.float32)
+                assert q[32 * group : 32 * group + 32].tolist() == [round(float(r)) for r in ratio]
+            assert nsum16.tolist() == [-sum(q[i : i + 16].tolist()) for i in range(0, len(row), 16)]
+
+
+@given(hnp.arrays(np.float32, (2, 64), elements=st.floats(-(2.0**60), 2.0**60, width=32)))
+def test_quantize_error_is_half_a_step(x):
+    back = dequantize_q8g32(quantize_q8g32(x)).astype(np.float64)
+    step = np.abs(x.reshape(-1, 32)).max(axis=1, keepdims=True).astype(np.float64) / 127
+    # A subnormal scale is a coarse one: half of its last place, times 127.
+    assert (np.abs((back - x).reshape(-1, 32)) <= step * 0.50001 + 2.0**-149 * 64).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_quantize_keeps_a_group_non_finite(bad):
+    x = np.ones((2, 64), np.float32)
+    x[1, 40] = bad
+    back = dequantize_q8g32(quantize_q8g32(x))
+    assert np.isfinite(back[0]).all() and np.isfinite(back[1, :32]).all()
+    assert not np.isfinite(back[1, 32:]).any()
+
+
+def test_quantize_refuses_what_it_does_not_know():
+    with pytest.raises(OpError, match="q8g32 and not cpu.lanes"):
+        quantize(x=np.zeros((1, 32), np.float32), layout="cpu.lanes")
+    with pytest.raises(OpError, match="multiple of 32"):
+        quantize(x=np.zeros((1, 40), np.float32), layout="q8g32")

@@ -1,0 +1,108 @@
+"""Norms, rope and activations against loops in f64."""
+
+import math
+
+import numpy as np
+import pytest
+from engine.errors import OpError
+from engine.ops import OPS, evaluate
+from engine.ops.activation import add, gated_act
+from engine.ops.cases import dense_weight
+from engine.ops.norm import rms_norm
+from engine.ops.position import rope
+
+
+def loop_rms(row, weight, eps, offset):
+    mean_square = sum(float(v) ** 2 for v in row) / len(row)
+    return [float(v) / math.sqrt(mean_square + eps) * (float(w) + offset) for v, w in zip(row, weight, strict=True)]
+
+
+def test_rms_norm_against_loops(rng):
+    for case in OPS["rms_norm"].cases(rng):
+        (got,), _ = evaluate(OPS["rms_norm"], case)
+        weight, a = dense_weight(case.weights["weight"]), case.attrs
+        for row, out in zip(case.inputs["x"], got, strict=True):
+            size = a["head_dim"] or len(row)
+            want = [loop_rms(row[i : i + size], weight, a["eps"], a["weight_offset"]) for i in range(0, len(row), size)]
+            np.testing.assert_allclose(out, np.concatenate(want), rtol=1e-6, atol=1e-7)
+
+
+def test_layer_norm_against_loops(rng):
+    for case in OPS["layer_norm"].cases(rng):
+        (got,), _ = evaluate(OPS["layer_norm"], case)
+        weights = {name: dense_weight(w) for name, w in case.weights.items()}
+        for row, out in zip(case.inputs["x"], got, strict=True):
+            mean = math.fsum(row) / len(row)
+            variance = math.fsum((float(v) - mean) ** 2 for v in row) / len(row)
+            want = [(float(v) - mean) / math.sqrt(variance + case.attrs["eps"]) for v in row] * weights["weight"]
+            np.testing.assert_allclose(out, want + weights.get("bias", 0), rtol=1e-5, atol=1e-6)
+
+
+def test_add_rms_norm_is_add_then_rms_norm(rng):
+    for case in OPS["add_rms_norm"].cases(rng):
+        (total, normed), _ = evaluate(OPS["add_rms_norm"], case)
+        (want,) = add(a=case.inputs["residual"], b=case.inputs["x"])
+        weight = dense_weight(case.weights["weight"])
+        assert np.array_equal(total, want)
+        assert np.array_equal(normed, rms_norm(x=want, weight=weight, **case.attrs)[0])
+
+
+def test_rope_against_complex_rotation(rng):
+    for case in OPS["rope"].cases(rng):
+        (got,), _ = evaluate(OPS["rope"], case)
+        a, freq = case.attrs, dense_weight(case.weights["inv_freq"])
+        rotary = a["rotary_dim"] or a["head_dim"]
+        half = rotary // 2
+        shape = (case.dims.T, a["heads"], a["head_dim"])
+        x, y = case.inputs["x"].reshape(shape), got.reshape(shape)
+        for token, position in enumerate(case.inputs["positions"]):
+            for i in range(half):
+                one, two = (2 * i, 2 * i + 1) if a["interleaved"] else (i, i + half)
+                turn = a["scale"] * np.exp(1j * float(np.float32(position) * freq[i]))
+                want = (x[token, :, one].astype(np.float64) + 1j * x[token, :, two]) * turn
+                np.testing.assert_allclose(y[token, :, one] + 1j * y[token, :, two], want, rtol=0, atol=2e-6)
+        assert np.array_equal(y[..., rotary:], x[..., rotary:])
+
+
+def test_rope_scores_depend_on_the_distance_only(rng):
+    q, k = rng.standard_normal((2, 1, 32), np.float32)
+    freq = 100.0 ** -np.arange(0, 1, 1 / 16, dtype=np.float32)
+
+    def turned(x, position):
+        return rope(x=x, positions=np.array([position]), inv_freq=freq, heads=1, head_dim=32)[0]
+
+    np.testing.assert_allclose(turned(q, 9) @ turned(k, 4).T, turned(q, 25) @ turned(k, 20).T, rtol=0, atol=1e-4)
+
+
+def test_rope_leaves_its_input(rng):
+    x = rng.standard_normal((2, 8), np.float32)
+    before = x.copy()
+    rope(x=x, positions=np.array([3, 4]), inv_freq=np.ones(4, np.float32), heads=1, head_dim=8)
+    assert np.array_equal(x, before)
+
+
+ACTIVATIONS = {
+    "silu": lambda v: v / (1 + math.exp(-v)),
+    "gelu": lambda v: v * 0.5 * math.erfc(-v / math.sqrt(2)),
+    "gelu_tanh": lambda v: v / (1 + math.exp(-2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))),
+    "relu": lambda v: max(v, 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_against_loops(kind, rng):
+    gate = (rng.standard_normal((3, 50)) * 3).astype(np.float32)
+    up = rng.standard_normal((3, 50), np.float32)
+    want = np.array([[ACTIVATIONS[kind](float(v)) for v in row] for row in gate])
+    np.testing.assert_allclose(gated_act(gate=gate, kind=kind)[0], want, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(gated_act(gate=gate, up=up, kind=kind)[0], want * up, rtol=1e-6, atol=1e-7)
+
+
+def test_silu_far_out():
+    far = np.array([[1000, -1000, 0]], np.float32)
+    assert gated_act(gate=far)[0].tolist() == [[1000, 0, 0]]
+
+
+def test_unknown_activation_is_named():
+    with pytest.raises(OpError, match="silu, gelu, gelu_tanh, relu and not swish"):
+        gated_act(gate=np.zeros((1, 2), np.float32), kind="swish")

@@ -1,0 +1,361 @@
+"""The scheduler against a shadow device: integer KV memory, history rows, and a model that is a hash of all it reads.
+
+Whatever the batching, chunks, preemptions, prefix hits, forks, aborts, faults and pipelining, each sequence must get the
+tokens that a direct evaluation of the same model gives it alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import pytest
+from engine.errors import AdmissionError
+from engine.kv import CacheGroup, PagedAllocator
+from engine.scheduler import (
+    FROM_HISTORY,
+    ScheduledSequence,
+    ScheduledStep,
+    Scheduler,
+    SchedulerConfig,
+    Sequence,
+)
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+VOCABULARY = 23
+STOP = 0
+POISON = None
+
+
+def cache_value(context: int, token: int) -> int:
+    """What the model keeps of a token: it depends on all tokens before."""
+    return hash((context, token))
+
+
+def next_token(context: int, history: list[int], branch: int) -> int:
+    """Sampling: from the context, the history (penalties) and the branch."""
+    return hash((context, tuple(history), branch, 7)) % VOCABULARY
+
+
+def evaluate(sequence: Sequence) -> list[int]:
+    """The output of one sequence computed alone, token by token."""
+    tokens, context = sequence.prompt_ids, hash(sequence.salt)
+    for token in tokens:
+        context = hash((context, cache_value(context, token)))
+    while len(tokens) < sequence.num_prompt + sequence.max_tokens:
+        tokens.append(next_token(context, tokens, sequence.branch))
+        if tokens[-1] == STOP:
+            break
+        context = hash((context, cache_value(context, tokens[-1])))
+    return tokens[sequence.num_prompt :]
+
+
+class ShadowDevice:
+    """Runs steps as a backend would, in submission order, reading the cache through the block tables only."""
+
+    def __init__(self, allocator: PagedAllocator, num_blocks: tuple[int, ...], slots: int, max_len: int) -> None:
+        self.sizes = [group.block_size for group in allocator.groups]
+        self.memory: list[list[list[int | None]]] = [
+            [[POISON] * size for _ in range(number)] for size, number in zip(self.sizes, num_blocks, strict=True)
+        ]
+        self.history: list[list[int | None]] = [[POISON] * max_len for _ in range(slots)]
+
+    def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, int]:
+        for memory, copies in zip(self.memory, step.block_copies, strict=True):
+            assert not {source for source, _ in copies} & {target for _, target in copies}
+            for source, target in copies:
+                memory[target] = list(memory[source])
+        rows = {source: list(self.history[source]) for source, _ in step.history_copies}
+        for source, target in step.history_copies:
+            self.history[target] = list(rows[source])
+        for slot, tokens in step.history_fills:
+            self.history[slot][: len(tokens)] = tokens
+        self.check(step, sequences)
+        return {
+            part.seq_id: token
+            for part in step.sequences
+            if (token := self.run(part, sequences[part.seq_id])) is not None
+        }
+
+    def run(self, part: ScheduledSequence, sequence: Sequence) -> int | None:
+        history, end = self.history[part.slot], part.start + part.count
+        context = hash(sequence.salt)
+        for position in range(part.start):
+            values = {
+                memory[table[position // size]][position % size]
+                for memory, table, size in zip(self.memory, part.tables, self.sizes, strict=True)
+            }
+            assert len(values) == 1 and POISON not in values, "a read of what was not written for this sequence"
+            context = hash((context, *values))
+        for position, known in enumerate(part.token_ids, start=part.start):
+            token = history[position] if known == FROM_HISTORY else known
+            assert token is not POISON and token >= 0
+            history[position] = token
+            value = cache_value(context, token)
+            context = hash((context, value))
+            for memory, table, size in zip(self.memory, part.tables, self.sizes, strict=True):
+                memory[table[position // size]][position % size] = value
+        if not part.emits:
+            return None
+        token = next_token(context, history[:end], sequence.branch)
+        history[end] = token
+        return token
+
+    def check(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> None:
+        """The promises about a step that hold for each one."""
+        parts = step.sequences
+        assert parts and step.num_tokens == sum(part.count for part in parts)
+        assert [part.count == 1 for part in parts] == [i < step.decode_count for i in range(len(parts))]
+        assert len({part.slot for part in parts}) == len(parts) == len({part.seq_id for part in parts})
+        for group, size in enumerate(self.sizes):
+            for part in parts:
+                end, table = part.start + part.count, part.tables[group]
+                assert len(part.token_ids) == part.count and len(table) == -(-end // size) and 0 not in table
+                written = set(table[part.start // size :])
+                others = {block for other in parts if other is not part for block in other.tables[group]}
+                assert not written & others, "a block is written by one sequence and seen by another"
+
+    def poison(self, scheduler: Scheduler, allocator: PagedAllocator) -> None:
+        """Overwrites all that nobody may read again: free blocks without a prefix, rows of free slots."""
+        for memory, group in zip(self.memory, allocator._groups, strict=True):
+            for block, refs in enumerate(group.pool.refs):
+                if refs == 0 and block not in group.pool.index:
+                    memory[block] = [POISON] * group.block_size
+        held = {sequence.slot for sequence in scheduler.sequences.values()}
+        for slot, row in enumerate(self.history):
+            if slot not in held:
+                row[:] = [POISON] * len(row)
+
+    def lose(self) -> None:
+        """The device's state is gone."""
+        for memory in self.memory:
+            memory[:] = [[POISON] * len(block) for block in memory]
+        for row in self.history:
+            row[:] = [POISON] * len(row)
+
+
+@dataclass
+class Engine:
+    """A scheduler, its shadow device, and the steps between them."""
+
+    config: SchedulerConfig
+    groups: tuple[tuple[int, int], ...]
+    """(block size, blocks) of each."""
+    depth: int = 1
+    in_flight: deque[tuple[ScheduledStep, dict[int, int]]] = field(default_factory=deque)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    """Aborted or failed: they owe no output."""
+    seen: Counter[str] = field(default_factory=Counter)
+    """What the steps had in them."""
+
+    def __post_init__(self) -> None:
+        blocks = tuple(number for _, number in self.groups)
+        specs = tuple(CacheGroup(f"g{i}", "full", size) for i, (size, _) in enumerate(self.groups))
+        self.allocator = PagedAllocator(specs, blocks)
+        self.scheduler = Scheduler(self.config, self.allocator)
+        self.device = ShadowDevice(self.allocator, blocks, self.config.max_sequences, self.config.max_model_len)
+
+    def add(self, prompt: list[int], max_tokens: int, n: int = 1, priority: int = 0, salt: bytes = b"") -> None:
+        sequence = Sequence(len(self.sequences), f"r{len(self.sequences)}", prompt, max_tokens, priority, salt)
+        for branch in self.scheduler.add(sequence, n):
+            self.sequences[branch.seq_id] = branch
+
+    def schedule(self) -> bool:
+        step = self.scheduler.schedule()
+        if step is None:
+            return False
+        assert step.num_tokens <= self.config.max_batch_tokens
+        self.seen["block copies"] += sum(map(len, step.block_copies))
+        self.seen["history copies"] += len(step.history_copies)
+        self.seen["prefix hits"] += len(step.history_fills)
+        self.seen["tokens from history"] += sum(FROM_HISTORY in part.token_ids for part in step.sequences)
+        self.seen["chunks"] += sum(part.count > 1 and not part.emits for part in step.sequences)
+        self.in_flight.append((step, self.device.submit(step, self.sequences)))
+        return True
+
+    def complete(self, failing: int | None = None) -> None:
+        step, tokens = self.in_flight.popleft()
+        alive = {part.seq_id for part in step.sequences} & set(self.scheduler.sequences)
+        failed = {failing: "it is broken"} if failing in alive else {}
+        emitted = {i for i in tokens if i in alive and i not in failed}
+        updates = self.scheduler.complete(step, tokens, failed)
+        assert {update.sequence.seq_id for update in updates} == emitted | set(failed)
+        for update in updates:
+            if update.error:
+                self.ended.add(update.sequence.seq_id)
+            elif update.token_id == STOP and not update.finished:
+                self.scheduler.finish(update.sequence.seq_id)
+
+    def abort(self, request_id: str) -> None:
+        ended = self.scheduler.abort(request_id)
+        assert not any(sequence.request_id == request_id for sequence in self.scheduler.sequences.values())
+        self.ended.update(ended)
+
+    def lose(self) -> None:
+        self.in_flight.clear()
+        self.device.lose()
+        self.scheduler.reset()
+
+    def settle(self) -> None:
+        self.scheduler.check()
+        self.device.poison(self.scheduler, self.allocator)
+
+    def drain(self) -> None:
+        """Runs until all is done: nothing may stall, and all sequences must have their own tokens."""
+        while self.scheduler.sequences or self.in_flight:
+            while len(self.in_flight) < self.depth and self.schedule():
+                self.settle()
+            self.complete()
+            self.settle()
+        assert all(pool.used == 0 for pool in self.allocator.stats())
+        for sequence in self.sequences.values():
+            if sequence.seq_id not in self.ended:
+                assert sequence.output_ids == evaluate(sequence)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A random request; most begin alike."""
+
+    shared: int
+    tail: list[int]
+    max_tokens: int
+    n: int
+    priority: int
+    salt: bytes
+
+
+REQUESTS = st.lists(
+    st.builds(
+        Request,
+        shared=st.integers(0, 20),
+        tail=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+        max_tokens=st.integers(1, 15),
+        n=st.sampled_from([1, 2, 3, 5]),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from([b"", b"", b"x"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        capacity=st.integers(8, 60),
+        sizes=st.lists(st.integers(1, 7), min_size=1, max_size=2),
+        budget=st.integers(1, 30),
+        slots=st.integers(1, 8),
+        chunk=st.none() | st.integers(1, 8),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        depth=st.integers(1, 3),
+        requests=REQUESTS,
+    )
+    def start(
+        self,
+        capacity: int,
+        sizes: list[int],
+        budget: int,
+        slots: int,
+        chunk: int | None,
+        policy: str,
+        depth: int,
+        requests: list[Request],
+    ) -> None:
+        groups = tuple((size, 1 + capacity // size) for size in sizes)
+        self.engine = Engine(SchedulerConfig(budget, slots, 40, policy, chunk), groups, depth)
+        self.capacity = min(40, *(size * (capacity // size) for size in sizes))
+        self.add(requests)
+
+    @rule(requests=REQUESTS)
+    def add(self, requests: list[Request]) -> None:
+        for request in requests:
+            room = max(0, self.capacity - request.max_tokens - len(request.tail))
+            prompt = ([1, 2, 3, 4, 3, 2, 1] * 3)[: min(request.shared, room)] + request.tail
+            fits = len(prompt) + request.max_tokens <= self.capacity
+            try:
+                self.engine.add(prompt, request.max_tokens, request.n, request.priority, request.salt)
+            except AdmissionError:
+                assert not fits
+            else:
+                assert fits
+
+    @rule(rounds=st.integers(1, 8), filling=st.booleans())
+    def run(self, rounds: int, filling: bool) -> None:
+        """Some steps, with the pipeline kept full or not."""
+        for _ in range(rounds):
+            while len(self.engine.in_flight) < self.engine.depth and self.engine.schedule() and filling:
+                self.engine.settle()
+            if self.engine.in_flight:
+                self.engine.complete()
+                self.engine.settle()
+
+    @rule()
+    def schedule(self) -> None:
+        if len(self.engine.in_flight) < self.engine.depth:
+            self.engine.schedule()
+
+    @rule()
+    def complete(self) -> None:
+        if self.engine.in_flight:
+            self.engine.complete()
+
+    @rule(fault=st.sampled_from(["abort", "finish", "fail", "lose"]), pick=st.integers(0, 1000))
+    def disturb(self, fault: str, pick: int) -> None:
+        alive = sorted(self.engine.scheduler.sequences)
+        if fault == "lose":
+            self.engine.lose()
+        elif fault == "fail" and self.engine.in_flight:
+            parts = self.engine.in_flight[0][0].sequences
+            self.engine.complete(failing=parts[pick % len(parts)].seq_id)
+        elif fault == "abort" and alive:
+            self.engine.abort(self.engine.sequences[alive[pick % len(alive)]].request_id)
+        elif fault == "finish" and alive:  # as by a stop string
+            self.engine.scheduler.finish(alive[pick % len(alive)])
+            self.engine.ended.add(alive[pick % len(alive)])
+
+    @invariant()
+    def holds(self) -> None:
+        self.engine.settle()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.drain()
+            self.engine.seen["preemptions"] = self.engine.scheduler.stats().preemptions
+            for name, count in self.engine.seen.items():
+                event(f"{name}: {count > 0}")
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("budget", [3, 40])
+def test_many_requests_in_little_memory(block_size: int, depth: int, budget: int) -> None:
+    """Mixed lengths, samples and shared beginnings, with room for two of the longest."""
+    blocks = 1 + -(-80 // block_size)
+    config = SchedulerConfig(max_batch_tokens=budget, max_sequences=8, max_model_len=64, long_prefill_chunk=11)
+    engine = Engine(config, ((block_size, blocks),), depth)
+    for i in range(24):
+        beginning = [1 + j % 4 for j in range(5 * (i % 7))]
+        tail = [1 + i * j % 4 for j in range(1, 3 + i % 5)]
+        engine.add(beginning + tail, max_tokens=4 + i % 20, n=1 + 2 * (i % 3 == 0))
+    engine.drain()
+    assert engine.scheduler.stats().preemptions > 0 or budget == 3
+    assert len(engine.sequences) == 40 and not engine.ended
+
+
+def test_a_warm_cache_gives_the_tokens_of_a_cold_one() -> None:
+    engine = Engine(SchedulerConfig(16, 4, 64), ((4, 33),), depth=2)
+    prompt = [1, 2, 3, 4, 4, 3, 2, 1, 1, 3, 2, 4]
+    for _ in range(2):
+        engine.add(list(prompt), 8)
+        engine.drain()
+    cold, warm = engine.sequences.values()
+    assert (cold.num_cached, warm.num_cached) == (0, 8)
+    assert cold.output_ids == warm.output_ids
