@@ -208,9 +208,7 @@ def test_misuse_is_named() -> None:
 class AllocatorMachine(RuleBasedStateMachine):
     """Blocks are lists of tokens, written as a device would. Every sequence must read its own tokens back, always."""
 
-    @initialize(
-        sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(3, 14)), min_size=1, max_size=2)
-    )
+    @initialize(sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(3, 14)), min_size=1, max_size=2))
     def start(self, sizes: list[tuple[int, int]]) -> None:
         groups = tuple(CacheGroup(f"g{i}", "full", size) for i, (size, _) in enumerate(sizes))
         self.allocator = PagedAllocator(groups, tuple(number for _, number in sizes))

@@ -1,9 +1,10 @@
 """Philox4x32-10 against Random123's known answers and an independent definition in Python integers."""
 
 import numpy as np
-from engine.ops.philox import philox4x32, uniform
 from hypothesis import given
 from hypothesis import strategies as st
+
+from engine.ops.philox import philox4x32, uniform
 
 WORD = st.integers(0, 2**32 - 1)
 

@@ -158,7 +158,11 @@ def test_nothing_to_do_is_none() -> None:
         (new(0, 3), 0, "n is 0"),
         (new(0, [1, -1]), 1, "token id"),
         (new(0, [1, 2**31]), 1, "token id"),
-        (new(0, 40, max_tokens=11), 1, "prompt of 40 tokens and max_tokens 11 make 51 tokens, and the context holds 50"),
+        (
+            new(0, 40, max_tokens=11),
+            1,
+            "prompt of 40 tokens and max_tokens 11 make 51 tokens, and the context holds 50",
+        ),
         (new(0, 40, max_tokens=5), 1, "45 tokens, which need 12 blocks of 4 .* has 11 \\(44 tokens\\)"),
     ],
 )
@@ -330,7 +334,9 @@ def test_the_lowest_priority_is_preempted() -> None:
     run(scheduler)
     assert [part.seq_id for part in schedule(scheduler).sequences] == [1]
     assert scheduler.sequences[0].status is SequenceStatus.WAITING
-    assert scheduler.sequences[2].status is SequenceStatus.RUNNING  # no block for it, and nobody after it to take one from
+    assert (
+        scheduler.sequences[2].status is SequenceStatus.RUNNING
+    )  # no block for it, and nobody after it to take one from
 
 
 def test_a_preempted_sequence_waits_for_its_tokens_in_flight() -> None:
@@ -376,12 +382,15 @@ def test_one_with_nothing_left_to_compute_is_preempted_first() -> None:
 
 
 def test_nothing_is_admitted_while_blocks_are_short() -> None:
-    scheduler = build(blocks=2, block_size=4)
-    scheduler.add(new(0, 4, max_tokens=4))
-    scheduler.add(new(1, 4, max_tokens=4))
+    scheduler = build(blocks=10, block_size=2, budget=5)
+    scheduler.add(new(0, 2, max_tokens=14))
+    scheduler.add(new(1, 18, max_tokens=2))
     scheduler.add(new(2, 1, max_tokens=1))
-    run(scheduler)
+    run(scheduler, 3)
+    # One block is free where 1 wants two; 0, which comes before it, is not preempted, nor does 2 take that block.
     assert parts(schedule(scheduler)) == [(0, 4, 1, True)]
+    assert scheduler.stats().pools[0].used == 9
+    assert scheduler.sequences[1].status is SequenceStatus.RUNNING and scheduler.sequences[1].num_computed == 11
 
 
 # Ends.

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "isa.h"
+#include "linear/pack/bindings.h"
 #include "packed_weight.h"
 #include "pool.h"
 #include "segment.h"
@@ -137,6 +138,8 @@ NB_MODULE(_native, m) {
   m.def("pack", &pack, nb::arg("packer"), nb::arg("format"), nb::arg("sources"), nb::arg("columns"), nb::arg("depth"),
         nb::arg("count") = 1, nb::arg("numbers") = std::map<std::string, double>(), nb::arg("isa") = "",
         "Packs the arrays of a checkpoint's tensor for the kernels of a family. ValueError says what does not fit.");
+
+  bind_linear(m);
 
   nb::class_<Pool>(m, "Pool", "A team of threads; the thread that runs a segment is one of them.")
       .def(nb::init<int>(), nb::arg("threads"))

@@ -75,17 +75,18 @@ class Checkpoint:
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Opens a GGUF file (any part of a split one) or a Hugging Face folder; FormatError if it is neither or damaged."""
-    path = Path(path)
-    if path.is_dir():
-        from engine.formats.hf import open_folder
-
-        return open_folder(path)
-    if not path.is_file():
-        raise FormatError(f"{path} does not exist; give a GGUF file or a folder with config.json and safetensors.")
     from engine.formats.gguf import MAGIC, open_gguf
+    from engine.formats.hf import open_folder
 
-    with read_errors(path), path.open("rb") as file:
-        magic = file.read(4)
+    path = Path(path)
+    wanted = "give a GGUF file or a folder with config.json and safetensors"
+    with read_errors(path):
+        if path.is_dir():
+            return open_folder(path)
+        if not path.is_file():
+            raise FormatError(f"{path} is neither a file nor a folder; {wanted}.")
+        with path.open("rb") as file:
+            magic = file.read(4)
     if magic != MAGIC:
-        raise FormatError(f"{path} is not a GGUF file; give one, or a folder with config.json and safetensors.")
+        raise FormatError(f"{path} is not a GGUF file; {wanted}.")
     return open_gguf(path)

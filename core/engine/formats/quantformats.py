@@ -50,11 +50,13 @@ def _as_bytes(values: npt.NDArray[Any]) -> Bytes:
 
 
 def _decode_plain(dtype: str, raw: Bytes) -> Floats:
-    return np.ascontiguousarray(raw).view(dtype).astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large for the target is infinite there
+        return np.ascontiguousarray(raw).view(dtype).astype(np.float32)
 
 
 def _encode_plain(dtype: str, values: Floats) -> Bytes:
-    return _as_bytes(values.astype(dtype))
+    with np.errstate(over="ignore"):
+        return _as_bytes(values.astype(dtype))
 
 
 def _decode_bf16(raw: Bytes) -> Floats:

@@ -130,7 +130,8 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: type[np.
         return None
     if not isinstance(value, np.ndarray) or len(value) != count:
         raise TokenizerError(f"tokenizer.ggml.{name} must be an array of {count} numbers, one a token.")
-    return value.astype(dtype)
+    with np.errstate(all="ignore"):  # a number that does not fit is damage, and does no harm
+        return value.astype(dtype)
 
 
 def _read_tokens(metadata: Mapping[str, Any]) -> _Tokens:

@@ -32,7 +32,18 @@ def _checked(config: DecoderConfig) -> DecoderConfig:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} KV heads evenly.")
     if config.experts and not 1 <= config.experts_used <= config.experts:
         raise ModelError(f"{config.experts_used} experts a token of {config.experts} is impossible.")
+    rotary = 2 * config.rope.inv_freq.size
+    if rotary > config.head_dim:
+        raise ModelError(f"The rotary embedding of {rotary} dimensions is wider than a head of {config.head_dim}.")
     return config
+
+
+def _no_window(window: Any, context: int) -> None:
+    if window is not None and window < context:
+        raise ModelError(
+            f"This model's attention is limited to a sliding window of {window} of its {context} tokens, which is not"
+            " supported yet; use a checkpoint without one."
+        )
 
 
 def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig:
@@ -47,6 +58,8 @@ def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig
     rotary = _integer(data, f"{arch}.rope.dimension_count", head_dim)
     factors = checkpoint.tensors.get("rope_freqs.weight")
     experts = _integer(data, f"{arch}.expert_count", 0, low=0)
+    context = _integer(data, f"{arch}.context_length", high=1 << 30)
+    _no_window(_integer(data, f"{arch}.attention.sliding_window", 0, low=0, high=1 << 30) or None, context)
     return _checked(
         DecoderConfig(
             hidden=hidden,
@@ -58,7 +71,7 @@ def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig
             vocab=embedding.shape[0],
             eps=_positive(data, f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
             rope=rope_from_gguf(data, arch, rotary, None if factors is None else factors.dense(), interleaved),
-            max_context=_integer(data, f"{arch}.context_length", high=1 << 30),
+            max_context=context,
             experts=experts,
             experts_used=_integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
         )
@@ -75,6 +88,10 @@ def config_from_hf(checkpoint: Checkpoint) -> DecoderConfig:
     heads = _integer(data, "num_attention_heads")
     head_dim = _integer(data, "head_dim", hidden // heads)
     experts = _integer(data, "num_local_experts", 0, low=0)
+    context = _integer(data, "max_position_embeddings", 2048, high=1 << 30)
+    # Qwen's files name a window and say beside it whether it is used; others use what they name.
+    if data.get("sliding_window") is not None and data.get("use_sliding_window", True):
+        _no_window(_integer(data, "sliding_window", high=1 << 30), context)
     return _checked(
         DecoderConfig(
             hidden=hidden,
@@ -86,8 +103,9 @@ def config_from_hf(checkpoint: Checkpoint) -> DecoderConfig:
             vocab=_integer(data, "vocab_size"),
             eps=_positive(data, "rms_norm_eps", 1e-6),
             rope=rope_from_hf(data, head_dim),
-            max_context=_integer(data, "max_position_embeddings", 2048, high=1 << 30),
+            max_context=context,
             experts=experts,
             experts_used=_integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
+            may_tie=data.get("tie_word_embeddings") is not False,
         )
     )

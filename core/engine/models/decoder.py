@@ -12,7 +12,8 @@ from .weights import Weights
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes of a decoder in the field's terms; ``experts`` is 0 for a dense model."""
+    """Sizes of a decoder in the field's terms; ``experts`` is 0 for a dense model. ``may_tie``: a head that is missing is
+    the embedding table."""
 
     hidden: int
     layers: int
@@ -27,6 +28,7 @@ class DecoderConfig:
     experts: int = 0
     experts_used: int = 0
     renormalize: bool = True
+    may_tie: bool = True
 
 
 def attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, qk_norm: bool = False) -> Value:
@@ -49,9 +51,10 @@ def attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, 
 def mlp_block(b: Builder, w: Weights, i: int, h: Value, kind: str = "silu") -> Value:
     """Gated feed-forward."""
     p = f"blk.{i}."
-    gate = b.linear(h, w(p + "ffn_gate.weight"), axes=("mlp", "embed"))
-    up = b.linear(h, w(p + "ffn_up.weight"), axes=("mlp", "embed"))
-    return b.linear(b.gated_act(gate, up, kind), w(p + "ffn_down.weight"), axes=("embed", "mlp"))
+    gate = b.linear(h, w(p + "ffn_gate.weight"), w.maybe(p + "ffn_gate.bias"), axes=("mlp", "embed"))
+    up = b.linear(h, w(p + "ffn_up.weight"), w.maybe(p + "ffn_up.bias"), axes=("mlp", "embed"))
+    down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
+    return b.linear(b.gated_act(gate, up, kind), *down, axes=("embed", "mlp"))
 
 
 def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
@@ -64,4 +67,4 @@ def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Val
 def output_head(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:
     """Final norm and the projection to the vocabulary; a tied head uses the embedding table."""
     x = b.rms_norm(x, w("output_norm.weight"), c.eps)
-    return b.finish(x, w.first("output.weight", "token_embd.weight"))
+    return b.finish(x, w.first("output.weight", "token_embd.weight") if c.may_tie else w("output.weight"))

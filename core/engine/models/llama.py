@@ -23,6 +23,9 @@ HF_NAMES = {
     "blk.{i}.ffn_gate.weight": "model.layers.{i}.mlp.gate_proj.weight",
     "blk.{i}.ffn_up.weight": "model.layers.{i}.mlp.up_proj.weight",
     "blk.{i}.ffn_down.weight": "model.layers.{i}.mlp.down_proj.weight",
+    "blk.{i}.ffn_gate.bias": "model.layers.{i}.mlp.gate_proj.bias",
+    "blk.{i}.ffn_up.bias": "model.layers.{i}.mlp.up_proj.bias",
+    "blk.{i}.ffn_down.bias": "model.layers.{i}.mlp.down_proj.bias",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from . import activation, attention, dense, head, kv, moe, norm, position, step
 from .cases import evaluate
 from .inputs import FROM_HISTORY, STEP_INPUTS
-from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
+from .spec import REQUIRED, Case, OpSpec, Tolerance
 
 OPS: Mapping[str, OpSpec] = {
     spec.name: spec
@@ -22,7 +22,6 @@ __all__ = [
     "REQUIRED",
     "STEP_INPUTS",
     "Case",
-    "Generator",
     "OpSpec",
     "Tolerance",
     "evaluate",

@@ -45,7 +45,7 @@ _KINDS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def gated_act(*, gate: Array, up: Array | None = None, kind: str = "silu") -> tuple[Array]:
-    """act(gate) * up, or act(gate) where up is absent: f32 in the shape of gate [rows, d]. OpError for an unknown kind."""
+    """act(gate) * up, or act(gate) where up is absent: f32, gate's shape [rows, d]. OpError for an unknown kind."""
     if kind not in _KINDS:
         raise OpError(f"gated_act has the kinds {', '.join(_KINDS)} and not {kind}.")
     y = _KINDS[kind](gate.astype(np.float64))

@@ -34,9 +34,9 @@ def attention(
     """softmax(scale * q k^T) v: q [T, heads * head_dim] -> f32 of the same shape; k and v in the plain layout.
 
     A query at position p sees cache positions 0..p, with a ``window`` w > 0 only the last w of them. ``softcap`` c > 0
-    bounds scores as c * tanh(score / c). Query head h reads KV head h * kv_heads / heads. Each query is computed by itself
-    in f64, so that its result depends on neither the other rows nor the chunks. Source: Vaswani et al. (2017); grouped
-    queries, Ainslie et al. (2023).
+    bounds scores as c * tanh(score / c). Query head h reads KV head h * kv_heads / heads, rounded down. Each query is
+    computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources: Vaswani et
+    al. (2017); for grouped queries, Ainslie et al. (2023).
     """
     y = np.empty((len(q), heads * head_dim), np.float32)
     for seq, start in enumerate(seq_starts):

@@ -41,7 +41,7 @@ class Batch:
 def random_batch(
     rng: Generator, starts: Sequence[int], lengths: Sequence[int], block_sizes: Sequence[int], slots: int
 ) -> Batch:
-    """Sequences with ``starts`` tokens computed and ``lengths`` tokens in the step, in random slots, over random blocks.
+    """Sequences with ``starts`` tokens computed and ``lengths`` tokens in the step, in random slots and blocks.
     ``blocks`` is the size of each group's pool, of which some are in no table."""
     query_offsets = np.cumsum([0, *lengths]).astype(np.int32)
     token_seq = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)

@@ -44,9 +44,12 @@ def process_logits(
     3. repetition penalty over the tokens of history 0..position: positive logits are divided, others multiplied;
     4. frequency_penalty * count and presence_penalty are subtracted for the tokens of history prompt_length..position;
     5. at temperature 0 this is all, else logits are divided by it;
-    6. top-k: exactly k are kept; 7. top-p: of the descending probabilities the shortest prefix whose sum reaches top_p, at
-    least one (both: lowest id first on ties); 8. min-p: probabilities below min_p times the greatest are removed.
-    Sources: Keskar et al. (2019) for 3, Fan et al. (2018) for 6, Holtzman et al. (2020) for 7, Nguyen et al. (2024) for 8.
+    6. top-k: exactly k are kept, lowest id first on ties;
+    7. top-p: of the descending probabilities (lowest id first on ties) the shortest prefix whose sum reaches top_p is
+       kept, at least one;
+    8. min-p: probabilities below min_p times the greatest are removed.
+    Sources: Keskar et al. (2019) for 3, Fan et al. (2018) for 6, Holtzman et al. (2020) for 7, Nguyen et al. (2024)
+    for 8.
     """
     processed = logits.astype(np.float32)
     for row, values in enumerate(processed):
@@ -60,7 +63,7 @@ def process_logits(
             _penalize_repetition(values, past, repetition_penalty[row])
             _penalize_output(values, past[prompt_lengths[row] :], frequency_penalty[row], presence_penalty[row])
             if temperature[row] != 0:
-                values /= temperature[row]
+                np.divide(values, temperature[row], out=values)
                 _keep_top_k(values, int(top_k[row]))
                 _keep_top_p(values, float(top_p[row]))
                 _keep_min_p(values, float(min_p[row]))
@@ -128,12 +131,12 @@ def sample(
     """The next token of each row, written to history at the row's position + 1 where that is within it.
 
     Returns tokens i32 [R], status i32 [R], logprob f32 [R] (of the token), top_ids i32 [R, K], top_logprobs f32 [R, K].
-    Status: 0 good; 1 a NaN or +inf in the raw logits; 2 no finite processed logit. Rows of status 1 and 2 give token 0 and
-    no logprobs. Temperature 0: the greatest processed logit. Else the greatest of processed - log(-log u) over the finite
-    ones (Gumbel 1954), where u = (x >> 8) * 2^-24 + 2^-25 and x is lane token % 4 of Philox4x32-10 with key seeds[row] and
-    counter (token / 4, position + 1, branch, 0); this u needs 25 bits, and its logarithm is taken of the exact value.
-    Lowest id on ties. Logprobs are of the raw logits' softmax: for want_logprobs n >= 0 the token's and the n best in
-    descending order, lowest id first on ties; what is not wanted is id -1, logprob 0.
+    Status: 0 good; 1 a NaN or +inf in the raw logits; 2 no finite processed logit. Rows of status 1 and 2 give token 0
+    and no logprobs. Temperature 0: the greatest processed logit. Else the greatest of processed - log(-log u) over the
+    finite ones (Gumbel 1954), where u = (x >> 8) * 2^-24 + 2^-25 and x is lane token % 4 of Philox4x32-10 with key
+    seeds[row] and counter (token / 4, position + 1, branch, 0); this u needs 25 bits, and its logarithm is taken of the
+    exact value. Lowest id on ties. Logprobs are of the raw logits' softmax: for want_logprobs n >= 0 the token's and
+    the n best in descending order, lowest id first on ties; what is not wanted is id -1, logprob 0.
     """
     count, width = len(rows), dims.K
     tokens = np.zeros(count, np.int32)

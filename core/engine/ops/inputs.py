@@ -1,4 +1,4 @@
-"""The arrays that a step brings to the device, by name. Everything else (positions, KV slots, lengths) is derived there."""
+"""The arrays that a step brings to the device, by name. All else (positions, KV slots, lengths) is derived there."""
 
 from __future__ import annotations
 

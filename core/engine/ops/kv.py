@@ -22,7 +22,8 @@ def _plain_shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
     return shapes
 
 
-# k and v are [blocks, block_size, kv_heads, head_dim]; for int8, k_scale and v_scale are f32 [blocks, block_size, kv_heads].
+# k and v are [blocks, block_size, kv_heads, head_dim]; for int8, k_scale and v_scale are f32 [blocks, block_size,
+# kv_heads].
 PLAIN = KVLayout("plain", ("f32", "f16", "bf16", "int8"), _plain_shapes)
 
 
@@ -38,15 +39,19 @@ def quantize_kv(values: Array) -> tuple[Array, Array]:
 def read_kv(stored: Array, scale: Array | None) -> Array:
     """Stored k or v [..., kv_heads, head_dim] as f32; int8 with its scales [..., kv_heads]."""
     values = dtypes.to_f32(stored, dtypes.storage_tag(stored))
-    return values if scale is None else values * scale[..., None]
+    if scale is None:
+        return values
+    with np.errstate(invalid="ignore"):  # 0 * inf is NaN, as it should be
+        scaled: Array = values * scale[..., None]
+    return scaled
 
 
 _SCALES = {"k": "k_scale", "v": "v_scale", "states.0": "states.2", "states.1": "states.3"}
 
 
 def plain_states(spec: KVSpec, contents: Mapping[str, Array]) -> dict[str, Array]:
-    """f32 contents of a case (k and v, or the states.0 and states.1 of kv_copy) in the plain layout: stored in the spec's
-    dtype, for int8 with the scales beside them (k_scale and v_scale, or states.2 and states.3)."""
+    """f32 contents of a case (k and v, or the states.0 and states.1 of kv_copy) in the plain layout: stored in the
+    spec's dtype, for int8 with the scales beside them (k_scale and v_scale, or states.2 and states.3)."""
     states: dict[str, Array] = {}
     for name, values in contents.items():
         if spec.dtype == "int8":

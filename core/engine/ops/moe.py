@@ -18,7 +18,7 @@ def moe_route(
     """The k best experts of each token: ids i32 [T, k] in descending order, and weights f32 [T, k].
 
     logits [T, E]. ``score`` is softmax over all experts or sigmoid; the choice is by logits, lowest id on ties.
-    ``renormalize`` divides the chosen scores by their sum; ``scale`` multiplies them last. OpError for an unknown score.
+    ``renormalize`` divides the chosen scores by their sum; ``scale`` multiplies them last. OpError for another score.
     Reserved for later: correction_bias (added for the choice only), groups and groups_kept.
     """
     wide = logits.astype(np.float64)
@@ -37,9 +37,9 @@ def moe_route(
 
 
 def moe_linear(*, x: Array, ids: Array, weight: Array, per_choice: bool = False) -> tuple[Array]:
-    """Each token through the weight [E, N, K] of each of its experts ids i32 [T, k]: f32 [T * k, N], row t * k + choice.
+    """Each token through the weight [E, N, K] of each of its experts ids i32 [T, k]: f32 [T * k, N].
 
-    x is [T, K], or [T * k, K] with ``per_choice``. One product a row.
+    Row t * k + choice. x is [T, K], or [T * k, K] with ``per_choice``. One product a row.
     """
     tokens, choices = ids.shape
     y = np.empty((tokens * choices, weight.shape[1]), np.float32)

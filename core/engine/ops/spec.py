@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..backend.v1 import Array, Dims, KVSpec
 
-Generator = np.random.Generator
+if TYPE_CHECKING:
+    import numpy as np
+
+# A string, since numpy.random loads on first use and costs as much as the whole catalogue.
+Generator: TypeAlias = "np.random.Generator"
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,10 @@ class Tolerance:
 class Case:
     """One random instance of an op: everything its reference takes, and the shapes of what it gives.
 
-    Arguments of a family are named ``name.0, name.1, ...``. ``weights``: argument -> (format name, raw uint8 rows, shape).
-    ``states``: argument -> contents: history as it is; k and v as f32 [blocks, block_size, kv_heads, head_dim], which
-    ``kv.plain_states`` (or a provider's kv_write) stores in the dtype of ``kv``. NaN marks what no op may read. ``kv`` is
-    None where an op has no KV state.
+    Arguments of a family are named ``name.0, name.1, ...``. ``weights``: argument -> (format name, raw uint8 rows,
+    shape). ``states``: argument -> contents: history as it is; k and v as f32 [blocks, block_size, kv_heads, head_dim],
+    which ``kv.plain_states`` (or a provider's kv_write) stores in the dtype of ``kv``. NaN marks what no op may read.
+    ``kv`` is None where an op has no KV state.
     """
 
     name: str
@@ -45,13 +47,14 @@ class Case:
 class OpSpec:
     """An op of the catalogue.
 
-    ``inputs``, ``weights`` and ``states`` name its arguments; a trailing "?" marks one that may be absent, a trailing "*" a
-    family ``name.0, name.1, ...`` (one a cache group, or one a fused linear) that the reference takes as a list; in a
-    family marked "*?" any member may be absent: it is None in the list, or beyond its end.
-    ``outputs`` names its results. ``attrs`` are defaults; REQUIRED marks one without. ``reference`` takes all of these as
-    keyword arguments (weights as dense f32, states as mutable arrays that it writes in place; plain KV arrays tell their
-    storage tag by their NumPy dtype) and returns a flat tuple of outputs, a family's members in its place. A reference that
-    needs the step's counts has a further keyword ``dims``; see ``takes_dims``.
+    ``inputs``, ``weights`` and ``states`` name its arguments; a trailing "?" marks one that may be absent, a trailing
+    "*" a family ``name.0, name.1, ...`` (one a cache group, or one a fused linear) that the reference takes as a list;
+    in a family marked "*?" any member may be absent: it is None in the list, or beyond its end. ``outputs`` names its
+    results. ``attrs`` are defaults; REQUIRED marks one without.
+
+    ``reference`` takes all of these as keyword arguments (weights as dense f32, states as mutable arrays that it writes
+    in place; plain KV arrays tell their storage tag by their NumPy dtype) and returns a flat tuple of outputs, a
+    family's members in its place. A reference that needs the step's counts has a further keyword ``dims``.
     """
 
     name: str

@@ -28,8 +28,8 @@ def step_expand(
 ) -> tuple[Array, ...]:
     """Token ids, positions and KV slots of a step.
 
-    History i32 [slots, max_len] takes, in this order, whole-row copies, fills, and the token ids that are known; ids given
-    as FROM_HISTORY are read from it. Returns ids, positions and token_seq, i32 [T] each, then for each cache group
+    History i32 [slots, max_len] takes, in this order, whole-row copies, fills, and the token ids that are known; ids
+    given as FROM_HISTORY are read from it. Returns ids, positions and token_seq, i32 [T] each, then for each group
     kv_slots i32 [T] = table[seq, position // block_size] * block_size + position % block_size.
     """
     for source, destination in history_copies:

@@ -208,7 +208,7 @@ class Scheduler:
             running = sequence in self._running
             assert running == (sequence.slot != NO_SLOT) == (sequence.status is SequenceStatus.RUNNING)
             held = self.allocator.tables(sequence.seq_id)
-            assert running == any(held), "only running sequences hold blocks"
+            assert running == any(held) == (sequence.num_computed > 0), "only running sequences hold blocks"
 
     # Inside.
 

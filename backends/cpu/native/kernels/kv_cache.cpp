@@ -32,10 +32,9 @@ ENGINE_INLINE void convert(const float* x, int64_t dim, int8_t* y, float* scale)
   }
   const float top = reduce_max(most);
   *scale = top / 127.0f + reduce_add(bad);
-  const float inverse = top > 0 && top < __builtin_inff() ? 127.0f / top : 0.0f;
   for (int64_t i = 0; i < dim; ++i) {
-    const float q = __builtin_rintf(x[i] * inverse);
-    y[i] = static_cast<int8_t>(q >= -127.0f && q <= 127.0f ? q : 0.0f);
+    const float q = __builtin_rintf(x[i] / *scale);
+    y[i] = static_cast<int8_t>(q >= -127.0f && q <= 127.0f ? q : 0.0f);  // NaN and 0 / 0 give 0
   }
 }
 

@@ -20,7 +20,8 @@ struct KvLayout {
   explicit KvLayout(const KernelArgs& args)
       : heads(args.integer("kv_heads")), dim(args.integer("head_dim")), block(args.integer("block_size")),
         lanes(block < 16 ? block : 16), dtype(static_cast<KvDtype>(args.integer("kv_dtype"))) {
-    if (block < 1 || (block & (block - 1)) != 0) throw std::invalid_argument("block_size must be a power of two.");
+    if (block < 1 || block > 256 || (block & (block - 1)) != 0)
+      throw std::invalid_argument("block_size must be a power of two, at most 256.");
     const int64_t kind = args.integer("kv_dtype");
     if (kind < 0 || kind > 3) throw std::invalid_argument("kv_dtype is 0 (f32), 1 (f16), 2 (bf16) or 3 (int8).");
     if (args.states.size() != (dtype == KvDtype::kInt8 ? 4u : 2u))

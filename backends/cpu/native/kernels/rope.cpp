@@ -9,27 +9,28 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// n mod 4 turned into quadrant flips, and the angle left in [-pi/4, pi/4].
+// The angle within a quarter turn's half, [-pi/4, pi/4], and how many quarter turns were taken off.
 struct Reduced {
   f32x16 angle;
   i32x16 quadrant;
 };
 
-// position * frequency mod pi/2 in double: exact to about 1e-9 for positions to 1e6 and frequencies to 1.
-ENGINE_INLINE Reduced reduce_angle(double position, const float* frequencies) {
+// angle mod pi/2 in double: what is left is exact to 1e-9 for angles to 1e9.
+ENGINE_INLINE Reduced reduce_angle(f32x16 angle) {
   typedef int32_t i32x8 __attribute__((vector_size(32)));
-  Reduced reduced;
-  for (int half = 0; half < 2; ++half) {
-    const f64x8 x = __builtin_convertvector(load_as<f32x8>(frequencies + 8 * half), f64x8) * position;
+  f32x8 parts[2];
+  std::memcpy(parts, &angle, sizeof(angle));
+  f32x8 rest[2];
+  i32x8 turns[2];
+  for (int i = 0; i < 2; ++i) {
+    const f64x8 x = __builtin_convertvector(parts[i], f64x8);
     // Adding and taking away 1.5 * 2^52 rounds to the nearest integer.
     const f64x8 n = (x * 0.63661977236758134308 + 0x1.8p52) - 0x1.8p52;
-    const f64x8 r = (x - n * 0x1.921fb544p0) - n * 0x1.0b4611a626331p-34;
-    const f32x8 narrow_r = __builtin_convertvector(r, f32x8);
-    const i32x8 whole = __builtin_convertvector(n, i32x8);
-    std::memcpy(reinterpret_cast<float*>(&reduced.angle) + 8 * half, &narrow_r, sizeof(narrow_r));
-    std::memcpy(reinterpret_cast<int32_t*>(&reduced.quadrant) + 8 * half, &whole, sizeof(whole));
+    const f64x8 r = (x - n * 0x1.921fb54p0) - n * 0x1.10b4611a62633p-30;
+    rest[i] = __builtin_convertvector(r, f32x8);
+    turns[i] = __builtin_convertvector(n, i32x8);
   }
-  return reduced;
+  return {load_as<f32x16>(rest), load_as<i32x16>(turns)};
 }
 
 // Taylor polynomials: the first term left out is under 4e-10 on [-pi/4, pi/4].
@@ -52,6 +53,8 @@ ENGINE_INLINE void sine_cosine(Reduced x, f32x16& sine, f32x16& cosine) {
   cosine = bit_cast<f32x16>(bit_cast<i32x16>(select(swap, s, c)) ^ cosine_sign);
 }
 
+// The angle of pair i is f32(position) * frequency[i], an f32 product, as models are trained with.
+//
 // x [T, heads * head_dim], positions i32 [T] -> the same shape, the first rotary_dim of each head rotated in pairs:
 // (i, i + rotary_dim / 2), or (2i, 2i + 1) if interleaved. Weight: frequencies f32 [rotary_dim / 2].
 // Numbers: heads, head_dim, rotary_dim, interleaved, scale (multiplies cosine and sine).
@@ -92,7 +95,7 @@ class Rope final : public Kernel {
   void fill_table(int32_t position, float* cosine, float* sine) const {
     for (int64_t i = 0; i < padded_; i += 16) {
       f32x16 s, c;
-      sine_cosine(reduce_angle(position, frequencies_.as<float>() + i), s, c);
+      sine_cosine(reduce_angle(static_cast<float>(position) * load(frequencies_.as<float>() + i)), s, c);
       store(sine + i, s * scale_);
       store(cosine + i, c * scale_);
     }

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from engine.ops.dtypes import from_f32, storage_tag, to_f32
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from engine.ops.dtypes import from_f32, storage_tag, to_f32
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="the oracle for bf16 is in the test extra")
 

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
 from engine.errors import OpError
 from engine.ops import OPS, evaluate
 from engine.ops.cases import dense_weight
 from engine.ops.dense import dequantize_q8g32, linear, linear_group, quantize, quantize_q8g32
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 
 def loop_linear(x, weight, bias=None, residual=None):
@@ -93,7 +94,7 @@ def test_quantize_keeps_a_group_non_finite(bad):
 
 
 def test_quantize_refuses_what_it_does_not_know():
-    with pytest.raises(OpError, match="q8g32 and not cpu.lanes"):
+    with pytest.raises(OpError, match=r"q8g32 and not cpu\.lanes"):
         quantize(x=np.zeros((1, 32), np.float32), layout="cpu.lanes")
     with pytest.raises(OpError, match="multiple of 32"):
         quantize(x=np.zeros((1, 40), np.float32), layout="q8g32")

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from engine.errors import OpError
 from engine.ops import OPS, evaluate
 from engine.ops.activation import add, gated_act

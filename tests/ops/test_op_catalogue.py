@@ -6,23 +6,23 @@ import sys
 
 import numpy as np
 import pytest
+
 from engine.ops import OPS, REQUIRED, evaluate
 
-RNG_SEEDS = (11, 12)
 FUSED = {"add_rms_norm", "linear_group"}
 
 ALL_CASES = [
     pytest.param(spec, case, id=f"{name}: {case.name}")
     for name, spec in OPS.items()
-    for seed in RNG_SEEDS[:1]
-    for case in spec.cases(np.random.default_rng(seed))
+    for case in spec.cases(np.random.default_rng(11))
 ]
 
 
 def test_the_catalogue_is_whole():
     assert set(OPS) == FUSED | {
-        *("step_expand", "gather_rows", "embed", "linear", "quantize", "rms_norm", "layer_norm", "rope", "gated_act", "add"),
-        *("kv_write", "kv_copy", "attention", "moe_route", "moe_linear", "moe_combine", "process_logits", "sample"),
+        *("step_expand", "gather_rows", "embed", "linear", "quantize", "rms_norm", "layer_norm", "rope", "gated_act"),
+        *("add", "kv_write", "kv_copy", "attention", "moe_route", "moe_linear", "moe_combine"),
+        *("process_logits", "sample"),
     }
 
 
@@ -39,15 +39,17 @@ def test_reference_takes_exactly_what_the_spec_names(spec):
             assert parameters[name[:-1]].default is None
 
 
+def contents(case):
+    return {name: array.tobytes() for name, array in case.inputs.items()}
+
+
 @pytest.mark.parametrize("spec", OPS.values(), ids=OPS)
 def test_cases_are_several_and_follow_the_generator(spec):
     first, again, other = (list(spec.cases(np.random.default_rng(seed))) for seed in (1, 1, 2))
     assert len(first) >= 4 and len({case.name for case in first}) == len(first)
-    same = [all(np.array_equal(a.inputs[n], b.inputs[n], equal_nan=True) for n in a.inputs) for a, b in zip(first, again)]
-    assert all(same)
-    fixed = {"gather_rows", "kv_copy"}  # whole permutations and copies that have their point
-    if spec.name not in fixed:
-        assert any(a.inputs[n].tobytes() != b.inputs[n].tobytes() for a, b in zip(first, other) for n in a.inputs)
+    assert [contents(case) for case in first] == [contents(case) for case in again]
+    if spec.inputs != ("block_copies",):  # copies that have their point
+        assert all(contents(a) != contents(b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(("spec", "case"), ALL_CASES)
@@ -85,12 +87,13 @@ def test_arguments_collect_families():
 
 
 def test_import_brings_numpy_and_no_other_package():
-    code = """
+    code = f"""
 import sys
+sys.path[:0] = {sys.path!r}
+import numpy.random
+before = set(sys.modules)
 import engine.ops
-names = {name.partition(".")[0] for name in sys.modules}
-print(*sorted(names - set(sys.stdlib_module_names) - {"numpy", "engine", "__mp_main__"}))
+print(*{{name.partition(".")[0] for name in set(sys.modules) - before}} - set(sys.stdlib_module_names))
 """
-    clean = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"]
-    found = subprocess.run(clean, capture_output=True, text=True, check=True).stdout.split()
-    assert found == []
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert found == ["engine"]

@@ -1,0 +1,125 @@
+"""A segment as one native call: values declared, calls lowered to kernels, the arena planned once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.backend.v1 import HOST_DTYPES, BoundCall, Dims, Frame, Limits, Segment, StepFn, Value
+
+from . import _native
+
+if TYPE_CHECKING:
+    from .device import CpuDevice
+
+ABSENT = -1
+NATIVE_DTYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "q8g32": "u8"}
+DIM_NAMES = tuple(f.name for f in fields(Dims))
+
+
+def packed_row_bytes(depth: int) -> int:
+    """Bytes of a q8g32 row: int8 values, an f32 scale a 32-group, an i32 sum a 16-group."""
+    return depth + depth // 8 + depth // 4
+
+
+@dataclass
+class Lowering:
+    """One call on its way into a native segment."""
+
+    native: Any
+    bound: BoundCall
+    limits: Limits
+    states: Mapping[str, Any]
+    ids: Mapping[int, int]
+    threads: int
+
+    def inputs(self, *names: str) -> list[int]:
+        """Native ids of inputs; ABSENT where the call has none of that name."""
+        given = self.bound.call.inputs
+        return [self.ids[given[name].id] if name in given else ABSENT for name in names]
+
+    def family(self, name: str) -> list[int]:
+        """Native ids of ``name.0``, ``name.1``, ..."""
+        members = sorted(self.members(self.bound.call.inputs, name))
+        return [self.ids[self.bound.call.inputs[f"{name}.{n}"].id] for n in members]
+
+    @staticmethod
+    def members(names: Mapping[str, Any], family: str) -> list[int]:
+        return [int(name.partition(".")[2]) for name in names if name.startswith(family + ".")]
+
+    def emit(
+        self, kernel: str, inputs: Sequence[int], weights: Sequence[Any] = (), states: Sequence[str] = (), **numbers: float
+    ) -> None:
+        """Append a kernel whose outputs are the call's."""
+        outputs = [self.ids[value.id] for value in self.bound.call.outputs]
+        arrays = [self.states[self.bound.call.states[name]] for name in states]
+        self.native.add(kernel, list(inputs), outputs, list(weights), arrays, {k: float(v) for k, v in numbers.items()})
+
+
+def compile_segment(device: CpuDevice, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn:
+    """An fn that runs the segment with the interpreter's lock released."""
+    maxima = _maxima(limits)
+    native = _native.Segment(device.pool, maxima, limits.max_context, device.isa)
+    ids = _declare(native, segment)
+    for bound in segment.calls:
+        provider: Any = bound.provider
+        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size))
+    native.finish([ids[v.id] for v in segment.inputs], [ids[v.id] for v in segment.outputs])
+    return _Step(native, segment)
+
+
+def _maxima(limits: Limits) -> list[int]:
+    # Copies, fills, biases and masks only enter a segment; nothing inside it is as long.
+    return [getattr(limits.dims, name) for name in DIM_NAMES]
+
+
+def _declare(native: Any, segment: Segment) -> dict[int, int]:
+    values: dict[int, Value] = {}
+    for bound in segment.calls:
+        for value in (*bound.call.inputs.values(), *bound.call.outputs):
+            values.setdefault(value.id, value)
+    for value in (*segment.inputs, *segment.outputs):
+        values.setdefault(value.id, value)
+    ids = {key: n for n, key in enumerate(values)}
+    for key, value in values.items():
+        native.value(ids[key], _row_bytes(value), _rows(value), NATIVE_DTYPES[value.dtype])
+    return ids
+
+
+def _rows(value: Value) -> str:
+    """The leading dimension; ``T*4`` rows are T rows of four."""
+    first = str(value.shape[0])
+    return first.partition("*")[0] if "*" in first else first + "".join(f"*{s}" for s in value.shape[1:] if isinstance(s, str))
+
+
+def _row_bytes(value: Value) -> int:
+    size = int(np.prod([s for s in value.shape[1:] if isinstance(s, int)], dtype=np.int64))
+    times = int(str(value.shape[0]).partition("*")[2] or 1)
+    return times * (packed_row_bytes(size) if value.dtype == "q8g32" else size * HOST_DTYPES[value.dtype].itemsize)
+
+
+class _Step:
+    """The fn of a compiled segment; outputs are fresh arrays of the step's true size."""
+
+    def __init__(self, native: Any, segment: Segment) -> None:
+        self.native = native
+        self._inputs = [value.id for value in segment.inputs]
+        self._outputs = [(value.id, value.shape, _host_dtype(value), value) for value in segment.outputs]
+
+    def __call__(self, frame: Frame) -> None:
+        dims = frame.dims
+        values = frame.values
+        outputs = []
+        for key, shape, dtype, value in self._outputs:
+            size = (dims.of(shape[:1])[0], packed_row_bytes(int(shape[1]))) if value.dtype == "q8g32" else dims.of(shape)
+            made = np.empty(size, dtype)
+            values[key] = made
+            outputs.append(made)
+        self.native.run([getattr(dims, name) for name in DIM_NAMES], [values[key] for key in self._inputs], outputs)
+
+
+def _host_dtype(value: Value) -> Any:
+    return HOST_DTYPES["u8" if value.dtype == "q8g32" else value.dtype]

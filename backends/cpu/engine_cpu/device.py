@@ -1,0 +1,76 @@
+"""The CPU as a device: values are NumPy arrays, states are written in place, segments run in one native call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.backend.v1 import (
+    HOST_DTYPES,
+    Array,
+    DeviceInfo,
+    Limits,
+    MemoryInfo,
+    Plan,
+    Provider,
+    Segment,
+    Session,
+    StepFn,
+    StepSession,
+    available_memory,
+)
+
+from . import _native
+from .compile import compile_segment
+from .layouts import CPU_LANES
+from .providers import make_providers
+
+_PAGE = 4096
+
+
+class CpuDevice:
+    """``threads`` None takes every core that this process may use; ``isa`` None the best variant, or ENGINE_CPU_ISA."""
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        self.isa: str = isa or _native.isa()
+        self.pool = _native.Pool(threads or len(os.sched_getaffinity(0)))
+        self._providers = make_providers(self)
+
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
+        # Untouched pages take no memory, so a large pool costs only what is used of it.
+        tag = HOST_DTYPES[dtype]
+        count = int(np.prod(shape))
+        raw = np.zeros(count * tag.itemsize + _PAGE, np.uint8)
+        first = -raw.ctypes.data % _PAGE
+        return raw[first : first + count * tag.itemsize].view(tag).reshape(shape)
+
+    def free(self, value: Array) -> None:
+        """Garbage collection does it."""
+
+    def copy_in(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
+
+    def copy_out(self, value: Array) -> Array:
+        return value
+
+    def fence(self) -> None:
+        """Every call has finished when it returns."""
+
+    def memory_info(self) -> MemoryInfo:
+        return available_memory()
+
+    def describe(self) -> DeviceInfo:
+        details = {"isa": self.isa, "threads": str(self.pool.size), "variants": " ".join(_native.isa_list())}
+        return DeviceInfo(name=f"cpu ({self.isa}, {self.pool.size} threads)", backend="cpu", kv_layouts=(CPU_LANES,), details=details)
+
+    def session(self, plan: Plan) -> Session:
+        return StepSession(self, plan)
+
+    def providers(self) -> Mapping[str, Sequence[Provider]]:
+        return self._providers
+
+    def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn:
+        return compile_segment(self, segment, limits, states)

@@ -1,0 +1,25 @@
+"""How the KV cache lies in memory for the native kernels: lanes of up to 16 tokens for K, rows of head_dim for V."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.backend.v1 import KVLayout, KVSpec
+
+LANES = 16
+
+
+def _shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    lanes = min(LANES, spec.block_size)
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        "k": ((spec.blocks, spec.kv_heads, spec.block_size // lanes, spec.head_dim, lanes), spec.dtype),
+        "v": ((spec.blocks, spec.kv_heads, spec.block_size, spec.head_dim), spec.dtype),
+    }
+    if spec.dtype == "int8":
+        scales = (spec.blocks, spec.kv_heads, spec.block_size)
+        shapes |= {"k_scale": (scales, "f32"), "v_scale": (scales, "f32")}
+    return shapes
+
+
+CPU_LANES = KVLayout("cpu.lanes", ("f32", "f16", "bf16", "int8"), _shapes)
+KV_DTYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}

@@ -1,0 +1,165 @@
+"""Each op's call as the arguments of its native kernel, whose files define their order and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .compile import Lowering
+from .layouts import KV_DTYPE_NUMBERS
+
+ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ROWS_DIM = {"T": 0, "R": 2}
+KV_STATES = ("k", "v", "k_scale", "v_scale")
+
+
+def _rows_dim(low: Lowering, name: str) -> int:
+    return ROWS_DIM[str(low.bound.call.inputs[name].shape[0])[0]]
+
+
+def _width(low: Lowering, name: str) -> int:
+    return int(low.bound.call.inputs[name].shape[-1])
+
+
+def _weight(low: Lowering, name: str) -> Any:
+    return low.bound.weights[name].handle
+
+
+def _kv_dtype(low: Lowering) -> str:
+    array = low.states[low.bound.call.states["k"]]
+    names = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16", np.dtype(np.uint16): "bf16", np.dtype(np.int8): "int8"}
+    return names[array.dtype]
+
+
+def _kv_states(low: Lowering) -> list[str]:
+    return [name for name in KV_STATES if name in low.bound.call.states]
+
+
+def _block_size(low: Lowering) -> int:
+    k = low.states[low.bound.call.states["k"]]
+    return int(k.shape[2] * k.shape[4])
+
+
+def step_expand(low: Lowering) -> None:
+    names = ("token_ids", "seq_slots", "seq_starts", "query_offsets", "history_copies")
+    inputs = low.inputs(*names, "fill_slots", "fill_positions", "fill_ids") + low.family("page_table")
+    sizes = low.bound.call.attr("block_sizes")
+    numbers = {f"block_size.{g}": size for g, size in enumerate(sizes)}
+    low.emit("step_expand", inputs, states=["history"], max_len=low.limits.max_context, groups=len(sizes), **numbers)
+
+
+def kv_copy(low: Lowering) -> None:
+    names = sorted(low.bound.call.states)
+    arrays = [low.states[low.bound.call.states[name]] for name in names]
+    sizes = {f"block_bytes.{n}": array.nbytes // array.shape[0] for n, array in enumerate(arrays)}
+    low.emit("kv_copy", low.inputs("block_copies"), states=names, **sizes)
+
+
+def kv_write(low: Lowering) -> None:
+    call = low.bound.call
+    numbers = {"kv_heads": call.attr("kv_heads"), "head_dim": call.attr("head_dim"), "block_size": _block_size(low)}
+    inputs = low.inputs("new_k", "new_v", "kv_slots")
+    low.emit("kv_write", inputs, states=_kv_states(low), kv_dtype=KV_DTYPE_NUMBERS[_kv_dtype(low)], **numbers)
+
+
+def attention(low: Lowering) -> None:
+    names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap")
+    numbers = {name: low.bound.call.attr(name) for name in names}
+    inputs = low.inputs("q", "seq_starts", "query_offsets", "page_table")
+    low.emit("attention", inputs, states=_kv_states(low), kv_dtype=KV_DTYPE_NUMBERS[_kv_dtype(low)], **numbers)
+
+
+def embed(low: Lowering) -> None:
+    low.emit("embed", low.inputs("ids"), [_weight(low, "weight")], scale=low.bound.call.attr("scale"))
+
+
+def quantize(low: Lowering) -> None:
+    low.emit("quantize", low.inputs("x"), width=_width(low, "x"), rows_dim=_rows_dim(low, "x"))
+
+
+def linear(low: Lowering) -> None:
+    """One weight or several on one input, each with its bias where it has one; a residual is added to the result."""
+    names = sorted((n for n in low.bound.weights if n.startswith("weight")), key=_member)
+    matrices = [_weight(low, name) for name in names]
+    biases = {f"bias.{n}": len(matrices) + i for i, n in enumerate(_biased(low, names))}
+    vectors = [_weight(low, names[n].replace("weight", "bias")) for n in _biased(low, names)]
+    low.emit("linear", low.inputs("x", "residual"), [*matrices, *vectors], rows_dim=_rows_dim(low, "x"), **biases)
+
+
+def _member(name: str) -> int:
+    return int(name.partition(".")[2] or 0)
+
+
+def _biased(low: Lowering, names: list[str]) -> list[int]:
+    return [n for n, name in enumerate(names) if name.replace("weight", "bias") in low.bound.weights]
+
+
+def rms_norm(low: Lowering) -> None:
+    call = low.bound.call
+    numbers = {"eps": call.attr("eps"), "weight_offset": call.attr("weight_offset"), "width": _width(low, "x")}
+    low.emit("rms_norm", low.inputs("x"), [_weight(low, "weight")], rows_dim=_rows_dim(low, "x"), **numbers)
+
+
+def layer_norm(low: Lowering) -> None:
+    vectors = [_weight(low, name) for name in ("weight", "bias") if name in low.bound.weights]
+    low.emit("layer_norm", low.inputs("x"), vectors, rows_dim=_rows_dim(low, "x"), eps=low.bound.call.attr("eps"))
+
+
+def add_rms_norm(low: Lowering) -> None:
+    call = low.bound.call
+    numbers = {"eps": call.attr("eps"), "weight_offset": call.attr("weight_offset")}
+    low.emit("add_rms_norm", low.inputs("x", "residual"), [_weight(low, "weight")], rows_dim=_rows_dim(low, "x"), **numbers)
+
+
+def rope(low: Lowering) -> None:
+    call = low.bound.call
+    numbers = {name: call.attr(name) for name in ("heads", "head_dim", "interleaved", "scale")}
+    numbers["rotary_dim"] = call.attr("rotary_dim") or call.attr("head_dim")
+    low.emit("rope", low.inputs("x", "positions"), [_weight(low, "inv_freq")], **numbers)
+
+
+def gated_act(low: Lowering) -> None:
+    kind = ACTIVATION_NUMBERS[low.bound.call.attr("kind")]
+    rows = low.bound.call.inputs["gate"].shape[0]
+    width = _width(low, "gate") * int(str(rows).partition("*")[2] or 1)
+    low.emit("gated_act", low.inputs("gate", "up"), kind=kind, width=width, rows_dim=_rows_dim(low, "gate"))
+
+
+def add(low: Lowering) -> None:
+    low.emit("add", low.inputs("a", "b"), width=_width(low, "a"), rows_dim=_rows_dim(low, "a"))
+
+
+def gather_rows(low: Lowering) -> None:
+    low.emit("gather_rows", low.inputs("x", "rows"), width=_width(low, "x"))
+
+
+def moe_route(low: Lowering) -> None:
+    call = low.bound.call
+    numbers = {"k": call.attr("k"), "renormalize": call.attr("renormalize"), "scale": call.attr("scale")}
+    score = {"softmax": 0, "sigmoid": 1}[call.attr("score")]
+    low.emit("moe_route", low.inputs("logits"), width=_width(low, "logits"), score=score, **numbers)
+
+
+def moe_linear(low: Lowering) -> None:
+    choices = int(low.bound.call.inputs["ids"].shape[1])
+    per_choice = low.bound.call.attr("per_choice")
+    low.emit("moe_linear", low.inputs("x", "ids"), [_weight(low, "weight")], k=choices, per_choice=per_choice)
+
+
+def moe_combine(low: Lowering) -> None:
+    choices = int(low.bound.call.inputs["weights"].shape[1])
+    low.emit("moe_combine", low.inputs("y", "weights"), k=choices, width=_width(low, "y"))
+
+
+def process_logits(low: Lowering) -> None:
+    names = ("logits", "rows", "positions", "token_seq", "seq_slots", "prompt_lengths", "temperature", "top_k", "top_p", "min_p")
+    names += ("repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values")
+    numbers = {"width": _width(low, "logits"), "max_len": low.limits.max_context}
+    low.emit("process_logits", low.inputs(*names, "mask_rows", "masks"), states=["history"], **numbers)
+
+
+def sample(low: Lowering) -> None:
+    names = ("processed", "logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches")
+    numbers = {"width": _width(low, "logits"), "max_len": low.limits.max_context}
+    low.emit("sample", low.inputs(*names, "want_logprobs"), states=["history"], **numbers)

@@ -1,0 +1,122 @@
+"""Which ops the CPU offers, with which features, and how each call becomes a native kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, Segment, StepFn, WeightRef
+
+from . import lower, weights
+from .compile import Lowering, compile_segment
+from .layouts import CPU_LANES
+
+if TYPE_CHECKING:
+    from .device import CpuDevice
+
+PACKED_ACTIVATION = "q8g32"
+ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu"})
+NO_LAYOUT: frozenset[str] = frozenset()
+KV_LAYOUTS = frozenset({CPU_LANES.name})
+
+Check = Callable[[Call], str | None]
+
+
+@dataclass(frozen=True)
+class CpuProvider:
+    """One op. ``lower`` appends its kernel to a native segment; rows never share a reduction, so it is batch-invariant."""
+
+    op: str
+    name: str
+    lower: Callable[[Lowering], None]
+    device: CpuDevice
+    features: frozenset[str] = frozenset()
+    layouts: frozenset[str] = NO_LAYOUT
+    check: Check | None = None
+    packer: str = "cpu"
+    batch_invariant: bool = True
+
+    def supports(self, call: Call) -> str | None:
+        return None if self.check is None else self.check(call)
+
+    def wants(self, call: Call) -> Mapping[str, str]:
+        quantized = self.op in ("linear", "linear_group", "moe_linear") and weights.takes_packed_activation(call)
+        return {"x": PACKED_ACTIVATION} if quantized else {}
+
+    def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
+        return weights.pack(ref, self.device.isa, progress)
+
+    def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
+        """The call as a segment of its own, made when the states are first seen."""
+        inputs = tuple({v.id: v for v in bound.call.inputs.values()}.values())
+        segment = Segment(bound.call.op, "device", (bound,), inputs, bound.call.outputs)
+        made: list[StepFn] = []
+
+        def run(frame: Frame) -> None:
+            if not made:
+                made.append(compile_segment(self.device, segment, limits, frame.states))
+            made[0](frame)
+
+        return run
+
+
+def _linear_check(call: Call) -> str | None:
+    formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
+    unknown = formats - weights.FORMATS
+    if unknown:
+        return f"the CPU has no kernel for {sorted(unknown)[0]} weights."
+    if len({weights.is_quantized(f) for f in formats}) > 1:
+        return "one input cannot be quantized for some weights of a group and not for others."
+    if call.attr("quantized_activation") == "forbidden" and any(map(weights.is_quantized, formats)):
+        return "8-bit activations are forbidden here, and the CPU's quantized kernels need them."
+    return None
+
+
+def _moe_check(call: Call) -> str | None:
+    unknown = {call.weights["weight"].format} - weights.FORMATS
+    return f"the CPU has no kernel for {unknown.pop()} experts." if unknown else None
+
+
+def _embed_check(call: Call) -> str | None:
+    found = call.weights["weight"].format
+    return None if found in weights.FORMATS else f"the CPU cannot read rows of {found} weights."
+
+
+def _activation_check(call: Call) -> str | None:
+    kind = call.attr("kind")
+    return None if kind in ACTIVATIONS else f"the CPU does not know the activation {kind}."
+
+
+def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
+    """The provider of each op, bound to a device."""
+    name = f"cpu/{device.isa}"
+
+    def one(op: str, how: Callable[[Lowering], None], features: str = "", check: Check | None = None, kv: bool = False) -> None:
+        layouts = KV_LAYOUTS if kv else NO_LAYOUT
+        offered[op] = (CpuProvider(op, name, how, device, frozenset(features.split()), layouts, check),)
+
+    offered: dict[str, tuple[Provider, ...]] = {}
+    one("step_expand", lower.step_expand)
+    one("kv_copy", lower.kv_copy, kv=True)
+    one("kv_write", lower.kv_write, "k_scale v_scale", kv=True)
+    one("attention", lower.attention, "k_scale v_scale window softcap", kv=True)
+    one("embed", lower.embed, "scale", _embed_check)
+    one("quantize", lower.quantize)
+    one("linear", lower.linear, "residual bias quantized_activation", _linear_check)
+    one("linear_group", lower.linear, "bias quantized_activation", _linear_check)
+    one("rms_norm", lower.rms_norm, "head_dim weight_offset")
+    one("layer_norm", lower.layer_norm, "bias")
+    one("add_rms_norm", lower.add_rms_norm, "weight_offset")
+    one("rope", lower.rope, "rotary_dim interleaved scale")
+    one("gated_act", lower.gated_act, "up kind", _activation_check)
+    one("add", lower.add)
+    one("gather_rows", lower.gather_rows)
+    one("moe_route", lower.moe_route, "score renormalize scale")
+    one("moe_linear", lower.moe_linear, "per_choice", _moe_check)
+    one("moe_combine", lower.moe_combine)
+    one("process_logits", lower.process_logits)
+    one("sample", lower.sample)
+    return offered
+
+

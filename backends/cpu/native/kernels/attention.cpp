@@ -1,0 +1,343 @@
+// attention: queries against the cache, for prefill, decode and mixed steps alike.
+//
+// The cache is cut at multiples of kChunk tokens. For each row and chunk: m = max score, p = exp(score - m), l = sum p,
+// o = sum p v, all from scratch; then the chunks of a row are merged in order (as in flash decoding). So a row's bits
+// depend on its own tokens only, not on the tile, the thread or whether its chunks were computed apart.
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "../isa.h"
+#include "../simd.h"
+#include "../simd_math.h"
+#include "../work_split.h"
+#include "attention_plan.h"
+#include "attention_tile.h"
+#include "kv_layout.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+namespace {
+
+// Softmax sums of one row over some tokens: o [width] is relative to the maximum m.
+struct Partial {
+  float* m;
+  float* l;
+  float* o;
+};
+
+// target = target merged with source, the later chunk.
+ENGINE_INLINE void merge(Partial target, Partial source, int64_t width) {
+  const float m = *target.m > *source.m ? *target.m : *source.m;
+  const f32x16 a = exp(splat(*target.m - m)), b = exp(splat(*source.m - m));
+  *target.m = m;
+  *target.l = *target.l * a[0] + *source.l * b[0];
+  for (int64_t d = 0; d < width; d += 16)
+    store(target.o + d, fma(load(source.o + d), b, load(target.o + d) * a));
+}
+
+ENGINE_INLINE void assign(Partial target, Partial source, int64_t width) {
+  *target.m = *source.m;
+  *target.l = *source.l;
+  std::memcpy(target.o, source.o, width * sizeof(float));
+}
+
+// One thread's working memory.
+struct Workspace {
+  float* q;        // [kTileRows][width], scaled
+  float* weights;  // [kTileRows][kChunk]: scores, then probabilities
+  float* chunk;    // [kTileRows] partials of the chunk in hand
+  float* state;    // [kTileRows] partials so far
+  uint8_t* keys;   // tiles put together from blocks of fewer than 16 tokens
+  const void** pages;  // [kChunk] values of a chunk's blocks
+};
+
+// q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q.
+// States k, v (, k_scale, v_scale), this step's tokens written already; the query at position p sees the tokens 0..p
+// (the last `window` of them). Numbers: heads, kv_heads, head_dim, scale, block_size, kv_dtype, window (0: all),
+// softcap (0: none).
+class Attention final : public Kernel {
+ public:
+  explicit Attention(const KernelArgs& args)
+      : q_(args.inputs.at(0)), starts_(args.inputs.at(1)), offsets_(args.inputs.at(2)), table_(args.inputs.at(3)),
+        out_(args.outputs.at(0)), layout_(args), heads_(args.integer("heads")), group_(heads_ / layout_.heads),
+        width_((layout_.dim + 15) / 16 * 16), scale_(static_cast<float>(args.number("scale"))),
+        softcap_(static_cast<float>(args.number_or("softcap", 0))), window_(static_cast<int32_t>(args.number_or("window", 0))),
+        max_chunks_(args.integer("max_context") / kChunk + 1) {
+    if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
+    for (size_t i = 0; i < args.states.size(); ++i) states_[i] = args.states[i];
+    while (int64_t{1} << block_shift_ < layout_.block) ++block_shift_;
+    reserve(args.integer("threads"));
+  }
+
+  int phases() const override { return 2; }
+
+  void run(const Frame& frame, const Team& team, int phase) override {
+    const AttentionPlan plan(frame.dims.S, input<int32_t>(frame, starts_), input<int32_t>(frame, offsets_),
+                             static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_, team.size);
+    if (phase == 1) return merge_tiles(frame, team, plan);
+    with_kv_type(layout_.dtype, [&](auto* type) { run_tasks(frame, team, plan, type); });
+  }
+
+ private:
+  void reserve(int64_t threads);
+  Partial partial(float* base, int64_t row) const;
+  float* stored(int32_t slot, int64_t chunk) const;
+  Span span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const;
+  float* result(const Frame& frame, const TileTask& task, int32_t row) const;
+  void write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const;
+  void load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const;
+  void merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const;
+
+  template <class T>
+  void run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T*);
+  template <class T>
+  void run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work, T*) const;
+  template <int R, class T>
+  void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk, const Workspace& work,
+                 float* partials, T*) const;
+  template <class T>
+  void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk, const Workspace& work,
+                float* partials, T* type) const;
+  template <int R, class T>
+  void all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, T*) const;
+  template <class T>
+  const T* key_tile(const int32_t* blocks, int64_t head, int32_t token, int32_t end, T* assembled) const;
+  f32x16 token_scales(int state, const int32_t* blocks, int64_t head, int32_t token, int32_t end) const;
+  void softmax(const int32_t* blocks, int64_t head, Span span, float* weights, Partial sums) const;
+
+  int q_, starts_, offsets_, table_, out_;
+  KvLayout layout_;
+  int64_t heads_, group_, width_;
+  float scale_, softcap_;
+  int32_t window_, block_shift_ = 0;
+  int64_t max_chunks_;
+  uint8_t* states_[4] = {};
+  Buffer memory_, stored_;
+  std::vector<Workspace> workspaces_;
+};
+
+void Attention::reserve(int64_t threads) {
+  const int64_t partials = kTileRows * (width_ + 16);
+  const int64_t floats = kTileRows * width_ + kTileRows * kChunk + 2 * partials;
+  const int64_t keys = layout_.lanes < 16 ? kVectors<1> * layout_.dim * 16 * 4 : 0;
+  const int64_t stride = (floats * 4 + keys + kChunk * sizeof(void*) + 63) / 64 * 64;
+  memory_ = Buffer(threads * stride);
+  std::memset(memory_.data(), 0, memory_.size());
+  for (int64_t i = 0; i < threads; ++i) {
+    Workspace work;
+    work.q = reinterpret_cast<float*>(memory_.data() + i * stride);
+    work.weights = work.q + kTileRows * width_;
+    work.chunk = work.weights + kTileRows * kChunk;
+    work.state = work.chunk + partials;
+    work.pages = reinterpret_cast<const void**>(work.state + partials);
+    work.keys = reinterpret_cast<uint8_t*>(work.pages + kChunk);
+    workspaces_.push_back(work);
+  }
+  if (threads > 1) stored_ = Buffer(2 * threads * max_chunks_ * partials * sizeof(float));
+}
+
+Partial Attention::partial(float* base, int64_t row) const {
+  float* p = base + row * (width_ + 16);
+  return {p + width_, p + width_ + 1, p};
+}
+
+float* Attention::stored(int32_t slot, int64_t chunk) const {
+  return stored_.as<float>() + (slot * max_chunks_ + chunk) * kTileRows * (width_ + 16);
+}
+
+// The row's tokens in the chunk, relative to it; empty if begin >= end.
+Span Attention::span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const {
+  const int32_t position = input<int32_t>(frame, starts_)[task.sequence] + (task.first_row + row) / static_cast<int32_t>(group_);
+  const int32_t origin = static_cast<int32_t>(chunk * kChunk);
+  const int32_t begin = plan.first_token(position) - origin, end = position + 1 - origin;
+  return {begin > 0 ? begin : 0, end < kChunk ? end : kChunk};
+}
+
+// Where row `row` of the tile lies in q and in the output.
+float* Attention::result(const Frame& frame, const TileTask& task, int32_t row) const {
+  const int64_t index = task.first_row + row;
+  const int64_t token = input<int32_t>(frame, offsets_)[task.sequence] + index / group_;
+  return output<float>(frame, out_) + (token * heads_ + task.head * group_ + index % group_) * layout_.dim;
+}
+
+void Attention::write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const {
+  float* out = result(frame, task, row);
+  for (int64_t d = 0; d < layout_.dim; d += 16)
+    store_first(out + d, load(sums.o + d) / *sums.l, layout_.dim - d < 16 ? layout_.dim - d : 16);
+}
+
+void Attention::load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const {
+  const float* q = input<float>(frame, q_);
+  for (int32_t r = 0; r < padded; ++r) {
+    const float* source = q + (result(frame, task, r < task.rows ? r : task.rows - 1) - output<float>(frame, out_));
+    for (int64_t d = 0; d < layout_.dim; ++d) work.q[r * width_ + d] = source[d] * scale_;
+  }
+}
+
+template <class T>
+void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T* type) {
+  const Workspace& work = workspaces_[team.index];
+  int64_t mine = team.take();
+  plan.walk([&](const TileTask& task, int64_t first, int64_t tasks, int32_t slot) {
+    for (; mine < first + tasks; mine = team.take()) {
+      if (slot < 0) {
+        run_tile(frame, plan, task, work, type);
+      } else {
+        load_queries(frame, task, work, kTileRows);
+        dispatch(frame, plan, task, task.first_chunk + mine - first, work, stored(slot, mine - first), type);
+      }
+    }
+    return true;
+  });
+}
+
+// All chunks of a tile, merged as they come.
+template <class T>
+void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work, T* type) const {
+  load_queries(frame, task, work, kTileRows);
+  bool begun[kTileRows] = {};
+  for (int64_t chunk = task.first_chunk; chunk < task.first_chunk + task.chunks; ++chunk) {
+    dispatch(frame, plan, task, chunk, work, work.chunk, type);
+    for (int32_t r = 0; r < task.rows; ++r) {
+      const Span tokens = span(frame, plan, task, r, chunk);
+      if (tokens.begin >= tokens.end) continue;
+      if (begun[r])
+        merge(partial(work.state, r), partial(work.chunk, r), width_);
+      else
+        assign(partial(work.state, r), partial(work.chunk, r), width_);
+      begun[r] = true;
+    }
+  }
+  for (int32_t r = 0; r < task.rows; ++r) write_result(frame, task, r, partial(work.state, r));
+}
+
+// The tiles that were cut: their chunks' partials, merged in order into the first.
+void Attention::merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const {
+  plan.walk([&](const TileTask& task, int64_t, int64_t, int32_t slot) {
+    if (slot < 0) return true;
+    for (int32_t r = team.index; r < task.rows; r += team.size) {
+      Partial sums{};
+      for (int64_t i = 0; i < task.chunks; ++i) {
+        const Span tokens = span(frame, plan, task, r, task.first_chunk + i);
+        if (tokens.begin >= tokens.end) continue;
+        const Partial next = partial(stored(slot, i), r);
+        if (sums.o != nullptr)
+          merge(sums, next, width_);
+        else
+          sums = next;
+      }
+      write_result(frame, task, r, sums);
+    }
+    return true;
+  });
+}
+
+template <class T>
+void Attention::dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
+                         const Workspace& work, float* partials, T* type) const {
+  if (task.rows == 1) return run_chunk<1>(frame, plan, task, chunk, work, partials, type);
+  if (task.rows == 2) return run_chunk<2>(frame, plan, task, chunk, work, partials, type);
+  if (task.rows <= 4) return run_chunk<4>(frame, plan, task, chunk, work, partials, type);
+  if (task.rows <= 6) return run_chunk<6>(frame, plan, task, chunk, work, partials, type);
+  if (task.rows <= 8) return run_chunk<8>(frame, plan, task, chunk, work, partials, type);
+  return run_chunk<kTileRows>(frame, plan, task, chunk, work, partials, type);
+}
+
+// The partials of the tile's rows over one chunk. R >= task.rows; the rows beyond repeat the last.
+template <int R, class T>
+void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
+                          const Workspace& work, float* partials, T* type) const {
+  const int64_t first_block = chunk * kChunk >> block_shift_;
+  const int32_t* blocks = input<int32_t>(frame, table_) + static_cast<int64_t>(task.sequence) * frame.dims.P + first_block;
+  Span spans[R];
+  Span all{kChunk, 0}, shared{0, kChunk};
+  for (int32_t r = 0; r < R; ++r) {
+    spans[r] = span(frame, plan, task, r < task.rows ? r : task.rows - 1, chunk);
+    shared = {spans[r].begin > shared.begin ? spans[r].begin : shared.begin, spans[r].end < shared.end ? spans[r].end : shared.end};
+    if (spans[r].begin >= spans[r].end) continue;
+    all = {spans[r].begin < all.begin ? spans[r].begin : all.begin, spans[r].end > all.end ? spans[r].end : all.end};
+  }
+  if (all.begin >= all.end) return;
+  all_scores<R>(blocks, task.head, all, work, type);
+  for (int32_t r = 0; r < task.rows; ++r)
+    if (spans[r].begin < spans[r].end)
+      softmax(blocks, task.head, spans[r], work.weights + r * kChunk, partial(partials, r));
+  for (int32_t block = all.begin >> block_shift_; block <= (all.end - 1) >> block_shift_; ++block)
+    work.pages[block] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[block], task.head);
+  const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages), block_shift_, layout_.dim, work.weights, spans, all, shared};
+  all_values<R, kVectors<R>>(values, 0, partials, width_ + 16);
+}
+
+template <int R, class T>
+void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, T*) const {
+  constexpr int N = kVectors<R>;
+  const int32_t first = all.begin / 16, last = (all.end - 1) / 16;
+  for (int32_t tile = first / N * N; tile <= last; tile += N) {
+    const T* tiles[N];
+    for (int32_t j = 0; j < N; ++j) {
+      // Beyond the ends a tile that exists is read again; its scores are not used.
+      const int32_t index = tile + j < first ? first : tile + j > last ? last : tile + j;
+      tiles[j] = key_tile(blocks, head, index * 16, all.end, reinterpret_cast<T*>(work.keys) + j * layout_.dim * 16);
+    }
+    tile_scores<R>(work.q, width_, tiles, layout_.dim, work.weights + tile * 16);
+  }
+}
+
+// The keys [dim][16] of the 16 tokens from `token` on: in place, or put together from small blocks up to `end`.
+template <class T>
+const T* Attention::key_tile(const int32_t* blocks, int64_t head, int32_t token, int32_t end, T* assembled) const {
+  const T* keys = reinterpret_cast<const T*>(states_[0]);
+  const int64_t lanes = layout_.lanes;
+  if (lanes == 16)
+    return keys + layout_.page(blocks[token >> block_shift_], head) + layout_.key(token & (layout_.block - 1));
+  for (int64_t i = 0; i < 16 && token + i < end; i += lanes) {
+    const T* source = keys + layout_.page(blocks[(token + i) >> block_shift_], head);
+    for (int64_t d = 0; d < layout_.dim; ++d) std::memcpy(assembled + d * 16 + i, source + d * lanes, lanes * sizeof(T));
+  }
+  return assembled;
+}
+
+// The scales of the 16 tokens from `token` on, up to `end`.
+f32x16 Attention::token_scales(int state, const int32_t* blocks, int64_t head, int32_t token, int32_t end) const {
+  const float* scales = reinterpret_cast<const float*>(states_[state]);
+  if (layout_.lanes == 16)
+    return load(scales + layout_.scale(blocks[token >> block_shift_], head) + (token & (layout_.block - 1)));
+  f32x16 result{};
+  for (int32_t i = 0; i < 16 && token + i < end; ++i)
+    result[i] = scales[layout_.scale(blocks[(token + i) >> block_shift_], head) + ((token + i) & (layout_.block - 1))];
+  return result;
+}
+
+// weights: the row's scores over the chunk, turned into exp(score - max) (times the values' scales) within the span.
+void Attention::softmax(const int32_t* blocks, int64_t head, Span span, float* weights, Partial sums) const {
+  const bool scaled = layout_.dtype == KvDtype::kInt8;
+  f32x16 most = splat(-__builtin_inff());
+  const int32_t first = span.begin / 16 * 16;
+  for (int32_t t = first; t < span.end; t += 16) {
+    f32x16 s = load(weights + t);
+    if (scaled) s *= token_scales(2, blocks, head, t, span.end);
+    if (softcap_ > 0) s = softcap_ * tanh(s / softcap_);
+    const i32x16 token = lane_index() + t;
+    s = select((token >= span.begin) & (token < span.end), s, splat(-__builtin_inff()));
+    store(weights + t, s);
+    most = max(s, most);
+  }
+  const float m = reduce_max(most);
+  f32x16 sum{};
+  for (int32_t t = first; t < span.end; t += 16) {
+    f32x16 p = exp(load(weights + t) - m);
+    sum += p;
+    if (scaled) p *= token_scales(3, blocks, head, t, span.end);
+    store(weights + t, p);  // what lies outside the span is not read
+  }
+  *sums.m = m;
+  *sums.l = reduce_add(sum);
+}
+
+}  // namespace
+
+void register_attention(Table& table) { table.kernels["attention"] = make_kernel<Attention>; }
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

@@ -1,0 +1,119 @@
+// The inner products of attention: a tile of query rows against the keys, and the values, of one cache chunk.
+//
+// Both are C[row][lane] = sum over k of A[row][k] * B[k][lane], k in ascending order with one fma a step, so a row's bits
+// do not depend on which rows or lanes share its tile. Scores: lanes are 16 tokens, k runs over the head's dimensions.
+// Values: lanes are 16 dimensions, k runs over tokens.
+#pragma once
+
+#include <type_traits>
+
+#include "../simd.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+constexpr int kChunk = 256;    // tokens whose softmax is computed on its own, cut at multiples of it
+constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load
+
+// Vectors side by side for R rows: enough accumulators to hide the latency, few enough for 32 registers.
+template <int R>
+constexpr int kVectors = R <= 2 ? 8 : R <= 6 ? 4 : 2;
+
+template <class T>
+ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
+  T whole[16] = {};
+  std::memcpy(whole, source, count * sizeof(T));
+  return load(whole);
+}
+
+// scores[row * kChunk + 16 j + lane] = q[row] . key of the token at `lane` of tile j; tiles are [dim][16].
+template <int R, class T>
+void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, int64_t dim, float* scores) {
+  constexpr int N = kVectors<R>;
+  f32x16 sum[R][N] = {};
+  const T* tile[N];
+  for (int j = 0; j < N; ++j) tile[j] = tiles[j];
+  for (int64_t d = 0; d < dim; ++d) {
+    f32x16 key[N];
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) key[j] = load(tile[j] + 16 * d);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const f32x16 a = splat(q[r * q_stride + d]);
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) sum[r][j] = fma(a, key[j], sum[r][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) store(scores + r * kChunk + 16 * j, sum[r][j]);
+}
+
+// Tokens of a chunk, relative to its start.
+struct Span {
+  int32_t begin, end;
+};
+
+// What the value product of one chunk reads.
+template <class T>
+struct ValueChunk {
+  const T* const* pages;  // the head's values in each block of the chunk, [block_size][dim]
+  int32_t block_shift;    // log2(block_size)
+  int64_t dim;
+  const float* weights;   // [row][kChunk], zero or garbage outside a row's span
+  const Span* spans;      // a row's tokens
+  Span all;               // the tokens of any row
+  Span shared;            // the tokens of every row (may be empty)
+};
+
+// out[row][d .. d + 16 N) = sum over the row's tokens of weight * value. Tokens outside a row's span do not touch it,
+// whatever they hold. kPart: the last `part` dimensions only (N = 1).
+template <int R, int N, bool kPart, class T>
+void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out, int64_t out_stride) {
+  f32x16 sum[R][N] = {};
+  const int32_t mask = (1 << chunk.block_shift) - 1;
+  const auto step = [&](int32_t t, const T* source, auto masked) __attribute__((always_inline)) {
+    f32x16 value[N];
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) value[j] = kPart ? load_part(source, part) : load(source + 16 * j);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      if (decltype(masked)::value && (t < chunk.spans[r].begin || t >= chunk.spans[r].end)) continue;
+      const f32x16 a = splat(chunk.weights[r * kChunk + t]);
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) sum[r][j] = fma(a, value[j], sum[r][j]);
+    }
+  };
+  const auto run = [&](int32_t begin, int32_t end, auto masked) __attribute__((always_inline)) {
+    for (int32_t t = begin; t < end;) {
+      const int32_t stop = (t | mask) + 1 < end ? (t | mask) + 1 : end;
+      const T* source = chunk.pages[t >> chunk.block_shift] + (t & mask) * chunk.dim + d;
+      for (; t < stop; ++t, source += chunk.dim) step(t, source, masked);
+    }
+  };
+  if (chunk.shared.begin < chunk.shared.end) {
+    run(chunk.all.begin, chunk.shared.begin, std::true_type{});
+    run(chunk.shared.begin, chunk.shared.end, std::false_type{});
+    run(chunk.shared.end, chunk.all.end, std::true_type{});
+  } else {
+    run(chunk.all.begin, chunk.all.end, std::true_type{});
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) store(out + r * out_stride + d + 16 * j, sum[r][j]);
+}
+
+// All dimensions from d on, in blocks of N vectors and then of fewer. The rows of `out` are padded to 16.
+template <int R, int N, class T>
+ENGINE_INLINE void all_values(const ValueChunk<T>& chunk, int64_t d, float* out, int64_t out_stride) {
+  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_values<R, N, false>(chunk, d, 0, out, out_stride);
+  if constexpr (N > 1)
+    all_values<R, N / 2>(chunk, d, out, out_stride);
+  else if (d < chunk.dim)
+    tile_values<R, 1, true>(chunk, d, chunk.dim - d, out, out_stride);
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

@@ -1,0 +1,143 @@
+// The families' parts in a product: direct tiles for few rows, unpacked chunks shared by many.
+#pragma once
+
+#include "dense_tiles.h"
+#include "product.h"
+#include "tiles.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+constexpr int kTileRows = 6;  // of a tile over an unpacked chunk
+static_assert(sizeof(Chunk<16, false>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true>) <= Scratch::kChunkBytes &&
+                  kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
+              "a chunk fits");
+
+// Calls tile(first row, rows) for tiles of at most kMost rows, as equal as can be.
+template <int kMost, class Tile>
+ENGINE_INLINE void for_tiles(int64_t rows, const Tile& tile) {
+  const int64_t tiles = (rows + kMost - 1) / kMost;
+  for (int64_t t = 0; t < tiles; ++t) tile(rows * t / tiles, static_cast<int>(rows * (t + 1) / tiles - rows * t / tiles));
+}
+
+template <class Packed>
+void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const Scratch& scratch) {
+  point_to_rows(product, row0, rows, scratch);
+  const int64_t groups = product.depth / Packed::kGroupSize;
+  for (int64_t i = 0; i < rows; ++i)
+    correct_row<Packed>(scratch.rows()[i], product.depth, Packed::kOffset, scratch.corrections() + i * groups);
+}
+
+template <class Packed>
+void few_rows(int rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+  switch (rows) {
+    case 1: return tile_packed<Packed, 1>(strip, depth, s.rows(), s.corrections(), s.acc());
+    case 2: return tile_packed<Packed, 2>(strip, depth, s.rows(), s.corrections(), s.acc());
+    case 3: return tile_packed<Packed, 3>(strip, depth, s.rows(), s.corrections(), s.acc());
+    case 4: return tile_packed<Packed, 4>(strip, depth, s.rows(), s.corrections(), s.acc());
+    case 5: return tile_packed<Packed, 5>(strip, depth, s.rows(), s.corrections(), s.acc());
+    case 6: return tile_packed<Packed, 6>(strip, depth, s.rows(), s.corrections(), s.acc());
+    case 7: return tile_packed<Packed, 7>(strip, depth, s.rows(), s.corrections(), s.acc());
+    default: return tile_packed<Packed, 8>(strip, depth, s.rows(), s.corrections(), s.acc());
+  }
+}
+
+template <class Packed>
+void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+  using C = ChunkOf<Packed>;
+  C& chunk = *reinterpret_cast<C*>(s.chunk());
+  const int64_t groups = depth / Packed::kGroupSize;
+  std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
+  for (int64_t k = 0; k < depth; k += kChunk) {
+    const int64_t size = depth - k < kChunk ? depth - k : kChunk;
+    unpack_chunk<Packed>(strip + k / Packed::kUnit * Packed::kUnitBytes, size, chunk);
+    for_tiles<kTileRows>(rows, [&](int64_t first, int count) {
+      const uint8_t* const* x = s.rows() + first;
+      const int32_t* corrections = s.corrections() + first * groups;
+      float* acc = s.acc() + first * kStrip;
+      switch (count) {  // more than kFewRows rows make tiles of four to six
+        case 4: return tile_chunk<C, 4>(chunk, k, size, x, depth, corrections, acc);
+        case 5: return tile_chunk<C, 5>(chunk, k, size, x, depth, corrections, acc);
+        default: return tile_chunk<C, 6>(chunk, k, size, x, depth, corrections, acc);
+      }
+    });
+  }
+}
+
+template <class Packed>
+void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1,
+                        const Scratch& scratch) {
+  const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
+  for (int64_t strip = strip0; strip < strip1; ++strip) {
+    if (rows <= kFewRows)
+      few_rows<Packed>(static_cast<int>(rows), product.matrix + strip * bytes, product.depth, scratch);
+    else
+      many_rows<Packed>(rows, product.matrix + strip * bytes, product.depth, scratch);
+    finish_strip(product, row0, rows, strip, scratch.acc());
+  }
+}
+
+template <class Dense>
+void dense_rows(int rows, const uint8_t* units, const float* const* x, int64_t depth, float* acc) {
+  switch (rows) {
+    case 1: return tile_dense<Dense, 1>(units, x, depth, acc);
+    case 2: return tile_dense<Dense, 2>(units, x, depth, acc);
+    case 3: return tile_dense<Dense, 3>(units, x, depth, acc);
+    case 4: return tile_dense<Dense, 4>(units, x, depth, acc);
+    case 5: return tile_dense<Dense, 5>(units, x, depth, acc);
+    case 6: return tile_dense<Dense, 6>(units, x, depth, acc);
+    case 7: return tile_dense<Dense, 7>(units, x, depth, acc);
+    default: return tile_dense<Dense, 8>(units, x, depth, acc);
+  }
+}
+
+template <class Dense>
+int64_t dense_strip_bytes(int64_t depth) {
+  return (depth + Dense::kPerUnit - 1) / Dense::kPerUnit * Dense::kUnitBytes;
+}
+
+template <class Dense>
+void many_dense_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+  for (int64_t k = 0; k < depth; k += kDenseChunk, strip += kDenseChunk / Dense::kPerUnit * Dense::kUnitBytes) {
+    const int64_t size = depth - k < kDenseChunk ? depth - k : kDenseChunk;
+    const uint8_t* units = strip;
+    if constexpr (!std::is_same_v<Dense, DenseF32>) {
+      widen_chunk<Dense>(strip, size, reinterpret_cast<float*>(s.chunk()));
+      units = s.chunk();
+    }
+    for_tiles<kTileRows>(rows, [&](int64_t first, int count) {
+      const float* x[kTileRows];
+      for (int i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
+      dense_rows<DenseF32>(count, units, x, size, s.acc() + first * kStrip);
+    });
+  }
+}
+
+template <class Dense>
+void multiply_dense(const Product& product, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1,
+                    const Scratch& scratch) {
+  const int64_t bytes = dense_strip_bytes<Dense>(product.depth);
+  for (int64_t strip = strip0; strip < strip1; ++strip) {
+    const uint8_t* const units = product.matrix + strip * bytes;
+    std::memset(scratch.acc(), 0, sizeof(float) * kStrip * rows);
+    if (rows <= kFewRows)
+      dense_rows<Dense>(static_cast<int>(rows), units, reinterpret_cast<const float* const*>(scratch.rows()), product.depth,
+                        scratch.acc());
+    else
+      many_dense_rows<Dense>(rows, units, product.depth, scratch);
+    finish_strip(product, row0, rows, strip, scratch.acc());
+  }
+}
+
+template <class Packed>
+int64_t packed_strip_bytes(int64_t depth) {
+  return depth / Packed::kUnit * Packed::kUnitBytes;
+}
+
+template <class Packed>
+constexpr FamilyOps kQuantizedOps{prepare_quantized<Packed>, multiply_quantized<Packed>, packed_strip_bytes<Packed>, true};
+template <class Dense>
+constexpr FamilyOps kDenseOps{point_to_rows, multiply_dense<Dense>, dense_strip_bytes<Dense>, false};
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

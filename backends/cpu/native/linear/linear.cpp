@@ -1,0 +1,148 @@
+// linear: y_i = x W_i^T (+ bias_i) (+ residual) for one or more weights on the same rows.
+#include <stdexcept>
+#include <vector>
+
+#include "../isa.h"
+#include "families.h"
+#include "q8g32.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+const FamilyOps& family_ops(const PackedWeight& weight) {
+  switch (layout_of(weight).family) {
+    case Family::f32: return kDenseOps<DenseF32>;
+    case Family::f16: return kDenseOps<DenseF16>;
+    case Family::bf16: return kDenseOps<DenseBF16>;
+    case Family::w4: return kQuantizedOps<W4>;
+    case Family::w4k: return kQuantizedOps<W4K>;
+    case Family::w6: return kQuantizedOps<W6>;
+    case Family::w8: return kQuantizedOps<W8>;
+  }
+  __builtin_unreachable();
+}
+
+namespace {
+
+// inputs: x as q8g32, x as f32 (each -1 where no weight's family reads it), residual [rows, N] (-1: none; one output only).
+// outputs: y_i f32 [rows, N_i]. weights: one matrix an output, then "plain" biases [N_i] of those that have one, in order.
+// Numbers: rows_dim (0: T, 1: R); bias: sum of 2^i over the outputs i with a bias (0 if absent).
+class Linear final : public Kernel {
+ public:
+  explicit Linear(const KernelArgs& args)
+      : packed_(args.inputs.at(0)), plain_(args.inputs.at(1)), residual_(args.inputs.at(2)),
+        rows_are_r_(args.integer("rows_dim") == 1) {
+    const size_t count = args.outputs.size();
+    if (count == 0 || count > kMost) throw std::invalid_argument("linear takes one to eight outputs.");
+    if (residual_ >= 0 && count != 1) throw std::invalid_argument("linear adds a residual to one output only.");
+    const auto biased = static_cast<uint64_t>(args.number_or("bias", 0));
+    size_t bias = count;
+    int64_t max_depth = 0;
+    for (size_t i = 0; i < count; ++i) {
+      weights_[i] = args.weights.at(i);
+      outputs_[i] = args.outputs[i];
+      parts_[i] = part_of(*weights_[i]);
+      max_depth = std::max(max_depth, parts_[i].depth);
+      if (biased >> i & 1) {
+        biases_[i] = args.weights.at(bias++);
+        if (biases_[i]->family != "plain" || biases_[i]->columns != parts_[i].columns)
+          throw std::invalid_argument("a bias is a plain weight with one number a column of its matrix.");
+        parts_[i].bias = biases_[i]->f32();
+      }
+    }
+    count_ = static_cast<int>(count);
+    for (int64_t i = 0; i < args.integer("threads"); ++i) scratch_.emplace_back(max_depth);
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const int64_t rows = rows_are_r_ ? frame.dims.R : frame.dims.T;
+    Product products[kMost];
+    for (int i = 0; i < count_; ++i) {
+      products[i] = parts_[i];
+      products[i].x = frame.values[parts_[i].ops->quantized ? packed_ : plain_];
+      products[i].y = reinterpret_cast<float*>(frame.values[outputs_[i]]);
+      if (residual_ >= 0) products[i].residual = reinterpret_cast<const float*>(frame.values[residual_]);
+    }
+    if (rows == 0) return;
+    if (rows <= kFewRows)
+      split(products, rows, team);
+    else
+      share(products, rows, team);
+  }
+
+ private:
+  static constexpr int kMost = 8;
+
+  Product part_of(const PackedWeight& weight) const {
+    Product part{};
+    part.ops = &family_ops(weight);
+    if (weight.count != 1) throw std::invalid_argument("linear takes one matrix a weight; moe_linear takes many.");
+    if ((part.ops->quantized ? packed_ : plain_) < 0)
+      throw std::invalid_argument(part.ops->quantized ? "a quantized weight needs its input as q8g32."
+                                                      : "a dense weight needs its input as f32.");
+    part.matrix = weight.data;
+    part.columns = weight.columns;
+    part.depth = weight.depth;
+    part.x_bytes = part.ops->quantized ? q8g32_row_bytes(weight.depth) : weight.depth * 4;
+    return part;
+  }
+
+  // Few rows: the time is that of reading the weights, so each thread takes a contiguous share of their bytes.
+  void split(const Product* products, int64_t rows, const Team& team) {
+    int64_t total = 0;
+    for (int i = 0; i < count_; ++i) total += strips_of(products[i].columns) * products[i].ops->strip_bytes(products[i].depth);
+    int64_t begin = total * team.index / team.size;
+    int64_t end = total * (team.index + 1) / team.size;
+    for (int i = 0; i < count_; ++i) {
+      const int64_t size = products[i].ops->strip_bytes(products[i].depth);
+      const int64_t strips = strips_of(products[i].columns);
+      const auto first_at = [&](int64_t byte) { return byte <= 0 ? 0 : std::min((byte + size - 1) / size, strips); };
+      const int64_t strip0 = first_at(begin);
+      const int64_t strip1 = first_at(end);
+      if (strip0 < strip1) {
+        products[i].ops->prepare(products[i], 0, rows, scratch_[team.index]);
+        products[i].ops->multiply(products[i], 0, rows, strip0, strip1, scratch_[team.index]);
+      }
+      begin -= strips * size;
+      end -= strips * size;
+    }
+  }
+
+  // Many rows: tasks of a strip and a block of rows, block by block so that its activations stay near.
+  void share(const Product* products, int64_t rows, const Team& team) {
+    int64_t depth = 0;
+    int64_t strips = 0;
+    for (int i = 0; i < count_; ++i) {
+      depth = std::max(depth, products[i].depth);
+      strips += strips_of(products[i].columns);
+    }
+    const int64_t blocks = (rows + block_rows(depth) - 1) / block_rows(depth);
+    int64_t prepared = -1;
+    for (int64_t task = team.take(); task < blocks * strips; task = team.take()) {
+      const int64_t block = task / strips;
+      int64_t strip = task % strips;
+      int i = 0;
+      for (; strip >= strips_of(products[i].columns); ++i) strip -= strips_of(products[i].columns);
+      const int64_t row0 = rows * block / blocks;
+      const int64_t count = rows * (block + 1) / blocks - row0;
+      if (prepared != block * count_ + i) products[i].ops->prepare(products[i], row0, count, scratch_[team.index]);
+      prepared = block * count_ + i;
+      products[i].ops->multiply(products[i], row0, count, strip, strip + 1, scratch_[team.index]);
+    }
+  }
+
+  int packed_, plain_, residual_;
+  bool rows_are_r_;
+  int count_ = 0;
+  int32_t outputs_[kMost] = {};
+  Product parts_[kMost] = {};
+  std::shared_ptr<PackedWeight> weights_[kMost], biases_[kMost];
+  std::vector<Scratch> scratch_;
+};
+
+}  // namespace
+
+void register_linear(Table& table) { table.kernels["linear"] = make_kernel<Linear>; }
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

@@ -1,0 +1,225 @@
+// moe_route, moe_linear, moe_combine: mixtures of experts, rows grouped by expert so that each expert is read once.
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "../isa.h"
+#include "product.h"
+#include "q8g32.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+namespace {
+
+// inputs logits f32 [T, E]; outputs ids i32 [T, k], weights f32 [T, k], the best first, the lower id on ties.
+// Numbers: experts, k; score (0: softmax over all experts, 1: sigmoid); renormalize (0, 1); scale. Scores that are NaN
+// are taken last and stay NaN.
+class MoeRoute final : public Kernel {
+ public:
+  explicit MoeRoute(const KernelArgs& args)
+      : logits_(args.inputs.at(0)), ids_(args.outputs.at(0)), weights_(args.outputs.at(1)), experts_(args.integer("experts")),
+        k_(args.integer("k")), sigmoid_(args.integer("score") == 1), renormalize_(args.integer("renormalize") == 1),
+        scale_(static_cast<float>(args.number_or("scale", 1))) {
+    if (k_ < 1 || k_ > experts_) throw std::invalid_argument("moe_route needs 1 <= k <= experts.");
+    for (int64_t i = 0; i < args.integer("threads"); ++i) scores_.emplace_back(experts_ * sizeof(float));
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const int64_t rows = frame.dims.T;
+    for (int64_t t = rows * team.index / team.size; t < rows * (team.index + 1) / team.size; ++t)
+      route(reinterpret_cast<const float*>(frame.values[logits_]) + t * experts_, scores_[team.index].as<float>(),
+            reinterpret_cast<int32_t*>(frame.values[ids_]) + t * k_, reinterpret_cast<float*>(frame.values[weights_]) + t * k_);
+  }
+
+ private:
+  void route(const float* logits, float* scores, int32_t* ids, float* weights) const {
+    float most = -std::numeric_limits<float>::infinity();
+    for (int64_t e = 0; e < experts_; ++e) most = logits[e] > most ? logits[e] : most;
+    float sum = 0;
+    for (int64_t e = 0; e < experts_; ++e) {
+      scores[e] = sigmoid_ ? 1.0f / (1.0f + std::exp(-logits[e])) : std::exp(logits[e] - most);
+      sum += scores[e];
+    }
+    if (!sigmoid_)
+      for (int64_t e = 0; e < experts_; ++e) scores[e] /= sum;
+    float chosen = 0;
+    for (int64_t c = 0; c < k_; ++c) {
+      ids[c] = best(scores, ids, c);
+      weights[c] = scores[ids[c]];
+      chosen += weights[c];
+    }
+    for (int64_t c = 0; c < k_; ++c) weights[c] = (renormalize_ ? weights[c] / chosen : weights[c]) * scale_;
+  }
+
+  // The expert with the highest score that is not among the first `taken` ids.
+  int32_t best(const float* scores, const int32_t* ids, int64_t taken) const {
+    int32_t winner = -1;
+    for (int32_t e = 0; e < experts_; ++e) {
+      bool free = true;
+      for (int64_t c = 0; c < taken; ++c) free = free && ids[c] != e;
+      if (free && (winner < 0 || scores[e] > scores[winner] || (scores[winner] != scores[winner] && scores[e] == scores[e])))
+        winner = e;
+    }
+    return winner;
+  }
+
+  int logits_, ids_, weights_;
+  int64_t experts_, k_;
+  bool sigmoid_, renormalize_;
+  float scale_;
+  std::vector<Buffer> scores_;
+};
+
+// inputs: x as q8g32, x as f32 (each -1 where no weight's family reads it), ids i32 [T, k]; outputs y_i f32 [T, k, N_i];
+// weights: one an output, with a matrix an expert. Numbers: k; per_choice (0: x is [T, K], shared by a token's choices;
+// 1: x is [T, k, K]). Rows whose id is no expert are left as they are.
+class MoeLinear final : public Kernel {
+ public:
+  explicit MoeLinear(const KernelArgs& args)
+      : packed_(args.inputs.at(0)), plain_(args.inputs.at(1)), ids_(args.inputs.at(2)), k_(args.integer("k")),
+        per_choice_(args.integer("per_choice") == 1), count_(static_cast<int>(args.outputs.size())) {
+    if (count_ < 1 || count_ > kMost) throw std::invalid_argument("moe_linear takes one to four outputs.");
+    if (k_ < 1) throw std::invalid_argument("moe_linear needs k >= 1.");
+    int64_t max_depth = 0;
+    experts_ = args.weights.at(0)->count;
+    for (int i = 0; i < count_; ++i) {
+      weights_[i] = args.weights.at(i);
+      outputs_[i] = args.outputs[i];
+      ops_[i] = &family_ops(*weights_[i]);
+      if (weights_[i]->count != experts_) throw std::invalid_argument("moe_linear's weights must hold equally many experts.");
+      if ((ops_[i]->quantized ? packed_ : plain_) < 0)
+        throw std::invalid_argument("moe_linear lacks the input (q8g32 or f32) that a weight's family reads.");
+      max_depth = std::max(max_depth, weights_[i]->depth);
+    }
+    const int64_t pairs = args.integer("max_tokens") * k_;
+    for (int64_t i = 0; i < args.integer("threads"); ++i) {
+      scratch_.emplace_back(max_depth);
+      orders_.emplace_back((experts_ + 1 + 2 * pairs) * sizeof(int32_t));
+    }
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const int64_t pairs = frame.dims.T * k_;
+    int32_t* const starts = orders_[team.index].as<int32_t>();  // [experts + 1]
+    int32_t* const y_rows = starts + experts_ + 1;              // pairs sorted by expert
+    int32_t* const x_rows = y_rows + pairs;
+    sort_pairs(reinterpret_cast<const int32_t*>(frame.values[ids_]), pairs, starts, y_rows, x_rows);
+    Tasks tasks{team, team.take()};
+    for (int64_t e = 0; e < experts_; ++e) {
+      const int64_t rows = starts[e + 1] - starts[e];
+      for (int i = 0; i < count_ && rows > 0; ++i) {
+        Product product = product_of(frame, i, e);
+        product.x_rows = x_rows + starts[e];
+        product.y_rows = y_rows + starts[e];
+        multiply(product, rows, tasks, scratch_[team.index]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kMost = 4;
+
+  // The tasks of a phase, numbered as they are met; `mine` is the next that this thread has taken.
+  struct Tasks {
+    const Team& team;
+    int64_t mine;
+    int64_t first = 0;
+  };
+
+  static void multiply(const Product& product, int64_t rows, Tasks& tasks, const Scratch& scratch) {
+    const int64_t strips = strips_of(product.columns);
+    const int64_t blocks = (rows + block_rows(product.depth) - 1) / block_rows(product.depth);
+    for (int64_t block = 0; block < blocks; ++block, tasks.first += strips) {
+      if (tasks.mine >= tasks.first + strips) continue;
+      const int64_t row0 = rows * block / blocks;
+      const int64_t count = rows * (block + 1) / blocks - row0;
+      product.ops->prepare(product, row0, count, scratch);
+      for (; tasks.mine < tasks.first + strips; tasks.mine = tasks.team.take()) {
+        const int64_t strip = tasks.mine - tasks.first;
+        product.ops->multiply(product, row0, count, strip, strip + 1, scratch);
+      }
+    }
+  }
+
+  Product product_of(const Frame& frame, int i, int64_t expert) const {
+    const PackedWeight& weight = *weights_[i];
+    Product product{};
+    product.ops = ops_[i];
+    product.columns = weight.columns;
+    product.depth = weight.depth;
+    product.matrix = weight.data + expert * strips_of(weight.columns) * ops_[i]->strip_bytes(weight.depth);
+    product.x = frame.values[ops_[i]->quantized ? packed_ : plain_];
+    product.x_bytes = ops_[i]->quantized ? q8g32_row_bytes(weight.depth) : weight.depth * 4;
+    product.y = reinterpret_cast<float*>(frame.values[outputs_[i]]);
+    return product;
+  }
+
+  // Counting sort of (token, choice) pairs by expert, stable. Every thread does it for itself: cheaper than a barrier.
+  void sort_pairs(const int32_t* ids, int64_t pairs, int32_t* starts, int32_t* y_rows, int32_t* x_rows) const {
+    for (int64_t e = 0; e <= experts_; ++e) starts[e] = 0;
+    for (int64_t p = 0; p < pairs; ++p)
+      if (ids[p] >= 0 && ids[p] < experts_) ++starts[ids[p]];
+    int32_t at = 0;
+    for (int64_t e = 0; e <= experts_; ++e) {
+      at += starts[e];
+      starts[e] = at;  // the end of e; filling from the back makes it the start
+    }
+    for (int64_t p = pairs - 1; p >= 0; --p) {
+      if (ids[p] < 0 || ids[p] >= experts_) continue;
+      const int32_t place = --starts[ids[p]];
+      y_rows[place] = static_cast<int32_t>(p);
+      x_rows[place] = static_cast<int32_t>(per_choice_ ? p : p / k_);
+    }
+  }
+
+  int packed_, plain_, ids_;
+  int64_t k_;
+  bool per_choice_;
+  int count_;
+  int64_t experts_ = 0;
+  int32_t outputs_[kMost] = {};
+  const FamilyOps* ops_[kMost] = {};
+  std::shared_ptr<PackedWeight> weights_[kMost];
+  std::vector<Scratch> scratch_;
+  std::vector<Buffer> orders_;
+};
+
+// inputs y f32 [T, k, N], weights f32 [T, k], residual f32 [T, N] (-1: none); outputs f32 [T, N]: the sum over a token's
+// choices in order, then + residual. Numbers: k, width N.
+class MoeCombine final : public Kernel {
+ public:
+  explicit MoeCombine(const KernelArgs& args)
+      : y_(args.inputs.at(0)), weights_(args.inputs.at(1)), residual_(args.inputs.at(2)), out_(args.outputs.at(0)),
+        k_(args.integer("k")), width_(args.integer("width")) {}
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const auto* y = reinterpret_cast<const float*>(frame.values[y_]);
+    const auto* weights = reinterpret_cast<const float*>(frame.values[weights_]);
+    const auto* residual = residual_ < 0 ? nullptr : reinterpret_cast<const float*>(frame.values[residual_]);
+    auto* out = reinterpret_cast<float*>(frame.values[out_]);
+    const int64_t rows = frame.dims.T;
+    for (int64_t t = rows * team.index / team.size; t < rows * (team.index + 1) / team.size; ++t) {
+      for (int64_t n = 0; n < width_; ++n) {
+        float sum = 0;
+        for (int64_t c = 0; c < k_; ++c) sum += weights[t * k_ + c] * y[(t * k_ + c) * width_ + n];
+        out[t * width_ + n] = residual == nullptr ? sum : residual[t * width_ + n] + sum;
+      }
+    }
+  }
+
+ private:
+  int y_, weights_, residual_, out_;
+  int64_t k_, width_;
+};
+
+}  // namespace
+
+void register_moe(Table& table) {
+  table.kernels["moe_route"] = make_kernel<MoeRoute>;
+  table.kernels["moe_linear"] = make_kernel<MoeLinear>;
+  table.kernels["moe_combine"] = make_kernel<MoeCombine>;
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

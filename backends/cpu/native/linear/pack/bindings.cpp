@@ -1,0 +1,60 @@
+// The Python face of the packers.
+#include "bindings.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+
+#include "../layout.h"
+
+namespace nb = nanobind;
+
+namespace engine_cpu {
+namespace {
+
+using RawRows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void pack_into(PackedWeight& weight, const RawRows& raw, int64_t first, int64_t index) {
+  const Layout& layout = layout_of(weight);
+  const auto count = static_cast<int64_t>(raw.shape(0));
+  const int64_t row_bytes = weight.depth / layout.block * layout.block_bytes;
+  if (static_cast<int64_t>(raw.shape(1)) != row_bytes)
+    throw std::invalid_argument("A row of this weight is " + std::to_string(row_bytes) + " bytes, not " +
+                                std::to_string(raw.shape(1)) + ".");
+  if (first < 0 || first > weight.columns - count || index < 0 || index >= weight.count)
+    throw std::invalid_argument("The rows do not fit in the weight: it has " + std::to_string(weight.columns) +
+                                " columns and " + std::to_string(weight.count) + " matrices.");
+  nb::gil_scoped_release unlocked;
+  pack_columns(weight, raw.data(), count, first, index);
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const PackedWeight& weight, int64_t first, int64_t count, int64_t index) {
+  layout_of(weight);
+  if (first < 0 || count < 0 || count > weight.columns || first > weight.columns - count || index < 0 || index >= weight.count)
+    throw std::invalid_argument("The weight has " + std::to_string(weight.columns) + " columns and " +
+                                std::to_string(weight.count) + " matrices.");
+  auto* out = new float[static_cast<size_t>(count * weight.depth)];
+  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  {
+    nb::gil_scoped_release unlocked;
+    for (int64_t i = 0; i < count; ++i) unpack_column(weight, first + i, index, out + i * weight.depth);
+  }
+  return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+      out, {static_cast<size_t>(count), static_cast<size_t>(weight.depth)}, owner);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  m.def("alloc", &alloc_weight, nb::arg("format"), nb::arg("columns"), nb::arg("depth"), nb::arg("count") = 1,
+        "Room for `count` matrices of columns (N) x depth (K) in a GGUF format. ValueError names what does not fit.");
+  m.def("pack_into", &pack_into, nb::arg("weight"), nb::arg("raw").noconvert(), nb::arg("first") = 0, nb::arg("index") = 0,
+        "Packs raw rows, u8 [rows, row bytes], as columns first.. of matrix `index`. Releases the GIL; disjoint columns may be\n"
+        "packed by several threads at once.");
+  m.def("unpack", &unpack, nb::arg("weight"), nb::arg("first"), nb::arg("count"), nb::arg("index") = 0,
+        "Columns first.. of a packed weight as f32 [count, depth], exactly the format's values.");
+}
+
+}  // namespace engine_cpu

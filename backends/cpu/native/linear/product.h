@@ -1,0 +1,99 @@
+// y = x W^T (+ bias) (+ residual) for any number of rows, by one thread, strip by strip.
+#pragma once
+
+#include <cstring>
+
+#include "../buffer.h"
+#include "../simd.h"
+#include "layout.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+constexpr int kFewRows = 8;   // so many rows read the packed weights directly; more unpack chunks and share them
+
+// Rows against one matrix. Row i of the product reads row x_rows[i] of x and writes row y_rows[i] of y (null: i).
+struct Product {
+  const struct FamilyOps* ops;
+  const uint8_t* matrix;
+  int64_t columns;
+  int64_t depth;
+  const uint8_t* x;
+  int64_t x_bytes;  // of a row
+  float* y;
+  const float* bias = nullptr;      // [columns]
+  const float* residual = nullptr;  // laid out as y
+  const int32_t* x_rows = nullptr;
+  const int32_t* y_rows = nullptr;
+};
+
+constexpr int64_t kBlockRows = 256;           // the most rows that are multiplied with a strip at a time,
+constexpr int64_t kBlockBytes = 384 << 10;    // and their activations, which stay in the second-level cache
+constexpr int64_t kLeastBlockRows = 24;       // unless they are very long
+
+ENGINE_INLINE int64_t block_rows(int64_t depth) {
+  const int64_t rows = kBlockBytes / depth;
+  return rows < kLeastBlockRows ? kLeastBlockRows : rows > kBlockRows ? kBlockRows : rows;
+}
+
+// One thread's scratch for products of at most max_depth.
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(int64_t max_depth)
+      : memory_(kChunkBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*)) +
+                (kBlockBytes + kLeastBlockRows * max_depth) / 16 * sizeof(int32_t)) {}
+
+  static constexpr size_t kChunkBytes = 32768;
+  uint8_t* chunk() const { return memory_.data(); }
+  float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes); }                             // [rows][64]
+  const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(acc() + kBlockRows * kStrip); }    // [rows]
+  int32_t* corrections() const { return reinterpret_cast<int32_t*>(rows() + kBlockRows); }  // [rows][depth / group]
+
+ private:
+  Buffer memory_;
+};
+
+// What a family does. prepare: once for rows row0.. of a product, before multiply is called for any strips of theirs.
+struct FamilyOps {
+  void (*prepare)(const Product&, int64_t row0, int64_t rows, const Scratch&);
+  void (*multiply)(const Product&, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1, const Scratch&);
+  int64_t (*strip_bytes)(int64_t depth);
+  bool quantized;  // x is q8g32, not f32
+};
+
+inline void point_to_rows(const Product& product, int64_t row0, int64_t rows, const Scratch& scratch) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t row = product.x_rows == nullptr ? row0 + i : product.x_rows[row0 + i];
+    scratch.rows()[i] = product.x + row * product.x_bytes;
+  }
+}
+
+// The finished sums of a strip to y, with bias and residual: first (acc + bias), then + residual, as separate ops would.
+inline void finish_strip(const Product& product, int64_t row0, int64_t rows, int64_t strip, const float* acc) {
+  const int64_t column = strip * kStrip;
+  const int64_t valid = product.columns - column < kStrip ? product.columns - column : kStrip;
+  for (int64_t i = 0; i < rows; ++i, acc += kStrip) {
+    const int64_t row = product.y_rows == nullptr ? row0 + i : product.y_rows[row0 + i];
+    const int64_t at = row * product.columns + column;
+    int64_t c = 0;
+    for (; c + 16 <= valid; c += 16) {
+      f32x16 sum = load(acc + c);
+      if (product.bias != nullptr) sum += load(product.bias + column + c);
+      if (product.residual != nullptr) sum += load(product.residual + at + c);
+      store(product.y + at + c, sum);
+    }
+    for (; c < valid; ++c) {
+      float sum = acc[c];
+      if (product.bias != nullptr) sum += product.bias[column + c];
+      if (product.residual != nullptr) sum += product.residual[at + c];
+      product.y[at + c] = sum;
+    }
+  }
+}
+
+// The operations of a weight's family. std::invalid_argument for a weight that is no matrix.
+const FamilyOps& family_ops(const PackedWeight& weight);
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

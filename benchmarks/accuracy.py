@@ -1,0 +1,122 @@
+"""Error of the CPU backend's logits, and of llama.cpp's, against f32 arithmetic on the dequantized weights.
+
+usage: accuracy.py PEER_DIR MODEL.gguf [MODEL.gguf ...] [--prompts 20] [--length 48] [--threads 2] [--kv f16]
+The measure: root mean square over a prompt's logits of the difference, median over the prompts; all tokens in one batch
+(prefill) and one at a time (decode). PEER_DIR is what build_llama_cpp.sh made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from result import write
+
+from engine.backend.v1 import Dims, StepInputs
+from engine.runtime.config import EngineConfig
+from engine.runtime.load import load
+from engine.runtime.step_inputs import RowParams, step_inputs
+from engine.sampling import SamplingParams
+from engine.scheduler import ScheduledSequence, ScheduledStep
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BLOCK = 16
+
+
+class Runner:
+    """Feeds chosen tokens through a session and takes the logits of every one."""
+
+    def __init__(self, model: Path, backend: str, kv: str, threads: int, length: int) -> None:
+        self._loaded = load(
+            EngineConfig(model=model, backend=backend, kv_cache_dtype=kv, threads=threads, max_model_len=length + BLOCK,
+                         max_num_seqs=length, block_size=BLOCK, keep=("logits",))
+        )  # fmt: skip
+        self._session = self._loaded.session()
+        self._table = tuple(range(1, length // BLOCK + 2))
+
+    def chunk(self, ids: list[int], start: int) -> Array:
+        """Logits f32 [tokens, vocabulary] of ids at positions ``start`` and on."""
+        part = ScheduledSequence(0, 0, start, len(ids), tuple(ids), True, (self._table,))
+        step = ScheduledStep(0, (part,), int(len(ids) == 1), len(ids), ((),), (), ())
+        row = RowParams(SamplingParams(temperature=0), start + 1, 0, 0)
+        words = (self._loaded.program.vocab + 31) // 32
+        inputs, _ = step_inputs(step, lambda _: row, 1, words)
+        arrays = dict(inputs.arrays)
+        every = np.arange(len(ids), dtype=np.int32)
+        for name, array in inputs.arrays.items():
+            if name in _PER_ROW:
+                arrays[name] = np.ascontiguousarray(np.repeat(array, len(ids), axis=0))
+        arrays["rows"], arrays["bias_offsets"] = every, np.zeros(len(ids) + 1, np.int32)
+        dims = Dims(T=len(ids), S=1, R=len(ids), P=inputs.dims.P)
+        return self._session.submit(StepInputs(dims, arrays)).wait().values["logits"]
+
+    def both(self, ids: list[int]) -> tuple[Array, Array]:
+        whole = self.chunk(ids, 0).copy()
+        return whole, np.concatenate([self.chunk([token], n) for n, token in enumerate(ids)])
+
+    def close(self) -> None:
+        self._session.close()
+
+
+_PER_ROW = {"prompt_lengths", "branches", "seeds", "want_logprobs", "top_k", "temperature", "top_p", "min_p", "mask_rows"}
+_PER_ROW |= {"repetition_penalty", "frequency_penalty", "presence_penalty"}
+
+
+def rms(a: Array, b: Array) -> float:
+    return float(np.sqrt(np.mean((a.astype(np.float64) - b) ** 2)))
+
+
+def measure(model: Path, prompts: list[list[int]], peer: Path, threads: int, kv: str) -> dict[str, Any]:
+    length = max(map(len, prompts))
+    reference = Runner(model, "reference", "f32", threads, length)
+    exact = [reference.chunk(ids, 0).copy() for ids in prompts]
+    reference.close()
+    ours = Runner(model, "cpu", kv, threads, length)
+    mine = [ours.both(ids) for ids in prompts]
+    ours.close()
+    theirs = peer_logits(model, prompts, peer, threads, {"int8": "q8_0"}.get(kv, kv))
+    vocab = exact[0].shape[-1]
+    found: dict[str, Any] = {"model": model.name, "kv": kv, "logits_rms": float(np.median([rms(e, 0) for e in exact]))}
+    for n, part in enumerate(("prefill", "decode")):
+        own = float(np.median([rms(pair[n], e) for pair, e in zip(mine, exact, strict=True)]))
+        other = float(np.median([rms(theirs[f"{part}_{i}"][:, :vocab], e) for i, e in enumerate(exact)]))
+        found[part] = {"engine": own, "llama.cpp": other, "ratio": own / other}
+    return found
+
+
+def peer_logits(model: Path, prompts: list[list[int]], peer: Path, threads: int, kv: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        listed, out = Path(folder) / "prompts.json", Path(folder) / "logits.npz"
+        listed.write_text(json.dumps(prompts))
+        script = Path(__file__).parent / "llama_logits.py"
+        command = [peer / "venv/bin/python", script, model, listed, out, str(threads), kv]
+        subprocess.run(command, check=True, env={**os.environ, "LLAMA_CPP_LIB_PATH": str(peer / "bin"), "PYTHONPATH": ""})
+        return {name: array for name, array in np.load(out).items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peer", type=Path)
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--length", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kv", default="f16")
+    args = parser.parse_args()
+    rng = np.random.default_rng(1)
+    cases = []
+    for model in args.models:
+        prompts = [rng.integers(1000, 30000, args.length).tolist() for _ in range(args.prompts)]
+        cases.append(measure(model, prompts, args.peer, args.threads, args.kv))
+        print(json.dumps(cases[-1]), flush=True)
+    print(write(f"accuracy-{args.kv}", {"prompts": args.prompts, "length": args.length, "cases": cases}))
+
+
+if __name__ == "__main__":
+    main()

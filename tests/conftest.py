@@ -1,0 +1,82 @@
+"""What all folders share: the backends to run on, and small checkpoints made without any other framework."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+
+from engine.backend.registry import open_device
+from engine.errors import EngineError
+
+BACKENDS = ("reference", "cpu")
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+def _unavailable(name: str) -> str | None:
+    try:
+        open_device(name, {"threads": 2})
+    except EngineError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(scope="session")
+def unavailable() -> dict[str, str | None]:
+    """Backend -> why it cannot be opened here, or None."""
+    return {name: _unavailable(name) for name in BACKENDS}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request, unavailable) -> str:
+    """Each in-tree backend that can be opened here."""
+    if unavailable[request.param]:
+        pytest.skip(unavailable[request.param])
+    return request.param
+
+
+@pytest.fixture
+def cpu(unavailable) -> str:
+    """The CPU backend, for what only a real backend can show."""
+    if unavailable["cpu"]:
+        pytest.skip(unavailable["cpu"])
+    return "cpu"
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    """The folder of the stories260K model: a GGUF, and hf/ beside it."""
+    folder = SHARED / "models" / "stories260K"
+    if not folder.is_dir():
+        pytest.skip("../shared/models/stories260K is not there")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory) -> Path:
+    """A random llama in a folder, with a byte-level tokenizer; its context is 256 tokens."""
+    folder = tmp_path_factory.mktemp("llama")
+    tiny_models.write_llama(folder, np.random.default_rng(1))
+    return folder
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a distribution with entry points, as an outsider's wheel would: ``install(group, name, value, source)``,
+    where source is the text of the module that the value names, or None if that exists."""
+
+    def install(group: str, name: str, value: str, source: str | None = None) -> None:
+        module = value.partition(":")[0]
+        if source is not None:
+            (tmp_path / f"{module}.py").write_text(source)
+        info = tmp_path / f"{name}_{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-{module.replace('_', '-')}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+        importlib.invalidate_caches()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return install

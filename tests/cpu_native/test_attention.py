@@ -1,0 +1,255 @@
+"""attention, kv_write and kv_copy against their definitions, and the bitwise promises of attention."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from one_kernel import ISAS, poisoned, run_kernel
+
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8}
+
+
+def bf16_round(x: np.ndarray) -> np.ndarray:
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+@dataclass
+class Cache:
+    """A paged KV cache in the layout cpu.lanes, everything unwritten poisoned."""
+
+    blocks: int
+    heads: int
+    dim: int
+    block_size: int
+    dtype: str
+    states: list[np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        lanes = min(16, self.block_size)
+        shape = (self.blocks, self.heads, self.block_size // lanes, self.dim, lanes)
+        self.states = [poisoned(shape, DTYPES[self.dtype])]
+        self.states.append(poisoned((self.blocks, self.heads, self.block_size, self.dim), DTYPES[self.dtype]))
+        if self.dtype == "int8":
+            self.states += [poisoned((self.blocks, self.heads, self.block_size), np.float32) for _ in range(2)]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        kind = list(DTYPES).index(self.dtype)
+        return {"kv_heads": self.heads, "head_dim": self.dim, "block_size": self.block_size, "kv_dtype": kind}
+
+    def write(self, k: np.ndarray, v: np.ndarray, slots: np.ndarray, isa: str) -> None:
+        dims = {"T": len(slots)}
+        run_kernel("kv_write", dims, [k, v, slots], [], states=self.states, numbers=self.numbers, isa=isa)
+
+    def widened(self, which: int) -> np.ndarray:
+        stored = self.states[which]
+        if self.dtype == "bf16":
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(np.float32)
+
+    def read(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """k and v [tokens, heads, dim] in f32 as stored."""
+        block, token = slots // self.block_size, slots % self.block_size
+        lanes = min(16, self.block_size)
+        k = self.widened(0)[block, :, token // lanes, :, token % lanes]
+        v = self.widened(1)[block, :, token, :]
+        if self.dtype == "int8":
+            k = k * self.states[2][block, :, token][..., None]
+            v = v * self.states[3][block, :, token][..., None]
+        return k, v
+
+
+@dataclass
+class Batch:
+    """Sequences with their keys and values of every position, and the queries of the step's tokens."""
+
+    starts: list[int]
+    lengths: list[int]
+    heads: int
+    kv_heads: int
+    dim: int
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.contexts = [s + n for s, n in zip(self.starts, self.lengths, strict=True)]
+        shape = (self.kv_heads * self.dim,)
+        self.k = [self.rng.standard_normal((c, *shape), np.float32) for c in self.contexts]
+        self.v = [self.rng.standard_normal((c, *shape), np.float32) for c in self.contexts]
+        self.q = [self.rng.standard_normal((n, self.heads * self.dim), np.float32) for n in self.lengths]
+
+
+def attend(
+    batch: Batch,
+    block_size: int = 16,
+    dtype: str = "f16",
+    isa: str = ISAS[0],
+    threads: int = 2,
+    only: list[tuple[int, int, int]] | None = None,
+    **numbers: float,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Outputs a query span, and their definition in float64.
+
+    `only`: the (sequence, first, end) query spans of the step; default each sequence's whole.
+    """
+    spans = only or [(s, 0, n) for s, n in enumerate(batch.lengths)]
+    width = max(-(-c // block_size) for c in batch.contexts) + 1
+    blocks = width * len(batch.contexts) + 3
+    cache = Cache(blocks, batch.kv_heads, batch.dim, block_size, dtype)
+    pages = batch.rng.permutation(blocks)[: width * len(batch.contexts)].reshape(-1, width).astype(np.int32)
+    slots = []
+    for s, context in enumerate(batch.contexts):
+        position = np.arange(context)
+        slots.append((pages[s][position // block_size] * block_size + position % block_size).astype(np.int32))
+        cache.write(batch.k[s], batch.v[s], slots[s], isa)
+        pages[s, -(-context // block_size) :] = 1 << 28  # what is not allocated must not be read
+    q = np.concatenate([batch.q[s][a:b] for s, a, b in spans])
+    starts = np.array([batch.starts[s] + a for s, a, _ in spans], np.int32)
+    offsets = np.cumsum([0] + [b - a for _, a, b in spans]).astype(np.int32)
+    table = np.stack([pages[s] for s, _, _ in spans])
+    numbers = {"heads": batch.heads, "scale": batch.dim**-0.5, **cache.numbers, **numbers}
+    (out,) = run_kernel(
+        "attention",
+        {"T": len(q), "S": len(spans), "P": width},
+        [q, starts, offsets, table],
+        [(q.shape, np.float32)],
+        states=cache.states,
+        numbers=numbers,
+        isa=isa,
+        threads=threads,
+        max_context=max(batch.contexts),
+    )
+    wanted = []
+    for s, a, b in spans:
+        k, v = cache.read(slots[s])
+        wanted.append(defined(batch, batch.q[s][a:b], batch.starts[s] + a, k, v, numbers))
+    return np.split(out, offsets[1:-1]), wanted
+
+
+def defined(
+    batch: Batch, q: np.ndarray, start: int, k: np.ndarray, v: np.ndarray, numbers: dict[str, float]
+) -> np.ndarray:
+    group = batch.heads // batch.kv_heads
+    out = np.empty((len(q), batch.heads, batch.dim))
+    for i, row in enumerate(q.reshape(len(q), batch.heads, batch.dim).astype(np.float64)):
+        end = start + i + 1
+        begin = max(0, end - int(numbers.get("window", 0) or end))
+        for h in range(batch.heads):
+            scores = k[begin:end, h // group].astype(np.float64) @ row[h] * numbers["scale"]
+            if cap := numbers.get("softcap", 0):
+                scores = cap * np.tanh(scores / cap)
+            p = np.exp(scores - scores.max())
+            out[i, h] = p @ v[begin:end, h // group] / p.sum()
+    return out.reshape(len(q), -1)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [1, 4, 8, 16, 32, 256])
+def test_prefill_and_decode(isa: str, dtype: str, block_size: int) -> None:
+    rng = np.random.default_rng()
+    batch = Batch([0, 300, 17, 511], [37, 1, 4, 2], 4, 2, 32, rng)
+    for got, wanted in zip(*attend(batch, block_size, dtype, isa), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("heads,kv_heads", [(1, 1), (3, 1), (4, 2), (5, 1), (7, 1), (8, 1), (12, 1), (16, 1), (14, 2)])
+@pytest.mark.parametrize("dim", [8, 40, 64, 80, 128, 256])
+def test_shapes(isa: str, heads: int, kv_heads: int, dim: int) -> None:
+    batch = Batch([0, 270], [3, 1], heads, kv_heads, dim, np.random.default_rng())
+    for got, wanted in zip(*attend(batch, isa=isa), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("numbers", [{"window": 1}, {"window": 20}, {"window": 300}, {"softcap": 3.0}])
+def test_window_and_softcap(dtype: str, numbers: dict[str, float]) -> None:
+    batch = Batch([0, 600, 250], [50, 1, 20], 4, 2, 64, np.random.default_rng())
+    for got, wanted in zip(*attend(batch, dtype=dtype, **numbers), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("window", [0, 100])
+def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, window: int) -> None:
+    batch = Batch([0, 700, 3], [290, 1, 30], 6, 2, 80, np.random.default_rng())
+    whole, _ = attend(batch, 16, dtype, isa, threads=2, window=window)
+    for threads, block_size in ((1, 8), (3, 32), (3, 16), (1, 256)):
+        again, _ = attend(batch, block_size, dtype, isa, threads, window=window)
+        for a, b in zip(whole, again, strict=True):
+            np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
+    cuts = [0, 1, 8, 9, 100, 255, 256, 290]
+    for a, b in zip(cuts, cuts[1:], strict=False):
+        (piece,), _ = attend(batch, 16, dtype, isa, only=[(0, a, b)], window=window)
+        np.testing.assert_array_equal(piece.view(np.int32), whole[0][a:b].view(np.int32))
+    (alone,), _ = attend(batch, 16, dtype, isa, threads=3, only=[(1, 0, 1)], window=window)
+    np.testing.assert_array_equal(alone.view(np.int32), whole[1].view(np.int32))
+
+
+def test_a_broken_token_does_not_reach_earlier_ones() -> None:
+    batch = Batch([0], [20], 2, 1, 64, np.random.default_rng())
+    (clean,), _ = attend(batch, dtype="f32")
+    batch.v[0][13] = np.inf
+    batch.k[0][13] = np.nan
+    (broken,), _ = attend(batch, dtype="f32")
+    np.testing.assert_array_equal(clean[:13], broken[:13])
+    assert np.isnan(broken[13:]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [16, 40])
+def test_kv_write(isa: str, dtype: str, dim: int) -> None:
+    rng = np.random.default_rng()
+    cache = Cache(7, 3, dim, 16, dtype)
+    k, v = (rng.standard_normal((30, 3 * dim), np.float32) * 10 for _ in range(2))
+    k[3] = 0
+    slots = rng.permutation(7 * 16)[:30].astype(np.int32)
+    slots[5] = -1
+    cache.write(k, v, slots, isa)
+    kept = slots >= 0
+    for stored, given in zip(cache.read(slots[kept]), (k[kept], v[kept]), strict=True):
+        given = given.reshape(stored.shape)
+        if dtype == "int8":
+            scale = np.abs(given).max(-1, keepdims=True) / np.float32(127)
+            with np.errstate(invalid="ignore"):
+                given = np.nan_to_num(np.rint(given / scale)) * scale
+        elif dtype == "bf16":
+            given = (bf16_round(given).astype(np.uint32) << 16).view(np.float32)
+        else:
+            given = given.astype(DTYPES[dtype]).astype(np.float32)
+        np.testing.assert_array_equal(stored, given)
+    untouched = np.setdiff1d(np.arange(7 * 16), slots[kept])
+    bytes_left = poisoned((dim,), DTYPES[dtype])
+    values = cache.states[1][untouched // 16, :, untouched % 16]
+    np.testing.assert_array_equal(values.view(np.uint8), np.broadcast_to(bytes_left, values.shape).view(np.uint8))
+
+
+def test_kv_write_keeps_what_is_not_finite() -> None:
+    cache = Cache(1, 1, 16, 16, "int8")
+    k = np.ones((1, 16), np.float32)
+    k[0, 3] = np.nan
+    v = np.ones((1, 16), np.float32)
+    v[0, 5] = np.inf
+    cache.write(k, v, np.zeros(1, np.int32), ISAS[0])
+    stored_k, stored_v = cache.read(np.zeros(1, np.int32))
+    assert not np.isfinite(stored_k).any() and not np.isfinite(stored_v).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_kv_copy_in_order(isa: str, threads: int) -> None:
+    rng = np.random.default_rng()
+    states = [rng.integers(0, 255, (9, n), np.uint8) for n in (64, 200, 4)]
+    wanted = [state.copy() for state in states]
+    copies = np.array([[0, 4], [4, 5], [7, 4], [5, 0], [2, 2]], np.int32)
+    for state in wanted:
+        for source, target in copies:
+            state[target] = state[source]
+    numbers = {f"block_bytes.{i}": state.shape[1] for i, state in enumerate(states)}
+    run_kernel("kv_copy", {"C": len(copies)}, [copies], [], states=states, numbers=numbers, isa=isa, threads=threads)
+    for got, want in zip(states, wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
