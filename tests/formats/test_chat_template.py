@@ -156,7 +156,10 @@ def test_the_environment_of_templates() -> None:
     assert render("{{ x | tojson(indent=2, sort_keys=true) }}", x={"b": 1, "a": 2}) == '{\n  "a": 2,\n  "b": 1\n}'
     assert render("{% generation %}a{{ 1 + 1 }}{% endgeneration %}b") == "a2b"
     assert render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
-    assert render("{{ bos_token }}{{ eos_token is defined }}{{ tools is none }}{{ documents is none }}") == "BFalseTrueTrue"
+    assert (
+        render("{{ bos_token }}{{ eos_token is defined }}{{ tools is none }}{{ documents is none }}")
+        == "BFalseTrueTrue"
+    )
     assert render("{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ 3 * 4 }}") == "ababab102412"
 
 
@@ -227,7 +230,11 @@ def test_template_of_a_folder(tmp_path: Path) -> None:
         return template.render([ASSISTANT], tools=tools)
 
     assert open_checkpoint(tmp_path).chat_template() is None
-    settings = {"bos_token": {"content": "<bos>"}, "eos_token": "<eos>", "chat_template": "{{ bos_token }}1{{ eos_token }}"}
+    settings = {
+        "bos_token": {"content": "<bos>"},
+        "eos_token": "<eos>",
+        "chat_template": "{{ bos_token }}1{{ eos_token }}",
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert rendered() == "<bos>1<eos>"
     named = [{"name": "default", "template": "2"}, {"name": "tool_use", "template": "3"}]

@@ -34,7 +34,9 @@ def test_every_format_comes_back(tmp_path: Path) -> None:
         written[form.name] = raw
         kind = gguf.GGMLQuantizationType(form.ggml_type)
         # gguf's writer wants plain numbers as such, and blocks as bytes
-        plain = {"F32": "f4", "F16": "f2", "F64": "f8", "I8": "i1", "I16": "i2", "I32": "i4", "I64": "i8"}.get(form.name)
+        plain = {"F32": "f4", "F16": "f2", "F64": "f8", "I8": "i1", "I16": "i2", "I32": "i4", "I64": "i8"}.get(
+            form.name
+        )
         writer.add_tensor(form.name, raw.view(plain) if plain else raw, raw_dtype=None if plain else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -234,7 +236,11 @@ def test_string_array_without_utf8_is_told_when_read(write_gguf: Write) -> None:
 
 
 def test_paths_that_are_no_model(tmp_path: Path) -> None:
-    for path, reason in [(tmp_path / "absent", "neither a file nor a folder"), (tmp_path / ("x" * 5000), "File name too long"), (tmp_path, "no config.json")]:
+    for path, reason in [
+        (tmp_path / "absent", "neither a file nor a folder"),
+        (tmp_path / ("x" * 5000), "File name too long"),
+        (tmp_path, "no config.json"),
+    ]:
         with pytest.raises(FormatError, match=reason):
             open_checkpoint(path)
     for content, reason in [(b"", "not a GGUF"), (b"PK\x03\x04" + bytes(40), "not a GGUF"), (b"GGUF", "fewer than")]:

@@ -140,7 +140,10 @@ HOSTILE_FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "no weights": ({}, "neither model.safetensors nor"),
     "pickles": ({"pytorch_model.bin": b"\x80\x04"}, "PyTorch pickles only"),
     "eos no id": ({SINGLE: TENSOR, "generation_config.json": {"eos_token_id": ["x"]}}, "must be a token id"),
-    "eos negative": ({SINGLE: TENSOR, "config.json": {"model_type": "llama", "eos_token_id": -1}}, "must be a token id"),
+    "eos negative": (
+        {SINGLE: TENSOR, "config.json": {"model_type": "llama", "eos_token_id": -1}},
+        "must be a token id",
+    ),
     "index without map": ({INDEX: {}}, "must map tensors to files"),
     "index lists files": ({INDEX: {"weight_map": ["one.safetensors"]}}, "must map tensors to files"),
     "index leads out": ({INDEX: {"weight_map": {"a": "../one.safetensors"}}}, "not a plain name"),
@@ -189,7 +192,10 @@ TOKENIZER = {
         ({"tokenizer.json": {"model": None}}, "reading .* failed"),
         ({"tokenizer.json": b"\xff"}, "reading .* failed"),
         ({"tokenizer.json": TOKENIZER | {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}}, "failed"),
-        ({"tokenizer.json": TOKENIZER | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}}, "WordPiece"),
+        (
+            {"tokenizer.json": TOKENIZER | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}},
+            "WordPiece",
+        ),
     ],
 )
 def test_tokenizers_that_cannot_be_built(files: dict[str, Any], reason: str, write_folder: Write) -> None:

@@ -15,7 +15,9 @@ from engine.formats import FORMATS, Format
 WITH_ENCODER = [form for form in FORMATS.values() if form.encode is not None and form.block > 1]
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.ggml_type is not None], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS.values() if form.ggml_type is not None], ids=lambda f: f.name
+)
 def test_table_is_ggmls(form: Format) -> None:
     kind = gguf.GGMLQuantizationType[form.name]
     assert (form.ggml_type, (form.block, form.block_bytes)) == (kind.value, gguf.GGML_QUANT_SIZES[kind])

@@ -66,7 +66,9 @@ def test_a_real_text_comes_back(vocabulary: tuple[str, Tokenizer], shared: Path)
 @given(text=TEXT)
 def test_any_text_comes_back(vocabulary: tuple[str, Tokenizer], text: str) -> None:
     name, tokenizer = vocabulary
-    spaced = text.replace("\u2581", " ") if name in ("llama-spm", "phi-3") else text  # the one thing that it cannot tell
+    spaced = (
+        text.replace("\u2581", " ") if name in ("llama-spm", "phi-3") else text
+    )  # the one thing that it cannot tell
     assert tokenizer.decode(tokenizer.encode(text)) == spaced
 
 
@@ -87,7 +89,9 @@ def test_marks(name: str, bos: int, ends: set[int], size: int, shared: Path) -> 
     assert tokenizer.encode("a", add_special=True)[-1:] == tokenizer.encode("a")[-1:]
 
 
-@pytest.mark.parametrize(("name", "text"), [("qwen2", "<|im_end|>"), ("llama-bpe", "<|eot_id|>"), ("llama-spm", "</s>")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("qwen2", "<|im_end|>"), ("llama-bpe", "<|eot_id|>"), ("llama-spm", "</s>")]
+)
 def test_control_tokens_in_a_text(name: str, text: str, shared: Path) -> None:
     tokenizer = _tokenizer(shared / "vocab" / f"{name}.gguf")
     [token] = tokenizer.encode(text, parse_special=True)
@@ -284,7 +288,9 @@ def test_pieces_of_every_family(pre: str) -> None:
         ({"add_bos_token": ("bool", True)}, "does not say which token to add"),
     ],
 )
-def test_descriptions_that_are_wrong(keys: dict[str, tuple[str, Any]], reason: str, write_gguf: Callable[..., Path]) -> None:
+def test_descriptions_that_are_wrong(
+    keys: dict[str, tuple[str, Any]], reason: str, write_gguf: Callable[..., Path]
+) -> None:
     texts = list(BYTE_CHARACTERS.values())[:-2] + ["ab"]
     data = _byte_level_gguf(**({"tokens": ("[str]", texts)} | keys))
     checkpoint = open_checkpoint(write_gguf(data=data))
@@ -341,7 +347,9 @@ def test_hf_special_and_added_tokens(tmp_path: Path) -> None:
     ("wanted", "prefix", "suffix"),
     [({}, [256], []), ({"add_bos_token": False}, [], []), ({"add_eos_token": True}, [256], [257])],
 )
-def test_hf_settings_override_the_marks(wanted: dict[str, bool], prefix: list[int], suffix: list[int], tmp_path: Path) -> None:
+def test_hf_settings_override_the_marks(
+    wanted: dict[str, bool], prefix: list[int], suffix: list[int], tmp_path: Path
+) -> None:
     pipeline = _byte_level_pipeline()
     pipeline.post_processor = processors.TemplateProcessing("<|bos|> $A", special_tokens=[("<|bos|>", 256)])
     marks = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
@@ -355,7 +363,9 @@ def test_hf_spaces_added_as_tokens(tmp_path: Path) -> None:
     texts = ["<unk>", *bytes_, "\u2581", "a", "\u2581\u2581"]
     vocabulary = {text: token for token, text in enumerate(texts)}
     merges = [("\u2581", "\u2581")]
-    pipeline = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    pipeline = tokenizers.Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     pipeline.normalizer = normalizers.Replace(" ", "\u2581")
     pipeline.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     pipeline.add_tokens([AddedToken("\u2581\u2581", normalized=False)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .compile import Lowering
+from .compile import ABSENT, Lowering
 from .layouts import KV_DTYPE_NUMBERS
 
 ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -78,21 +78,24 @@ def quantize(low: Lowering) -> None:
     low.emit("quantize", low.inputs("x"), width=_width(low, "x"), rows_dim=_rows_dim(low, "x"))
 
 
+def _activation(low: Lowering) -> list[int]:
+    """The places of a packed and of a plain x, one of them absent."""
+    [x] = low.inputs("x")
+    return [x, ABSENT] if low.bound.call.inputs["x"].dtype == "q8g32" else [ABSENT, x]
+
+
 def linear(low: Lowering) -> None:
     """One weight or several on one input, each with its bias where it has one; a residual is added to the result."""
     names = sorted((n for n in low.bound.weights if n.startswith("weight")), key=_member)
+    biased = [n for n, name in enumerate(names) if name.replace("weight", "bias") in low.bound.weights]
+    vectors = [_weight(low, names[n].replace("weight", "bias")) for n in biased]
+    inputs = [*_activation(low), *low.inputs("residual")]
     matrices = [_weight(low, name) for name in names]
-    biases = {f"bias.{n}": len(matrices) + i for i, n in enumerate(_biased(low, names))}
-    vectors = [_weight(low, names[n].replace("weight", "bias")) for n in _biased(low, names)]
-    low.emit("linear", low.inputs("x", "residual"), [*matrices, *vectors], rows_dim=_rows_dim(low, "x"), **biases)
+    low.emit("linear", inputs, [*matrices, *vectors], rows_dim=_rows_dim(low, "x"), bias=sum(1 << n for n in biased))
 
 
 def _member(name: str) -> int:
     return int(name.partition(".")[2] or 0)
-
-
-def _biased(low: Lowering, names: list[str]) -> list[int]:
-    return [n for n, name in enumerate(names) if name.replace("weight", "bias") in low.bound.weights]
 
 
 def rms_norm(low: Lowering) -> None:
@@ -138,18 +141,18 @@ def moe_route(low: Lowering) -> None:
     call = low.bound.call
     numbers = {"k": call.attr("k"), "renormalize": call.attr("renormalize"), "scale": call.attr("scale")}
     score = {"softmax": 0, "sigmoid": 1}[call.attr("score")]
-    low.emit("moe_route", low.inputs("logits"), width=_width(low, "logits"), score=score, **numbers)
+    low.emit("moe_route", low.inputs("logits"), experts=_width(low, "logits"), score=score, **numbers)
 
 
 def moe_linear(low: Lowering) -> None:
     choices = int(low.bound.call.inputs["ids"].shape[1])
-    per_choice = low.bound.call.attr("per_choice")
-    low.emit("moe_linear", low.inputs("x", "ids"), [_weight(low, "weight")], k=choices, per_choice=per_choice)
+    inputs = [*_activation(low), *low.inputs("ids")]
+    low.emit("moe_linear", inputs, [_weight(low, "weight")], k=choices, per_choice=low.bound.call.attr("per_choice"))
 
 
 def moe_combine(low: Lowering) -> None:
     choices = int(low.bound.call.inputs["weights"].shape[1])
-    low.emit("moe_combine", low.inputs("y", "weights"), k=choices, width=_width(low, "y"))
+    low.emit("moe_combine", [*low.inputs("y", "weights"), ABSENT], k=choices, width=_width(low, "y"))
 
 
 def process_logits(low: Lowering) -> None:

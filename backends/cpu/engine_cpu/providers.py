@@ -45,7 +45,7 @@ class CpuProvider:
         return {"x": PACKED_ACTIVATION} if quantized else {}
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
-        return weights.pack(ref, self.device.isa, progress)
+        return weights.pack(ref, self.device.pool.size, progress)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
         """The call as a segment of its own, made when the states are first seen."""

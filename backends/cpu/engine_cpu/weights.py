@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from . import _native
 DENSE = frozenset({"F32", "F16", "BF16"})
 QUANTIZED = frozenset({"Q4_0", "Q8_0", "Q4_K", "Q6_K"})
 FORMATS = DENSE | QUANTIZED
+RANGE = 4096
+"""Columns packed at a time: whole strips, so that threads never touch one strip together."""
 
 
 def is_quantized(name: str) -> bool:
@@ -24,19 +27,30 @@ def takes_packed_activation(call: Call) -> bool:
     return any(is_quantized(ref.format) for name, ref in call.weights.items() if name.startswith("weight"))
 
 
-def pack(ref: WeightRef, isa: str, progress: Callable[[int], None]) -> Packed:
-    """A vector becomes plain f32; a matrix [N, K] or [experts, N, K] the panels of its format's family."""
+def pack(ref: WeightRef, threads: int, progress: Callable[[int], None]) -> Packed:
+    """A vector becomes plain f32; a matrix [N, K] or [experts, N, K] the panels of its format's family, packed by
+    ``threads`` threads in ranges of columns."""
     if len(ref.shape) == 1:
         dense = np.ascontiguousarray(ref.dense(), np.float32)
         progress(dense.nbytes)
         return Packed(_native.plain(dense), dense.nbytes, lambda: dense)
-    *count, columns, depth = ref.shape
-    rows = ref.rows()
-    handle = _native.pack(ref.format, rows, depth, count[0] if count else 1, isa)
-    progress(rows.nbytes)
-    return Packed(handle, handle.nbytes, lambda: _unpack(handle, ref.shape, isa))
+    *lead, columns, depth = ref.shape
+    count = lead[0] if lead else 1
+    weight = _native.alloc(ref.format, columns, depth, count)
+
+    def pack_range(place: tuple[int, int]) -> int:
+        index, first = place
+        rows = ref.rows(index * columns + first, index * columns + min(first + RANGE, columns))
+        _native.pack_into(weight, rows, first, index)
+        return rows.nbytes
+
+    places = [(index, first) for index in range(count) for first in range(0, columns, RANGE)]
+    with ThreadPoolExecutor(threads) as pool:
+        for done in pool.map(pack_range, places):
+            progress(done)
+    return Packed(weight, weight.nbytes, lambda: _unpack(weight, ref.shape))
 
 
-def _unpack(handle: Any, shape: tuple[int, ...], isa: str) -> Array:
-    dense: Array = _native.unpack(handle, isa)
-    return dense.reshape(shape)
+def _unpack(weight: Any, shape: tuple[int, ...]) -> Array:
+    matrices = [_native.unpack(weight, 0, weight.columns, index) for index in range(weight.count)]
+    return np.stack(matrices).reshape(shape)

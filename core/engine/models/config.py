@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..errors import ModelError
 from ..formats import Checkpoint
 from .decoder import DecoderConfig
+from .fields import integer, positive
 from .rope import rope_from_gguf, rope_from_hf
-
-
-def _integer(source: Mapping[str, Any], key: str, default: int | None = None, low: int = 1, high: int = 1 << 24) -> int:
-    value = source.get(key)
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ModelError(f"The configuration's {key} is {value!r}; it must be an integer from {low} to {high}.")
-    return value
-
-
-def _positive(source: Mapping[str, Any], key: str, default: float) -> float:
-    value = source.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
-        raise ModelError(f"The configuration's {key} is {value!r}; it must be a positive number.")
-    return float(value)
 
 
 def _checked(config: DecoderConfig) -> DecoderConfig:
@@ -38,8 +20,8 @@ def _checked(config: DecoderConfig) -> DecoderConfig:
     return config
 
 
-def _no_window(window: Any, context: int) -> None:
-    if window is not None and window < context:
+def _no_window(window: int, context: int) -> None:
+    if 0 < window < context:
         raise ModelError(
             f"This model's attention is limited to a sliding window of {window} of its {context} tokens, which is not"
             " supported yet; use a checkpoint without one."
@@ -52,28 +34,28 @@ def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{checkpoint.path} holds a vocabulary but no weights; a model to run needs token_embd.weight.")
-    hidden = _integer(data, f"{arch}.embedding_length")
-    heads = _integer(data, f"{arch}.attention.head_count")
-    head_dim = _integer(data, f"{arch}.attention.key_length", hidden // heads)
-    rotary = _integer(data, f"{arch}.rope.dimension_count", head_dim)
+    hidden = integer(data, f"{arch}.embedding_length")
+    heads = integer(data, f"{arch}.attention.head_count")
+    head_dim = integer(data, f"{arch}.attention.key_length", hidden // heads)
+    rotary = integer(data, f"{arch}.rope.dimension_count", head_dim)
     factors = checkpoint.tensors.get("rope_freqs.weight")
-    experts = _integer(data, f"{arch}.expert_count", 0, low=0)
-    context = _integer(data, f"{arch}.context_length", high=1 << 30)
-    _no_window(_integer(data, f"{arch}.attention.sliding_window", 0, low=0, high=1 << 30) or None, context)
+    experts = integer(data, f"{arch}.expert_count", 0, low=0)
+    context = integer(data, f"{arch}.context_length", high=1 << 30)
+    _no_window(integer(data, f"{arch}.attention.sliding_window", 0, low=0, high=1 << 30), context)
     return _checked(
         DecoderConfig(
             hidden=hidden,
-            layers=_integer(data, f"{arch}.block_count", high=4096),
+            layers=integer(data, f"{arch}.block_count", high=4096),
             heads=heads,
-            kv_heads=_integer(data, f"{arch}.attention.head_count_kv", heads),
+            kv_heads=integer(data, f"{arch}.attention.head_count_kv", heads),
             head_dim=head_dim,
-            mlp=_integer(data, f"{arch}.feed_forward_length"),
+            mlp=integer(data, f"{arch}.feed_forward_length"),
             vocab=embedding.shape[0],
-            eps=_positive(data, f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
+            eps=positive(data, f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
             rope=rope_from_gguf(data, arch, rotary, None if factors is None else factors.dense(), interleaved),
             max_context=context,
             experts=experts,
-            experts_used=_integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
+            experts_used=integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
         )
     )
 
@@ -84,28 +66,28 @@ def config_from_hf(checkpoint: Checkpoint) -> DecoderConfig:
     kind = data.get("hidden_act", "silu")
     if kind not in ("silu", "swish"):
         raise ModelError(f"The activation {kind!r} is not what this family uses (silu).")
-    hidden = _integer(data, "hidden_size")
-    heads = _integer(data, "num_attention_heads")
-    head_dim = _integer(data, "head_dim", hidden // heads)
-    experts = _integer(data, "num_local_experts", 0, low=0)
-    context = _integer(data, "max_position_embeddings", 2048, high=1 << 30)
+    hidden = integer(data, "hidden_size")
+    heads = integer(data, "num_attention_heads")
+    head_dim = integer(data, "head_dim", hidden // heads)
+    experts = integer(data, "num_local_experts", 0, low=0)
+    context = integer(data, "max_position_embeddings", 2048, high=1 << 30)
     # Qwen's files name a window and say beside it whether it is used; others use what they name.
-    if data.get("sliding_window") is not None and data.get("use_sliding_window", True):
-        _no_window(_integer(data, "sliding_window", high=1 << 30), context)
+    if data.get("use_sliding_window", True):
+        _no_window(integer(data, "sliding_window", 0, low=0, high=1 << 30), context)
     return _checked(
         DecoderConfig(
             hidden=hidden,
-            layers=_integer(data, "num_hidden_layers", high=4096),
+            layers=integer(data, "num_hidden_layers", high=4096),
             heads=heads,
-            kv_heads=_integer(data, "num_key_value_heads", heads),
+            kv_heads=integer(data, "num_key_value_heads", heads),
             head_dim=head_dim,
-            mlp=_integer(data, "intermediate_size"),
-            vocab=_integer(data, "vocab_size"),
-            eps=_positive(data, "rms_norm_eps", 1e-6),
+            mlp=integer(data, "intermediate_size"),
+            vocab=integer(data, "vocab_size"),
+            eps=positive(data, "rms_norm_eps", 1e-6),
             rope=rope_from_hf(data, head_dim),
             max_context=context,
             experts=experts,
-            experts_used=_integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
+            experts_used=integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
             may_tie=data.get("tie_word_embeddings") is not False,
         )
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..backend.v1 import Array
 from ..errors import ModelError
+from .fields import integer, positive
 
 
 @dataclass(frozen=True)
@@ -38,30 +39,37 @@ def llama3_factors(inv_freq: Array, factor: float, low: float, high: float, orig
 def rope_from_hf(config: Mapping[str, Any], rotary: int) -> Rope:
     """From config.json: ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` of newer files."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if not isinstance(scaling, Mapping):
+        raise ModelError(f"The configuration's rope scaling is {scaling!r}; it must be an object with a rope_type.")
+    theta = positive(scaling, "rope_theta", positive(config, "rope_theta", 10000.0))
     inv_freq = base_frequencies(rotary, theta)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(inv_freq, interleaved=False)
     if kind == "linear":
-        return Rope(inv_freq / np.float32(scaling["factor"]), interleaved=False)
+        return Rope(inv_freq / np.float32(positive(scaling, "factor")), interleaved=False)
     if kind == "llama3":
-        original = int(scaling["original_max_position_embeddings"])
-        low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-        return Rope(inv_freq / llama3_factors(inv_freq, float(scaling["factor"]), low, high, original), interleaved=False)
+        original = integer(scaling, "original_max_position_embeddings")
+        low, high = positive(scaling, "low_freq_factor"), positive(scaling, "high_freq_factor")
+        if low >= high:
+            raise ModelError(f"The rope scaling's low_freq_factor {low} must be below its high_freq_factor {high}.")
+        factors = llama3_factors(inv_freq, positive(scaling, "factor"), low, high, original)
+        return Rope(inv_freq / factors, interleaved=False)
     raise ModelError(f"Rope scaling {kind!r} is not supported; default, linear and llama3 are.")
 
 
 def rope_from_gguf(metadata: Mapping[str, Any], arch: str, rotary: int, factors: Array | None, interleaved: bool) -> Rope:
     """From GGUF keys; ``factors`` is the tensor rope_freqs.weight, which carries Llama 3's scaling as divisors."""
-    inv_freq = base_frequencies(rotary, float(metadata.get(f"{arch}.rope.freq_base", 10000.0)))
+    inv_freq = base_frequencies(rotary, positive(metadata, f"{arch}.rope.freq_base", 10000.0))
     kind = metadata.get(f"{arch}.rope.scaling.type", "none")
     if kind == "linear":
-        inv_freq = inv_freq / np.float32(metadata[f"{arch}.rope.scaling.factor"])
+        inv_freq = inv_freq / np.float32(positive(metadata, f"{arch}.rope.scaling.factor"))
     elif kind not in ("none", ""):
         raise ModelError(f"Rope scaling {kind!r} is not supported; none and linear are.")
     if factors is not None:
         if factors.shape != inv_freq.shape:
             raise ModelError(f"rope_freqs.weight has {factors.size} numbers, but this model needs {inv_freq.size}.")
+        if not (np.isfinite(factors) & (factors > 0)).all():
+            raise ModelError("rope_freqs.weight must hold positive numbers alone.")
         inv_freq = inv_freq / factors
     return Rope(inv_freq, interleaved)

@@ -114,6 +114,11 @@ class Builder:
         self._axes[weight.name] = axes
         return weight
 
+    def _needs(self, weight: WeightRef, shape: tuple[int | str, ...]) -> None:
+        if weight.shape != shape:
+            have, need = list(weight.shape), list(shape)
+            raise ModelError(f"{weight.name} has the shape {have}, but this model needs {need}; the checkpoint is inconsistent.")
+
     # -- the step's beginning --------------------------------------------------------------------------------------
 
     def _expand(self) -> None:
@@ -135,15 +140,17 @@ class Builder:
     # -- ops -------------------------------------------------------------------------------------------------------
 
     def embed(self, weight: WeightRef, scale: float = 1.0) -> Value:
+        self._needs(weight, (self._vocab, weight.shape[-1]))
         self.name_axes(weight, "vocab", "embed")
         d = weight.shape[-1]
         return self.call("embed", {"ids": self.ids}, [("x", ("T", d), "residual")], {"weight": weight}, scale=scale)[0]
 
     def linear(self, x: Value, weight: WeightRef, bias: WeightRef | None = None, axes: tuple[str | None, ...] = ()) -> Value:
         """x [rows, K] times weight [N, K] transposed, plus bias [N]."""
-        n, k = weight.shape
-        if x.shape[-1] != k:
-            raise ModelError(f"{weight.name} takes {k} inputs, but {x.name} has {x.shape[-1]}; the checkpoint is inconsistent.")
+        n = weight.shape[0]
+        self._needs(weight, (n, x.shape[-1]))
+        if bias is not None:
+            self._needs(bias, (n,))
         if axes:
             self.name_axes(weight, *axes)
         out = [(weight.name.removesuffix(".weight"), (x.shape[0], n), "act")]
@@ -151,14 +158,13 @@ class Builder:
 
     def rms_norm(self, x: Value, weight: WeightRef, eps: float, head_dim: int = 0, weight_offset: float = 0.0) -> Value:
         """Over the row, or over each head_dim slice of it."""
-        size = head_dim or x.shape[-1]
-        if weight.shape != (size,):
-            raise ModelError(f"{weight.name} has shape {list(weight.shape)}, but the norm needs [{size}].")
+        self._needs(weight, (head_dim or x.shape[-1],))
         out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
         attrs = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
         return self.call("rms_norm", {"x": x}, out, {"weight": weight}, **attrs)[0]
 
     def rope(self, x: Value, inv_freq: ConstantWeight, heads: int, head_dim: int, interleaved: bool, scale: float) -> Value:
+        _of_width(x, heads * head_dim)
         rotary = 2 * inv_freq.shape[0]
         attrs = {"heads": heads, "head_dim": head_dim, "interleaved": interleaved, "scale": scale}
         attrs["rotary_dim"] = 0 if rotary == head_dim else rotary
@@ -166,12 +172,17 @@ class Builder:
         return self.call("rope", inputs, [(f"{x.name}.rope", x.shape, "act")], {"inv_freq": inv_freq}, **attrs)[0]
 
     def gated_act(self, gate: Value, up: Value | None, kind: str) -> Value:
+        if up is not None:
+            _of_width(up, gate.shape[-1])
         return self.call("gated_act", {"gate": gate, "up": up}, [(f"{gate.name}.act", gate.shape, "act")], kind=kind)[0]
 
     def add(self, a: Value, b: Value) -> Value:
+        _of_width(b, a.shape[-1])
         return self.call("add", {"a": a, "b": b}, [(f"{b.name}.sum", a.shape, "residual")])[0]
 
     def kv_write(self, layer: int, k: Value, v: Value, kv_heads: int, head_dim: int, group: int = 0) -> None:
+        _of_width(k, kv_heads * head_dim)
+        _of_width(v, kv_heads * head_dim)
         self._kv_layers.append(KVLayer(layer, group, kv_heads, head_dim))
         inputs = {"new_k": k, "new_v": v, "kv_slots": self.kv_slots[group]}
         states = kv_states(layer, self._kv_dtype)
@@ -180,6 +191,7 @@ class Builder:
     def attention(self, q: Value, layer: int, heads: int, scale: float, **features: Any) -> Value:
         """Reads only the cache, this step's tokens included. Features: window, softcap."""
         kv = next(kv for kv in self._kv_layers if kv.layer == layer)
+        _of_width(q, heads * kv.head_dim)
         inputs = {"q": q, "page_table": self.input(f"page_table.{kv.group}")}
         inputs |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
         attrs = {"heads": heads, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "scale": scale, **features}
@@ -189,6 +201,11 @@ class Builder:
 
     def moe(self, x: Value, router: WeightRef, experts: Experts, used: int, **routing: Any) -> Value:
         """Route each token to ``used`` experts; gated activation within each; weighted sum in the order of choice."""
+        count, width, mlp = experts.gate.shape[0], x.shape[-1], experts.gate.shape[1]
+        self._needs(router, (count, width))
+        self._needs(experts.gate, (count, mlp, width))
+        self._needs(experts.up, (count, mlp, width))
+        self._needs(experts.down, (count, width, mlp))
         logits = self.linear(x, router, axes=("experts", "embed"))
         outs = [("moe_ids", ("T", used), "i32"), ("moe_weights", ("T", used), "f32")]
         ids, weights = self.call("moe_route", {"logits": logits}, outs, k=used, **routing)
@@ -215,6 +232,7 @@ class Builder:
         rows = self.input("rows")
         hidden = self.call("gather_rows", {"x": x, "rows": rows}, [("hidden", ("R", self._hidden), "act")])[0]
         self._body_end = len(self._calls)
+        self._needs(lm_head, (self._vocab, self._hidden))
         logits = self.linear(hidden, lm_head, axes=("vocab", "embed"))
         self._sample(Value(logits.id, "logits", logits.shape, logits.dtype))
         copies = self._kv_copies()
@@ -268,6 +286,11 @@ class Experts:
     up: WeightRef
     down: WeightRef
     kind: str = "silu"
+
+
+def _of_width(value: Value, width: int | str) -> None:
+    if value.shape[-1] != width:
+        raise ModelError(f"{value.name} has {value.shape[-1]} values a token where {width} are needed; the checkpoint is inconsistent.")
 
 
 def kv_states(layer: int, dtype: str) -> dict[str, str]:

@@ -102,9 +102,10 @@ class EngineCore:
 
     # -- from other threads ----------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Admit a request; raises AdmissionError when it can never fit."""
-        self._call(lambda: self._add(request))
+    def add(self, *requests: Request) -> None:
+        """Admit requests together, so that one step can take them all; AdmissionError when one can never fit, and then
+        none of them is admitted."""
+        self._call(lambda: self._add_all(requests))
 
     def abort(self, request_id: str) -> None:
         """End a request in any state; nothing happens when it has ended already."""
@@ -248,6 +249,16 @@ class EngineCore:
         self._emit(TokenEvent(member.request, member.index, token, logprobs, is_stop, reason, why, time.monotonic()))
 
     # -- on the loop's thread --------------------------------------------------------------------------------------
+
+    def _add_all(self, requests: tuple[Request, ...]) -> None:
+        for n, request in enumerate(requests):
+            try:
+                self._add(request)
+            except Exception:
+                for admitted in requests[:n]:
+                    for seq_id in self.scheduler.abort(admitted.request_id):
+                        self._drop(seq_id)
+                raise
 
     def _add(self, request: Request) -> None:
         params = request.params

@@ -63,8 +63,23 @@ class Engine:
         priority: int = 0,
         stream: bool = True,
     ) -> str:
-        """Admit a request; ``sink`` gets its outputs on stage 3's thread, each token's or, without ``stream``, the last
-        alone. Raises RequestError or AdmissionError."""
+        """Make a request and admit it. Raises RequestError or AdmissionError."""
+        request = self.request(prompt, prompt_ids, params, sink, request_id, priority, stream)
+        self.admit(request)
+        return request.request_id
+
+    def request(
+        self,
+        prompt: str | None,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        sink: Sink,
+        request_id: str | None = None,
+        priority: int = 0,
+        stream: bool = True,
+    ) -> Request:
+        """A request, checked but not admitted; ``sink`` will get its outputs on stage 3's thread, each token's or,
+        without ``stream``, the last alone. Raises RequestError."""
         self._check(params)
         with self._lock:
             self._ids += 1
@@ -74,9 +89,12 @@ class Engine:
             raise RequestError("Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.")
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids())
         seed = params.seed if params.seed is not None else secrets.randbits(64)
-        request = Request(request_id, prompt, tuple(prompt_ids), params, seed, priority, sink, stream, texts, stops)
-        self._core.add(request)
-        return request_id
+        return Request(request_id, prompt, tuple(prompt_ids), params, seed, priority, sink, stream, texts, stops)
+
+    def admit(self, *requests: Request) -> None:
+        """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can never
+        fit, and then none of them is admitted."""
+        self._core.add(*requests)
 
     def eos_ids(self) -> frozenset[int]:
         """The ids that end a generation, of the files and of the tokenizer."""

@@ -91,13 +91,15 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        ids: list[str] = []
+        ranks = priority or [0] * len(texts)
+        requests = [
+            self.engine.request(text, prompt, param, outputs.put, None, rank, stream=on_output is not None)
+            for text, prompt, param, rank in zip(texts, encoded, params, ranks, strict=True)
+        ]
+        ids = [request.request_id for request in requests]
         finished: dict[str, RequestOutput] = {}
+        self.engine.admit(*requests)
         try:
-            for n, (text, prompt, param) in enumerate(zip(texts, encoded, params, strict=True)):
-                rank = priority[n] if priority else 0
-                stream = on_output is not None
-                ids.append(self.engine.submit(text, prompt, param, outputs.put, priority=rank, stream=stream))
             while len(finished) < len(ids):
                 output = self._next(outputs)
                 if on_output is not None:

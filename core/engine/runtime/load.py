@@ -83,7 +83,7 @@ def _sizes(
     if config.max_model_len is None and affordable < length and affordable >= size:
         notices.append(f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB.")
         length = affordable
-    wanted = min(length * config.max_num_seqs, max(length, _DEFAULT_POOL_TOKENS))
+    wanted = min(length * config.max_num_seqs, max(length, config.kv_cache_tokens or _DEFAULT_POOL_TOKENS))
     return length, choose_blocks(a_block, budget, wanted, size, length)
 
 

@@ -1,0 +1,28 @@
+"""Numbers out of a configuration, checked: from config.json or from GGUF metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ModelError
+
+
+def integer(source: Mapping[str, Any], key: str, default: int | None = None, low: int = 1, high: int = 1 << 24) -> int:
+    """ModelError unless ``low`` to ``high``; an absent or null key is the default."""
+    value = source.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ModelError(f"The configuration's {key} is {value!r}; it must be an integer from {low} to {high}.")
+    return value
+
+
+def positive(source: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """ModelError unless above 0 and finite; an absent or null key is the default."""
+    value = source.get(key)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
+        raise ModelError(f"The configuration's {key} is {value!r}; it must be a positive number.")
+    return float(value)
