@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ def install(tmp_path, monkeypatch):
         module = value.partition(":")[0]
         if source is not None:
             (tmp_path / f"{module}.py").write_text(source)
+            monkeypatch.delitem(sys.modules, module, raising=False)
         info = tmp_path / f"{name}_{module}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-{module.replace('_', '-')}\nVersion: 1.0\n")

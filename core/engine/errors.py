@@ -55,3 +55,7 @@ class AdmissionError(EngineError):
 
 class OpError(EngineError):
     """An op call asks for what the catalogue does not define."""
+
+
+class UsageError(EngineError):
+    """A command line asks for what its command does not offer."""

@@ -1,6 +1,7 @@
 """Runs one kernel of the native library on given arrays, outside any model."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,16 @@ def run_kernel(
     inputs: Sequence[np.ndarray | None],
     outputs: Sequence[tuple[tuple[int, ...], type]],
     *,
-    weights: Sequence[np.ndarray] = (),
+    weights: Sequence[Any] = (),
     states: Sequence[np.ndarray] = (),
     numbers: Mapping[str, float] | None = None,
     isa: str = ISAS[0],
     threads: int = 2,
     max_context: int = 4096,
 ) -> list[np.ndarray]:
-    """The outputs (shape, dtype) of one run. They hold 0xff bytes (NaN, -1) before it; None inputs are absent."""
+    """The outputs (shape, dtype) of one run. They hold 0xff bytes (NaN, -1) before it; None inputs are absent.
+
+    Weights are packed ones, or arrays that go in as plain f32."""
     counts = [dims.get(name, 0) for name in native.DIMS]
     segment = native.Segment(POOLS[threads], counts, max_context, isa=isa, poison=True)
     bound = [(i, array) for i, array in enumerate(inputs) if array is not None]
@@ -38,7 +41,7 @@ def run_kernel(
         kernel,
         [i if array is not None else -1 for i, array in enumerate(inputs)],
         ids,
-        [native.plain(np.ascontiguousarray(w, np.float32)) for w in weights],
+        [native.plain(np.ascontiguousarray(w, np.float32)) if isinstance(w, np.ndarray) else w for w in weights],
         list(states),
         dict(numbers or {}),
     )

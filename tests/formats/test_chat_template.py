@@ -133,7 +133,7 @@ def test_as_transformers_renders(name: str, conversation: str, prompt: bool, sha
     )
     template = _template(shared, name)
     messages, tools = CONVERSATIONS[conversation]
-    options = {"add_generation_prompt": prompt, "tools": tools}
+    options: dict[str, Any] = {"add_generation_prompt": prompt, "tools": tools}
     try:
         [expected], _ = module.render_jinja_template(
             [messages], chat_template=template.source, bos_token="<s>", eos_token="</s>", **options

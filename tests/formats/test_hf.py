@@ -30,7 +30,7 @@ def _arrays() -> dict[str, np.ndarray[Any, Any]]:
         "b": random.standard_normal((2, 8)).astype(np.float16),
         "c": random.integers(0, 0x7F00, (6,), np.uint16),  # as bf16
         "position_ids": np.arange(4),
-        "scalar": np.float32(2.5).reshape(()),
+        "scalar": np.array(2.5, np.float32),
         "none": np.zeros((0, 3), np.float32),
     }
 

@@ -75,13 +75,13 @@ def test_any_text_comes_back(vocabulary: tuple[str, Tokenizer], text: str) -> No
 @pytest.mark.parametrize(
     ("name", "bos", "ends", "size"),
     [
-        ("llama-bpe", 128000, {128001, 128009}, 128256),
-        ("llama-spm", 1, {2}, 32000),
-        ("phi-3", 1, {32000, 32007}, 32064),
-        ("qwen2", 151643, {151643, 151645}, 151936),
+        ("llama-bpe", 128000, frozenset({128001, 128009}), 128256),
+        ("llama-spm", 1, frozenset({2}), 32000),
+        ("phi-3", 1, frozenset({32000, 32007}), 32064),
+        ("qwen2", 151643, frozenset({151643, 151645}), 151936),
     ],
 )
-def test_marks(name: str, bos: int, ends: set[int], size: int, shared: Path) -> None:
+def test_marks(name: str, bos: int, ends: frozenset[int], size: int, shared: Path) -> None:
     tokenizer = _tokenizer(shared / "vocab" / f"{name}.gguf")
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.vocab_size) == (bos, ends, size)
     assert tokenizer.add_bos is (name != "qwen2")
@@ -129,7 +129,7 @@ def test_story_model_in_both_formats(shared: Path) -> None:
         assert theirs.encode(text, add_special=True) == ids
         assert theirs.decode(ids) == ours.decode(ids) == text
         assert [theirs.token_bytes(token) for token in ids] == [ours.token_bytes(token) for token in ids]
-    assert ours.eos_ids == theirs.eos_ids == {2}
+    assert ours.eos_ids == theirs.eos_ids == frozenset({2})
     assert ours.vocab_size == theirs.vocab_size == 512
 
 
@@ -291,7 +291,7 @@ def test_pieces_of_every_family(pre: str) -> None:
 def test_descriptions_that_are_wrong(
     keys: dict[str, tuple[str, Any]], reason: str, write_gguf: Callable[..., Path]
 ) -> None:
-    texts = list(BYTE_CHARACTERS.values())[:-2] + ["ab"]
+    texts = [*list(BYTE_CHARACTERS.values())[:-2], "ab"]
     data = _byte_level_gguf(**({"tokens": ("[str]", texts)} | keys))
     checkpoint = open_checkpoint(write_gguf(data=data))
     with pytest.raises((TokenizerError, FormatError), match=reason) as caught:
@@ -332,7 +332,12 @@ def test_hf_special_and_added_tokens(tmp_path: Path) -> None:
     pipeline.enable_padding(length=9)
     settings_ = {"bos_token": {"content": "<|bos|>"}, "eos_token": "<|eos|>"}
     tokenizer = open_checkpoint(_hf_folder(tmp_path, pipeline, settings_)).tokenizer()
-    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.add_bos, tokenizer.vocab_size) == (256, {257}, True, 259)
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.add_bos, tokenizer.vocab_size) == (
+        256,
+        frozenset({257}),
+        True,
+        259,
+    )
     text = "no cut <|eos|><think>\u00e9"
     assert tokenizer.encode(text, parse_special=True)[7:9] == [257, 258]
     plain = tokenizer.encode(text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from engine.errors import KVCacheError
-from engine.kv import NULL_BLOCK, BlockPool, HashChain, PoolStats, PrefixIndex
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.errors import KVCacheError
+from engine.kv import NULL_BLOCK, BlockPool, HashChain, PoolStats, PrefixIndex
 
 
 def test_the_null_block_is_never_handed_out() -> None:

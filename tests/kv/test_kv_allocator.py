@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from engine.errors import AdmissionError, KVCacheError
-from engine.kv import CacheGroup, KVAllocator, PagedAllocator, PoolStats, find_allocator
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.errors import AdmissionError, KVCacheError
+from engine.kv import CacheGroup, KVAllocator, PagedAllocator, PoolStats, find_allocator
 
 
 def paged(num_blocks: int = 9, block_size: int = 4) -> PagedAllocator:
@@ -46,7 +47,7 @@ def test_groups_are_validated() -> None:
 def test_open_refuses_what_could_never_fit() -> None:
     allocator = paged(num_blocks=4, block_size=4)
     allocator.open(0, 12)
-    with pytest.raises(AdmissionError, match="13 tokens, which need 4 blocks of 4 .* has 3 \\(12 tokens\\)"):
+    with pytest.raises(AdmissionError, match=r"13 tokens, which need 4 blocks of 4 .* has 3 \(12 tokens\)"):
         allocator.open(1, 13)
     with pytest.raises(KVCacheError, match="open already"):
         allocator.open(0, 1)
@@ -212,7 +213,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def start(self, sizes: list[tuple[int, int]]) -> None:
         groups = tuple(CacheGroup(f"g{i}", "full", size) for i, (size, _) in enumerate(sizes))
         self.allocator = PagedAllocator(groups, tuple(number for _, number in sizes))
-        self.memory = [[[None] * size for _ in range(number)] for size, number in sizes]
+        self.memory: list[list[list[int | None]]] = [[[None] * size for _ in range(number)] for size, number in sizes]
         self.limit = min(size * (number - 1) for size, number in sizes)
         self.tokens: dict[int, list[int]] = {}  # what each sequence holds
         self.planned: dict[int, list[int]] = {}  # what one that holds nothing begins with: its tokens never change

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_models
 from checkpoints import FAMILIES, logits_of, model_of, save
-from logits import load_for_logits, logits
+from session_logits import load_for_logits, logits
 
 from engine import LLM, SamplingParams
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from engine.errors import AdmissionError, SchedulerError
 from engine.kv import CacheGroup, PagedAllocator, PrefixHit
 from engine.scheduler import FROM_HISTORY, ScheduledStep, Scheduler, SchedulerConfig, Sequence, SequenceStatus
@@ -163,7 +164,7 @@ def test_nothing_to_do_is_none() -> None:
             1,
             "prompt of 40 tokens and max_tokens 11 make 51 tokens, and the context holds 50",
         ),
-        (new(0, 40, max_tokens=5), 1, "45 tokens, which need 12 blocks of 4 .* has 11 \\(44 tokens\\)"),
+        (new(0, 40, max_tokens=5), 1, r"45 tokens, which need 12 blocks of 4 .* has 11 \(44 tokens\)"),
     ],
 )
 def test_what_can_never_run_is_refused_with_the_numbers(sequence: Sequence, n: int, words: str) -> None:
@@ -444,6 +445,18 @@ def test_reset_computes_everything_again() -> None:
         scheduler.complete(lost, {0: 5})
     step = schedule(scheduler)
     assert parts(step) == [(0, 0, 8, True)] and step.sequences[0].token_ids[-2:] == (7, 7) and step.history_fills == ()
+
+
+def test_one_request_runs_alone_and_the_others_come_back() -> None:
+    scheduler = build(blocks=6, block_size=4, slots=2)
+    for i in range(3):
+        scheduler.add(new(i, 8, max_tokens=4))
+    run(scheduler)
+    step = scheduler.schedule("r2")  # no slot and no room for it, were the others to stay
+    assert step is not None and parts(step) == [(2, 0, 8, True)]
+    complete(scheduler, step)
+    assert scheduler.schedule("r9") is None  # it has ended, say
+    assert [part.seq_id for part in schedule(scheduler).sequences] == [0, 1]
 
 
 # Parallel samples.

@@ -1,7 +1,7 @@
-"""The scheduler against a shadow device: integer KV memory, history rows, and a model that is a hash of all it reads.
+"""The scheduler against a shadow device: integer KV memory, history rows, and a model that hashes all it reads.
 
-Whatever the batching, chunks, preemptions, prefix hits, forks, aborts, faults and pipelining, each sequence must get the
-tokens that a direct evaluation of the same model gives it alone.
+Whatever the batching, chunks, preemptions, prefix hits, forks, aborts, faults and pipelining, each sequence must get
+the tokens that a direct evaluation of the same model gives it alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from engine.errors import AdmissionError
 from engine.kv import CacheGroup, PagedAllocator
 from engine.scheduler import (
@@ -20,9 +24,6 @@ from engine.scheduler import (
     SchedulerConfig,
     Sequence,
 )
-from hypothesis import event, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 VOCABULARY = 23
 STOP = 0
@@ -34,7 +35,7 @@ def cache_value(context: int, token: int) -> int:
     return hash((context, token))
 
 
-def next_token(context: int, history: list[int], branch: int) -> int:
+def next_token(context: int, history: list[int | None], branch: int) -> int:
     """Sampling: from the context, the history (penalties) and the branch."""
     return hash((context, tuple(history), branch, 7)) % VOCABULARY
 
@@ -45,7 +46,7 @@ def evaluate(sequence: Sequence) -> list[int]:
     for token in tokens:
         context = hash((context, cache_value(context, token)))
     while len(tokens) < sequence.num_prompt + sequence.max_tokens:
-        tokens.append(next_token(context, tokens, sequence.branch))
+        tokens.append(next_token(context, [*tokens], sequence.branch))
         if tokens[-1] == STOP:
             break
         context = hash((context, cache_value(context, tokens[-1])))
@@ -163,10 +164,11 @@ class Engine:
         for branch in self.scheduler.add(sequence, n):
             self.sequences[branch.seq_id] = branch
 
-    def schedule(self) -> bool:
-        step = self.scheduler.schedule()
+    def schedule(self, only: str | None = None) -> bool:
+        step = self.scheduler.schedule(only)
         if step is None:
             return False
+        assert only in (None, *(self.sequences[part.seq_id].request_id for part in step.sequences))
         assert step.num_tokens <= self.config.max_batch_tokens
         self.seen["block copies"] += sum(map(len, step.block_copies))
         self.seen["history copies"] += len(step.history_copies)
@@ -303,7 +305,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.engine.in_flight:
             self.engine.complete()
 
-    @rule(fault=st.sampled_from(["abort", "finish", "fail", "lose"]), pick=st.integers(0, 1000))
+    @rule(fault=st.sampled_from(["abort", "finish", "fail", "lose", "alone"]), pick=st.integers(0, 1000))
     def disturb(self, fault: str, pick: int) -> None:
         alive = sorted(self.engine.scheduler.sequences)
         if fault == "lose":
@@ -313,6 +315,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.complete(failing=parts[pick % len(parts)].seq_id)
         elif fault == "abort" and alive:
             self.engine.abort(self.engine.sequences[alive[pick % len(alive)]].request_id)
+        elif fault == "alone" and alive:
+            if len(self.engine.in_flight) < self.engine.depth:
+                self.engine.schedule(only=self.engine.sequences[alive[pick % len(alive)]].request_id)
         elif fault == "finish" and alive:  # as by a stop string
             self.engine.scheduler.finish(alive[pick % len(alive)])
             self.engine.ended.add(alive[pick % len(alive)])
@@ -329,7 +334,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 event(f"{name}: {count > 0}")
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 

@@ -11,12 +11,11 @@
 namespace engine_cpu {
 
 // What one variant offers. Each file of kernels/ and linear/, say norm.cpp, defines in the namespace
-// engine_cpu::ENGINE_ISA one function `void register_norm(Table&)` that enters its kernels and packers;
+// engine_cpu::ENGINE_ISA one function `void register_norm(Table&)` that enters its kernels;
 // the build collects the names of the files. Nothing in those files may run before it is called:
 // no static initializers, since the machine may lack the instructions they were compiled to.
 struct Table {
   std::map<std::string, KernelFactory> kernels;
-  std::map<std::string, PackFunction> packers;
 };
 
 // Names of the variants that this machine can run, best first.

@@ -87,25 +87,6 @@ std::shared_ptr<PackedWeight> plain(nb::ndarray<const float, nb::c_contig, nb::d
   return weight;
 }
 
-std::shared_ptr<PackedWeight> pack(const std::string& packer, const std::string& format, nb::list sources, int64_t columns,
-                                   int64_t depth, int64_t count, std::map<std::string, double> numbers, const std::string& isa) {
-  const Table& table = isa_table(isa.empty() ? default_isa() : isa);
-  const auto found = table.packers.find(packer);
-  if (found == table.packers.end()) throw std::invalid_argument("There is no packer '" + packer + "' in this variant.");
-  PackArgs args;
-  args.format = format;
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const auto array = as_array<ReadArray>(sources[i], "Source " + std::to_string(i) + " of packer '" + packer + "'");
-    args.sources.push_back(PackSource{static_cast<const uint8_t*>(array.data()), array.nbytes()});
-  }
-  args.columns = columns;
-  args.depth = depth;
-  args.count = count;
-  args.numbers = std::move(numbers);
-  nb::gil_scoped_release unlocked;
-  return found->second(args);
-}
-
 std::vector<std::string> names_of(const std::string& isa) {
   std::vector<std::string> names;
   for (const auto& entry : isa_table(isa.empty() ? default_isa() : isa).kernels) names.push_back(entry.first);
@@ -135,10 +116,6 @@ NB_MODULE(_native, m) {
       .def_ro("count", &PackedWeight::count)
       .def_ro("nbytes", &PackedWeight::nbytes);
   m.def("plain", &plain, nb::arg("array").noconvert(), "A copy of an f32 array as a weight of family 'plain'.");
-  m.def("pack", &pack, nb::arg("packer"), nb::arg("format"), nb::arg("sources"), nb::arg("columns"), nb::arg("depth"),
-        nb::arg("count") = 1, nb::arg("numbers") = std::map<std::string, double>(), nb::arg("isa") = "",
-        "Packs the arrays of a checkpoint's tensor for the kernels of a family. ValueError says what does not fit.");
-
   bind_linear(m);
 
   nb::class_<Pool>(m, "Pool", "A team of threads; the thread that runs a segment is one of them.")

@@ -1,12 +1,10 @@
-// A weight in a kernel family's packed layout, and the functions that make one.
+// A weight in a kernel family's packed layout.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "buffer.h"
 
@@ -31,23 +29,5 @@ struct PackedWeight {
 // An empty weight with `nbytes` of memory.
 std::shared_ptr<PackedWeight> make_packed(std::string family, std::string format, int64_t columns, int64_t depth,
                                           int64_t count, size_t nbytes);
-
-struct PackSource {
-  const uint8_t* data;
-  size_t nbytes;
-};
-
-// What a packer is given: the bytes of a checkpoint's tensors in `format` (a format may take several: quants, scales),
-// the shape, and named numbers. Runs without the GIL; throws std::invalid_argument with a sentence.
-struct PackArgs {
-  std::string format;
-  std::vector<PackSource> sources;
-  int64_t columns = 0;
-  int64_t depth = 0;
-  int64_t count = 1;
-  std::map<std::string, double> numbers;
-};
-
-using PackFunction = std::shared_ptr<PackedWeight> (*)(const PackArgs&);
 
 }  // namespace engine_cpu

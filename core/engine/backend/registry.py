@@ -52,7 +52,7 @@ def _load(point: EntryPoint) -> Backend:
         return Backend(point.name, manifest, _probe(manifest))
     except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the engine along
         reason = f"The backend plugin {point.name} ({point.value}) could not be loaded: {type(error).__name__}: {error}"
-        return Backend(point.name, None, Probe(False, " ".join(reason.split())))
+        return Backend(point.name, None, Probe(False, _line(reason)))
 
 
 def _manifest(point: EntryPoint) -> Manifest:
@@ -72,9 +72,17 @@ def _probe(manifest: Manifest) -> Probe:
     if not _compatible(manifest.api):
         return Probe(False, f"The backend {manifest.name} was made for API {manifest.api}, this engine has {API}.")
     try:
-        return manifest.probe()
+        probe = manifest.probe()
     except (Exception, SystemExit) as error:
-        return Probe(False, f"The probe of the backend {manifest.name} failed: {type(error).__name__}: {error}")
+        return Probe(False, _line(f"The probe of the backend {manifest.name} failed: {type(error).__name__}: {error}"))
+    if not isinstance(probe, Probe):
+        return Probe(False, f"The probe of the backend {manifest.name} gave {type(probe).__name__} and not a Probe.")
+    return probe
+
+
+def _line(text: str) -> str:
+    """One line, whatever the plugin's exception says."""
+    return " ".join(text.split())
 
 
 def _compatible(api: str) -> bool:
@@ -104,4 +112,7 @@ def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device
         if not chosen.probe.available:
             raise BackendError(f"The backend {name} cannot be used: {chosen.probe.reason}")
     assert chosen.manifest is not None
-    return chosen.manifest.open(index, options)
+    try:
+        return chosen.manifest.open(index, options)
+    except Exception as error:
+        raise BackendError(_line(f"The backend {chosen.name} could not be opened: {type(error).__name__}: {error}")) from error

@@ -1,0 +1,1 @@
+"""The command line: ``engine generate``, ``chat``, ``tokenize``, ``bench``, ``doctor``; heavy imports come late."""

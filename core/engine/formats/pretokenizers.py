@@ -77,9 +77,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
         "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
         "gpt-4o": PreTokenizer((_GPT4O,)),
         "llama4": PreTokenizer((_GPT4O,), add_bos=True),
-        "deepseek-v3": PreTokenizer(
-            (r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+", _DEEPSEEK3)
-        ),
+        "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+", _DEEPSEEK3)),
     }
 )
 

@@ -152,8 +152,8 @@ class PagedAllocator:
             if needed > usable:
                 raise AdmissionError(
                     f"prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.block_size} in "
-                    f"cache group {spec.name!r}; its pool has {usable} ({usable * group.block_size} tokens) besides the "
-                    "null block"
+                    f"cache group {spec.name!r}; its pool has {usable} ({usable * group.block_size} tokens) and "
+                    "the null block"
                 )
         sizes = {group.block_size for group in self._groups}
         self._sequences[seq_id] = _Allocation({s: HashChain(s, salt) for s in sizes}, [[] for _ in self._groups])

@@ -52,7 +52,9 @@ class Model:
     def program(self, block_size: int, kv_dtype: str) -> Program:
         """The op calls of one step."""
         builder = Builder(self.groups(block_size), kv_dtype, self.config.vocab)
-        return self._build(builder, self.config, self._weights)
+        program = self._build(builder, self.config, self._weights)
+        self._weights.check_all_used()
+        return program
 
 
 def load_model(checkpoint: Checkpoint) -> Model:

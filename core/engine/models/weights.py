@@ -11,6 +11,8 @@ from ..program.weights import MappedWeight, single, stack
 
 LAYER = "{i}"
 EXPERT = "{e}"
+# Rotary frequencies that old files carry; they are worked out, or read by the configuration.
+_NEEDLESS = ("rotary_emb.inv_freq", "rope_freqs.weight")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,16 @@ class Weights:
     def first(self, *names: str) -> MappedWeight:
         """The first of ``names`` that the checkpoint has, as for tied heads."""
         return next((w for w in map(self.maybe, names) if w is not None), None) or self(names[-1])
+
+    def check_all_used(self) -> None:
+        """After building: ModelError when a tensor was not asked for, since the model would be another without it."""
+        used = {tensor.name for weight in self._found.values() for tensor in weight.tensors}
+        extra = [name for name in self.checkpoint.tensors if name not in used and not name.endswith(_NEEDLESS)]
+        if extra:
+            raise ModelError(
+                f"The checkpoint {self.checkpoint.path} holds {extra[0]}, which its architecture as known here does not use;"
+                " it is of a variant that is not supported."
+            )
 
     def _source(self, name: str) -> str | None:
         if self.checkpoint.kind == "gguf":

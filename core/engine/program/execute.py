@@ -87,6 +87,15 @@ class StepSession:
 
     def _run(self, inputs: StepInputs) -> StepResult:
         frames = {place: Frame(inputs.dims, {}, states) for place, states in self._states.items()}
+        copied: list[Any] = []
+        try:
+            return self._steps(inputs, frames, copied)
+        finally:
+            # What was copied in for this step; by references on the device, that is every value.
+            for value in frames["device"].values.values() if self._plan.round_trip else copied:
+                self._device.free(value)
+
+    def _steps(self, inputs: StepInputs, frames: Mapping[str, Frame], copied: list[Any]) -> StepResult:
         for name, array in inputs.arrays.items():
             value = self._inputs.get(name)
             if value is not None:
@@ -96,12 +105,15 @@ class StepSession:
             frame, other = frames[segment.place], frames["host" if segment.place == "device" else "device"]
             for value in segment.inputs:
                 if value.id not in frame.values:
-                    frame.values[value.id] = self._transfer(other.values[value.id], segment.place)
+                    frame.values[value.id] = self._transfer(other.values[value.id], segment.place, copied)
             run(frame)
         return self._result(frames, bool(inputs.dims.R))
 
-    def _transfer(self, value: Any, place: str) -> Any:
-        return self._device.copy_in(value) if place == "device" else self._device.copy_out(value)
+    def _transfer(self, value: Any, place: str, copied: list[Any]) -> Any:
+        if place == "host":
+            return self._device.copy_out(value)
+        copied.append(self._device.copy_in(value))
+        return copied[-1]
 
     def _result(self, frames: Mapping[str, Frame], sampled: bool) -> StepResult:
         kept = {v.name: self._fetch(frames, v) for v in self._outputs(sampled) if v.name in self._plan.keep}

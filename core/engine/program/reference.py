@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..backend.v1 import Array, BoundCall, Call, Device, Frame, Limits, Packed, StepFn, WeightRef
+from ..backend.v1 import Array, BoundCall, Call, Device, Frame, Limits, Packed, StepFn, Value, WeightRef
 from ..ops import OPS
+from ..ops.dtypes import from_f32, to_f32
 from ..ops.kv import PLAIN
+
+NARROW = ("f16", "bf16")
 
 
 class ReferenceProvider:
@@ -44,25 +46,18 @@ class ReferenceProvider:
         return Packed(handle, dense.nbytes, lambda: device.copy_out(handle))
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
-        call = bound.call
-        spec, parameters = OPS[call.op], inspect.signature(OPS[call.op].reference).parameters
+        call, spec = bound.call, OPS[bound.call.op]
         attrs = {**spec.attrs, **call.attrs}
         weights = {name: packed.handle for name, packed in bound.weights.items()}
 
         def run(frame: Frame) -> None:
-            arguments: dict[str, Any] = dict(attrs)
-            for name, value in call.inputs.items():
-                _set(arguments, name, self._out(frame.values[value.id]))
-            for name, handle in weights.items():
-                _set(arguments, name, self._out(handle))
+            given = {name: _widened(self._out(frame.values[value.id]), value) for name, value in call.inputs.items()}
+            given |= {name: self._out(handle) for name, handle in weights.items()}
             states = {name: self._out(frame.states[state]) for name, state in call.states.items()}
-            for name, array in states.items():
-                _set(arguments, name, array)
-            if "dims" in parameters:
-                arguments["dims"] = frame.dims
-            outputs = spec.reference(**arguments)
+            dims = {"dims": frame.dims} if spec.takes_dims else {}
+            outputs = spec.reference(**spec.arguments({**given, **states}), **attrs, **dims)
             for value, array in zip(call.outputs, outputs, strict=True):
-                frame.values[value.id] = self._in(np.ascontiguousarray(array))
+                frame.values[value.id] = self._in(_narrowed(np.ascontiguousarray(array), value))
             self._put_states(frame, call, states)
 
         return run
@@ -83,12 +78,10 @@ class ReferenceProvider:
         return array if self._device is None else self._device.copy_in(array)
 
 
-def _set(arguments: dict[str, Any], name: str, array: Array) -> None:
-    """``page_table.1`` goes into the list ``page_table``, which has a place for each member in order."""
-    family, dot, member = name.partition(".")
-    if not dot:
-        arguments[name] = array
-        return
-    members = arguments.setdefault(family, [])
-    members.extend([None] * (int(member) + 1 - len(members)))
-    members[int(member)] = array
+def _widened(array: Array, value: Value) -> Array:
+    """The references compute in f32, whatever a device keeps its activations in."""
+    return to_f32(array, value.dtype) if value.dtype in NARROW else array
+
+
+def _narrowed(array: Array, value: Value) -> Array:
+    return from_f32(array, value.dtype) if value.dtype in NARROW else array

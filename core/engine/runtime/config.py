@@ -14,10 +14,10 @@ KV_DTYPES = ("f32", "f16", "bf16", "int8")
 class EngineConfig:
     """Names are vLLM's where it has them.
 
-    ``kv_cache_memory`` is in bytes (None: what half of the free memory allows), ``kv_cache_tokens`` what is wanted of it
-    (None: 64 Ki, or one whole context if that is more); ``max_model_len`` None takes the model's
-    own context, or what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out;
-    ``watchdog_s`` ends requests when no step finishes for so long.
+    ``kv_cache_memory`` is in bytes (None: what half of the free memory allows), ``kv_cache_tokens`` what is wanted of
+    it (None: 64 Ki, or one whole context if that is more); ``max_model_len`` None takes the model's own context, or
+    what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out; ``watchdog_s``
+    ends requests when no step finishes for so long.
     """
 
     model: Path
@@ -43,7 +43,8 @@ class EngineConfig:
             raise ConfigError(f"There is no KV dtype {self.kv_cache_dtype!r}; choose one of {', '.join(KV_DTYPES)}.")
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise ConfigError(f"The block size is {self.block_size}; it must be a power of two from 1 to 256.")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "threads", "kv_cache_memory", "kv_cache_tokens"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "kv_cache_tokens")
+        for name in (*sizes, "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")

@@ -117,16 +117,29 @@ class EngineCore:
 
     def health(self) -> Health:
         stats = self.scheduler.stats()
-        busy = bool(self._members)
+        busy = bool(self._members or self._in_flight)
         stalled = time.monotonic() - self._progress if busy else 0.0
         return Health(self._thread.is_alive() and not self._failure, stalled, self._steps, stats.waiting, stats.running)
 
+    def check_progress(self) -> None:
+        """EngineStoppedError when the loop has ended, or no step has finished for as long as the watchdog allows; what
+        hangs in the device is not waited for any more."""
+        if self._failure is None and self._hangs():
+            allowed = self._loaded.config.watchdog_s
+            self._failure = EngineStoppedError(f"No step has finished for {allowed:g} s; the device seems to hang.")
+            self._stopping = True
+        if self._failure is not None or not self._thread.is_alive():
+            raise self._failure or EngineStoppedError("The engine has been shut down.")
+
+    def _hangs(self) -> bool:
+        return self.health().stalled_s > self._loaded.config.watchdog_s
+
     def close(self) -> None:
-        """Ends all requests and frees the device's state."""
+        """Ends all requests and frees the device's state; a device that hangs is left behind."""
         self._stopping = True
         self._commands.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        while self._thread.is_alive() and threading.current_thread() is not self._thread and not self._hangs():
+            self._thread.join(timeout=1.0)
 
     def _call(self, action: Command) -> None:
         """Run an action on the loop's thread, and raise here what it raises."""
@@ -146,8 +159,7 @@ class EngineCore:
             try:
                 error = done.get(timeout=1.0)
             except queue.Empty:
-                if not self._thread.is_alive():
-                    raise self._failure or EngineStoppedError("The engine has been shut down.") from None
+                self.check_progress()
                 continue
             if error is not None:
                 raise error
@@ -191,12 +203,23 @@ class EngineCore:
                 command()
 
     def _submit(self) -> None:
-        while len(self._in_flight) < (1 if self._suspects else self._max_in_flight):
-            step = self.scheduler.schedule(self._suspects[0]) if self._suspects else self.scheduler.schedule()
+        while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
+            step = self.scheduler.schedule(suspect)
             if step is None:
                 return
             inputs, rows = step_inputs(step, lambda seq: self._members[seq].row, self._groups, self._mask_words)
-            self._in_flight.append(_InFlight(step, rows, self._session.submit(inputs)))
+            try:
+                ticket = self._session.submit(inputs)
+            except Exception as error:
+                self._recover(step, error)
+                return
+            self._in_flight.append(_InFlight(step, rows, ticket))
+
+    def _suspect(self) -> str | None:
+        """The request to run alone next, while one that breaks steps is looked for."""
+        while self._suspects and all(m.request.request_id != self._suspects[0] for m in self._members.values()):
+            self._suspects.popleft()
+        return self._suspects[0] if self._suspects else None
 
     def _finish_step(self) -> None:
         flight = self._in_flight.popleft()
@@ -207,7 +230,7 @@ class EngineCore:
             return
         self._steps += 1
         self._progress = time.monotonic()
-        if self._suspects:
+        if self._suspects and flight.rows:  # a token came: it has run past where the step broke
             self._suspects.popleft()
         tokens = dict(zip(flight.rows, result.tokens.tolist(), strict=True))
         failed = {s: STATUS[int(c)] for s, c in zip(flight.rows, result.status, strict=True) if c}
@@ -261,6 +284,8 @@ class EngineCore:
                 raise
 
     def _add(self, request: Request) -> None:
+        if any(member.request.request_id == request.request_id for member in self._members.values()):
+            raise RequestError(f"The request id {request.request_id!r} is in use; give each request an id of its own.")
         params = request.params
         room = self._loaded.max_model_len - len(request.prompt_ids)
         limit = params.max_tokens if params.max_tokens is not None else max(room, 1)
@@ -302,7 +327,6 @@ class EngineCore:
         if len(ids) == 1:
             sentence = f"The device failed on this request: {type(error).__name__}: {error}"
             self._abort(ids[0], "error", sentence)
-            self._suspects = deque(s for s in self._suspects if s != ids[0])
         else:
             self._suspects = deque(ids)
 

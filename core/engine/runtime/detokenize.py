@@ -45,13 +45,15 @@ class Continuation:
     def _grow(self, piece: str) -> bool:
         before = len(self.text)
         self.text += piece
-        for stop in self.params.stop:
-            at = self.text.find(stop, max(before - len(stop) + 1, 0)) if piece else -1
-            if at >= 0:
-                self.text = self.text[: at + len(stop)] if self.params.include_stop_str_in_output else self.text[:at]
-                self.finish_reason, self.stop_reason = "stop", stop
-                return True
-        return False
+        if not piece or len(self.token_ids) <= self.params.min_tokens:
+            return False
+        found = [(self.text.find(stop, max(before - len(stop) + 1, 0)), stop) for stop in self.params.stop]
+        at, stop = min(((at, stop) for at, stop in found if at >= 0), default=(-1, ""))
+        if at < 0:
+            return False
+        self.text = self.text[: at + len(stop)] if self.params.include_stop_str_in_output else self.text[:at]
+        self.finish_reason, self.stop_reason = "stop", stop
+        return True
 
     @property
     def shown(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
+from operator import index
 
-from ..errors import EngineStoppedError, RequestError, TokenizerError
+from ..errors import RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
 from ..sampling import SamplingParams
 from .core import EngineCore, Health, Stage3, TokenEvent
@@ -46,7 +47,7 @@ class Engine:
         """Stage 1: text with the tokenizer's BOS, or ids as they are."""
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt, add_special=not parse_special, parse_special=parse_special))
-        ids = tuple(int(i) for i in prompt)
+        ids = tuple(index(i) for i in prompt)
         vocab = self.loaded.program.vocab
         wrong = next((i for i in ids if not 0 <= i < vocab), None)
         if wrong is not None:
@@ -92,8 +93,8 @@ class Engine:
         return Request(request_id, prompt, tuple(prompt_ids), params, seed, priority, sink, stream, texts, stops)
 
     def admit(self, *requests: Request) -> None:
-        """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can never
-        fit, and then none of them is admitted."""
+        """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can
+        never fit, and then none of them is admitted."""
         self._core.add(*requests)
 
     def eos_ids(self) -> frozenset[int]:
@@ -114,12 +115,8 @@ class Engine:
         return self._core.health()
 
     def check_progress(self) -> None:
-        """Raise when nothing has moved for as long as the watchdog allows."""
-        health = self.health()
-        if not health.alive:
-            raise EngineStoppedError("The engine has stopped; its step loop is not running.")
-        if health.stalled_s > self.loaded.config.watchdog_s:
-            raise EngineStoppedError(f"No step has finished for {health.stalled_s:.0f} s; the device seems to hang.")
+        """EngineStoppedError when nothing has moved for as long as the watchdog allows."""
+        self._core.check_progress()
 
     def close(self) -> None:
         """End all requests and free the device."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -67,7 +68,7 @@ class LLM:
             raise RequestError(f"{self.loaded.config.model} has no chat template; use generate with a prompt of your own.")
         return found.render(list(messages), **template)
 
-    def stream(self, prompt: Prompt, params: SamplingParams, parse_special: bool = False) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, params: SamplingParams, parse_special: bool = False) -> Generator[RequestOutput, None, None]:
         """One request's outputs as they come. Closing the iterator aborts the request."""
         ids = self.engine.encode(prompt, parse_special)
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
@@ -98,8 +99,8 @@ class LLM:
         ]
         ids = [request.request_id for request in requests]
         finished: dict[str, RequestOutput] = {}
-        self.engine.admit(*requests)
         try:
+            self.engine.admit(*requests)
             while len(finished) < len(ids):
                 output = self._next(outputs)
                 if on_output is not None:
@@ -135,7 +136,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     items: list[Any] = list(prompts)
-    return [items] if items and isinstance(items[0], int) else items
+    return [items] if items and isinstance(items[0], Integral) else items
 
 
 def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import RequestError
 
 MAX_LOGPROBS = 32
 MAX_SEED = 2**64
+MAX_BIAS = 1e9
+MIN_TEMPERATURE = 1e-5
+"""Below it logits would overflow, and the best token is certain: it counts as 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +45,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
+        if isinstance(self.temperature, float) and 0 < self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         self._check_counts()
         for name, low, high in _RANGES:
             value = getattr(self, name)
@@ -51,11 +57,26 @@ class SamplingParams:
                 raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.")
         if self.top_p == 0 or self.repetition_penalty == 0:
             raise RequestError("top_p and repetition_penalty must be above 0.")
-        for token, bias in self.logit_bias.items():
-            if isinstance(bias, bool) or not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
-                raise RequestError(f"The logit bias of token {token} is {bias!r}; it must be a number, or -inf to ban it.")
+        self._check_bias()
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError("Every stop string must be a text that is not empty.")
+
+    def _check_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers.")
+        for token in (*self.logit_bias, *self.stop_token_ids):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise RequestError(f"{token!r} is no token id; logit_bias and stop_token_ids take integers.")
+        for token, bias in self.logit_bias.items():
+            number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
+            if not number or not (abs(bias) <= MAX_BIAS or bias == -math.inf):
+                raise RequestError(
+                    f"The logit bias of token {token} is {bias!r}; it must be a number from -{MAX_BIAS:g} to {MAX_BIAS:g},"
+                    " or -inf to ban the token."
+                )
 
     def _check_counts(self) -> None:
         for name, low, high in _COUNTS:
@@ -66,6 +87,12 @@ class SamplingParams:
                 raise RequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}).")
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise RequestError(f"{name} is {value!r}; it must be a list.")
+    return tuple(value)
 
 
 _RANGES = (

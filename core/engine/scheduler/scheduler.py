@@ -120,9 +120,16 @@ class Scheduler:
 
     # The step loop.
 
-    def schedule(self) -> ScheduledStep | None:
-        """The next step, or None where there is nothing to do before a step in flight completes, or at all."""
+    def schedule(self, only: str | None = None) -> ScheduledStep | None:
+        """The next step, or None where there is nothing to do before a step in flight completes, or at all.
+
+        ``only`` names a request to run alone, to find the one that breaks steps: all others are preempted first.
+        """
         draft = StepDraft(self.config.max_batch_tokens)
+        if only is not None:
+            for sequence in tuple(self._running):
+                if sequence.request_id != only:
+                    self._preempt(sequence)
         self._fork_ready(draft)
         running = [(sequence, sequence.wanted) for sequence in self._running]
         for sequence, wanted in running:
@@ -132,9 +139,9 @@ class Scheduler:
             if wanted > 1:
                 self._advance(draft, sequence)
         if not draft.out_of_blocks:
-            self._admit(draft)
+            self._admit(draft, only)
         if not draft.sequences:
-            self._check_progress()
+            self._check_progress(only)
             return None
         return self._issue(draft)
 
@@ -261,10 +268,12 @@ class Scheduler:
             self._preempt(victim)
         self._take(draft, sequence, count)
 
-    def _admit(self, draft: StepDraft) -> None:
+    def _first_waiting(self, only: str | None) -> Sequence | None:
+        return next((sequence for sequence in self._waiting if only in (None, sequence.request_id)), None)
+
+    def _admit(self, draft: StepDraft, only: str | None) -> None:
         """Starts waiting sequences in policy order, up to the first that must wait on."""
-        while self._waiting and self._slots and draft.budget:
-            sequence = self._waiting[0]
+        while self._slots and draft.budget and (sequence := self._first_waiting(only)):
             if sequence.steps_in_flight:
                 return  # preempted, and a token of it is still to come
             goal = sequence.goal
@@ -275,7 +284,7 @@ class Scheduler:
                 return
             count = self._chunk(draft, rest)
             self.allocator.allocate(sequence.seq_id, count, hit)
-            del self._waiting[0]
+            self._waiting.remove(sequence)
             self._start(sequence)
             sequence.num_computed = hit.num_tokens
             if sequence.num_cached is None:
@@ -367,9 +376,9 @@ class Scheduler:
         if not branches:
             del self._requests[sequence.request_id]
 
-    def _check_progress(self) -> None:
+    def _check_progress(self, only: str | None) -> None:
         """Nothing was scheduled: that is right only where nothing could be."""
-        if any(sequence.wanted for sequence in self._running) or (self._waiting and not self._in_flight):
+        if any(sequence.wanted for sequence in self._running) or (self._first_waiting(only) and not self._in_flight):
             raise SchedulerError(
                 f"the scheduler stalls with {len(self._waiting)} sequences waiting and {len(self._running)} running; "
                 "this is a defect of the engine"

@@ -3,8 +3,7 @@
 // for every number of rows, chunk and thread.
 #pragma once
 
-#include "layout.h"
-#include "../simd.h"
+#include "tiles.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -52,7 +51,7 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int panel0, const float* const 
 // acc [kRows][64] += `depth` k of the strip from `units` on, times x[r][0..depth).
 template <class Dense, int kRows>
 void tile_dense(const uint8_t* units, const float* const* rows, int64_t depth, float* acc) {
-  constexpr int kPanels = kRows <= 6 ? 4 : 2;
+  constexpr int kPanels = kPanelsAtOnce<kRows>;
   const float* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];

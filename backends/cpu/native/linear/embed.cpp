@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "../isa.h"
+#include "../work_split.h"
 #include "layout.h"
 
 namespace engine_cpu {
@@ -19,10 +20,10 @@ class Embed final : public Kernel {
   }
 
   void run(const Frame& frame, const Team& team, int) override {
-    const auto* ids = reinterpret_cast<const int32_t*>(frame.values[ids_]);
-    const int64_t rows = frame.dims.T;
-    for (int64_t t = rows * team.index / team.size; t < rows * (team.index + 1) / team.size; ++t) {
-      float* out = reinterpret_cast<float*>(frame.values[out_]) + t * weight_->depth;
+    const auto* ids = input<int32_t>(frame, ids_);
+    const Range mine = share(frame.dims.T, team);
+    for (int64_t t = mine.begin; t < mine.end; ++t) {
+      float* out = output<float>(frame, out_) + t * weight_->depth;
       const bool known = ids[t] >= 0 && ids[t] < weight_->columns;
       if (known) unpack_column(*weight_, ids[t], 0, out);
       for (int64_t k = 0; k < weight_->depth; ++k) out[k] = known ? out[k] * scale_ : __builtin_nanf("");

@@ -1,6 +1,11 @@
 // The families' parts in a product: direct tiles for few rows, unpacked chunks shared by many.
 #pragma once
 
+#include <array>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
 #include "dense_tiles.h"
 #include "product.h"
 #include "tiles.h"
@@ -8,10 +13,45 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-constexpr int kTileRows = 6;  // of a tile over an unpacked chunk
+// Rows of a tile over an unpacked chunk. More than kFewRows rows divide into tiles of kLeastTileRows to kTileRows.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kLeastTileRows = 4;
+#else
+constexpr int kTileRows = 2, kLeastTileRows = 1;
+#endif
+static_assert((kFewRows + 1) / ((kFewRows + kTileRows) / kTileRows) >= kLeastTileRows);
 static_assert(sizeof(Chunk<16, false>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
+
+// One function for each number of rows: kPackedTiles[rows - 1], kDenseTiles[rows - 1], kChunkTiles[rows - kLeastTileRows].
+template <class Packed>
+using PackedTile = decltype(&tile_packed<Packed, 1>);
+template <class Source>
+using ChunkTile = decltype(&tile_chunk<Source, 1>);
+template <class Dense>
+using DenseTile = decltype(&tile_dense<Dense, 1>);
+
+template <class Packed, int... kRows>
+constexpr std::array<PackedTile<Packed>, sizeof...(kRows)> packed_tiles(std::integer_sequence<int, kRows...>) {
+  return {tile_packed<Packed, kRows + 1>...};
+}
+template <class Source, int... kRows>
+constexpr std::array<ChunkTile<Source>, sizeof...(kRows)> chunk_tiles(std::integer_sequence<int, kRows...>) {
+  return {tile_chunk<Source, kRows + kLeastTileRows>...};
+}
+template <class Dense, int... kRows>
+constexpr std::array<DenseTile<Dense>, sizeof...(kRows)> dense_tiles(std::integer_sequence<int, kRows...>) {
+  return {tile_dense<Dense, kRows + 1>...};
+}
+
+template <class Packed>
+constexpr auto kPackedTiles = packed_tiles<Packed>(std::make_integer_sequence<int, kFewRows>());
+template <class Source>
+constexpr auto kChunkTiles = chunk_tiles<Source>(std::make_integer_sequence<int, kTileRows - kLeastTileRows + 1>());
+template <class Dense>
+constexpr auto kDenseTiles =
+    dense_tiles<Dense>(std::make_integer_sequence<int, (kFewRows > kTileRows ? kFewRows : kTileRows)>());
 
 // Calls tile(first row, rows) for tiles of at most kMost rows, as equal as can be.
 template <int kMost, class Tile>
@@ -29,20 +69,6 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
 }
 
 template <class Packed>
-void few_rows(int rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
-  switch (rows) {
-    case 1: return tile_packed<Packed, 1>(strip, depth, s.rows(), s.corrections(), s.acc());
-    case 2: return tile_packed<Packed, 2>(strip, depth, s.rows(), s.corrections(), s.acc());
-    case 3: return tile_packed<Packed, 3>(strip, depth, s.rows(), s.corrections(), s.acc());
-    case 4: return tile_packed<Packed, 4>(strip, depth, s.rows(), s.corrections(), s.acc());
-    case 5: return tile_packed<Packed, 5>(strip, depth, s.rows(), s.corrections(), s.acc());
-    case 6: return tile_packed<Packed, 6>(strip, depth, s.rows(), s.corrections(), s.acc());
-    case 7: return tile_packed<Packed, 7>(strip, depth, s.rows(), s.corrections(), s.acc());
-    default: return tile_packed<Packed, 8>(strip, depth, s.rows(), s.corrections(), s.acc());
-  }
-}
-
-template <class Packed>
 void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
   using C = ChunkOf<Packed>;
   C& chunk = *reinterpret_cast<C*>(s.chunk());
@@ -55,11 +81,7 @@ void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch&
       const uint8_t* const* x = s.rows() + first;
       const int32_t* corrections = s.corrections() + first * groups;
       float* acc = s.acc() + first * kStrip;
-      switch (count) {  // more than kFewRows rows make tiles of four to six
-        case 4: return tile_chunk<C, 4>(chunk, k, size, x, depth, corrections, acc);
-        case 5: return tile_chunk<C, 5>(chunk, k, size, x, depth, corrections, acc);
-        default: return tile_chunk<C, 6>(chunk, k, size, x, depth, corrections, acc);
-      }
+      kChunkTiles<C>[count - kLeastTileRows](chunk, k, size, x, depth, corrections, acc);
     });
   }
 }
@@ -70,24 +92,11 @@ void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int6
   const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
   for (int64_t strip = strip0; strip < strip1; ++strip) {
     if (rows <= kFewRows)
-      few_rows<Packed>(static_cast<int>(rows), product.matrix + strip * bytes, product.depth, scratch);
+      kPackedTiles<Packed>[rows - 1](product.matrix + strip * bytes, product.depth, scratch.rows(), scratch.corrections(),
+                                     scratch.acc());
     else
       many_rows<Packed>(rows, product.matrix + strip * bytes, product.depth, scratch);
     finish_strip(product, row0, rows, strip, scratch.acc());
-  }
-}
-
-template <class Dense>
-void dense_rows(int rows, const uint8_t* units, const float* const* x, int64_t depth, float* acc) {
-  switch (rows) {
-    case 1: return tile_dense<Dense, 1>(units, x, depth, acc);
-    case 2: return tile_dense<Dense, 2>(units, x, depth, acc);
-    case 3: return tile_dense<Dense, 3>(units, x, depth, acc);
-    case 4: return tile_dense<Dense, 4>(units, x, depth, acc);
-    case 5: return tile_dense<Dense, 5>(units, x, depth, acc);
-    case 6: return tile_dense<Dense, 6>(units, x, depth, acc);
-    case 7: return tile_dense<Dense, 7>(units, x, depth, acc);
-    default: return tile_dense<Dense, 8>(units, x, depth, acc);
   }
 }
 
@@ -108,7 +117,7 @@ void many_dense_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Sc
     for_tiles<kTileRows>(rows, [&](int64_t first, int count) {
       const float* x[kTileRows];
       for (int i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
-      dense_rows<DenseF32>(count, units, x, size, s.acc() + first * kStrip);
+      kDenseTiles<DenseF32>[count - 1](units, x, size, s.acc() + first * kStrip);
     });
   }
 }
@@ -121,8 +130,7 @@ void multiply_dense(const Product& product, int64_t row0, int64_t rows, int64_t 
     const uint8_t* const units = product.matrix + strip * bytes;
     std::memset(scratch.acc(), 0, sizeof(float) * kStrip * rows);
     if (rows <= kFewRows)
-      dense_rows<Dense>(static_cast<int>(rows), units, reinterpret_cast<const float* const*>(scratch.rows()), product.depth,
-                        scratch.acc());
+      kDenseTiles<Dense>[rows - 1](units, reinterpret_cast<const float* const*>(scratch.rows()), product.depth, scratch.acc());
     else
       many_dense_rows<Dense>(rows, units, product.depth, scratch);
     finish_strip(product, row0, rows, strip, scratch.acc());

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "../isa.h"
+#include "../work_split.h"
 #include "families.h"
 #include "q8g32.h"
 
@@ -26,12 +27,11 @@ namespace {
 
 // inputs: x as q8g32, x as f32 (each -1 where no weight's family reads it), residual [rows, N] (-1: none; one output only).
 // outputs: y_i f32 [rows, N_i]. weights: one matrix an output, then "plain" biases [N_i] of those that have one, in order.
-// Numbers: rows_dim (0: T, 1: R); bias: sum of 2^i over the outputs i with a bias (0 if absent).
+// Numbers: rows_dim; bias: sum of 2^i over the outputs i with a bias (0 if absent).
 class Linear final : public Kernel {
  public:
   explicit Linear(const KernelArgs& args)
-      : packed_(args.inputs.at(0)), plain_(args.inputs.at(1)), residual_(args.inputs.at(2)),
-        rows_are_r_(args.integer("rows_dim") == 1) {
+      : packed_(args.inputs.at(0)), plain_(args.inputs.at(1)), residual_(args.inputs.at(2)), rows_(args) {
     const size_t count = args.outputs.size();
     if (count == 0 || count > kMost) throw std::invalid_argument("linear takes one to eight outputs.");
     if (residual_ >= 0 && count != 1) throw std::invalid_argument("linear adds a residual to one output only.");
@@ -55,19 +55,19 @@ class Linear final : public Kernel {
   }
 
   void run(const Frame& frame, const Team& team, int) override {
-    const int64_t rows = rows_are_r_ ? frame.dims.R : frame.dims.T;
+    const int64_t rows = rows_.count(frame.dims);
     Product products[kMost];
     for (int i = 0; i < count_; ++i) {
       products[i] = parts_[i];
       products[i].x = frame.values[parts_[i].ops->quantized ? packed_ : plain_];
-      products[i].y = reinterpret_cast<float*>(frame.values[outputs_[i]]);
-      if (residual_ >= 0) products[i].residual = reinterpret_cast<const float*>(frame.values[residual_]);
+      products[i].y = output<float>(frame, outputs_[i]);
+      if (residual_ >= 0) products[i].residual = input<float>(frame, residual_);
     }
     if (rows == 0) return;
     if (rows <= kFewRows)
       split(products, rows, team);
     else
-      share(products, rows, team);
+      take(products, rows, team);
   }
 
  private:
@@ -109,7 +109,7 @@ class Linear final : public Kernel {
   }
 
   // Many rows: tasks of a strip and a block of rows, block by block so that its activations stay near.
-  void share(const Product* products, int64_t rows, const Team& team) {
+  void take(const Product* products, int64_t rows, const Team& team) {
     int64_t depth = 0;
     int64_t strips = 0;
     for (int i = 0; i < count_; ++i) {
@@ -132,7 +132,7 @@ class Linear final : public Kernel {
   }
 
   int packed_, plain_, residual_;
-  bool rows_are_r_;
+  RowsDim rows_;
   int count_ = 0;
   int32_t outputs_[kMost] = {};
   Product parts_[kMost] = {};

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../isa.h"
+#include "../work_split.h"
 #include "product.h"
 #include "q8g32.h"
 
@@ -12,9 +13,9 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// inputs logits f32 [T, E]; outputs ids i32 [T, k], weights f32 [T, k], the best first, the lower id on ties.
-// Numbers: experts, k; score (0: softmax over all experts, 1: sigmoid); renormalize (0, 1); scale. Scores that are NaN
-// are taken last and stay NaN.
+// inputs logits f32 [T, E]; outputs ids i32 [T, k], weights f32 [T, k], by descending logit, the lower id on ties.
+// Numbers: experts, k; score (0: softmax over all experts, 1: sigmoid); renormalize (0, 1); scale (1). NaN logits are
+// chosen last; softmax makes all weights of their token NaN.
 class MoeRoute final : public Kernel {
  public:
   explicit MoeRoute(const KernelArgs& args)
@@ -26,10 +27,10 @@ class MoeRoute final : public Kernel {
   }
 
   void run(const Frame& frame, const Team& team, int) override {
-    const int64_t rows = frame.dims.T;
-    for (int64_t t = rows * team.index / team.size; t < rows * (team.index + 1) / team.size; ++t)
-      route(reinterpret_cast<const float*>(frame.values[logits_]) + t * experts_, scores_[team.index].as<float>(),
-            reinterpret_cast<int32_t*>(frame.values[ids_]) + t * k_, reinterpret_cast<float*>(frame.values[weights_]) + t * k_);
+    const Range mine = share(frame.dims.T, team);
+    for (int64_t t = mine.begin; t < mine.end; ++t)
+      route(input<float>(frame, logits_) + t * experts_, scores_[team.index].as<float>(), output<int32_t>(frame, ids_) + t * k_,
+            output<float>(frame, weights_) + t * k_);
   }
 
  private:
@@ -45,21 +46,21 @@ class MoeRoute final : public Kernel {
       for (int64_t e = 0; e < experts_; ++e) scores[e] /= sum;
     float chosen = 0;
     for (int64_t c = 0; c < k_; ++c) {
-      ids[c] = best(scores, ids, c);
+      ids[c] = best(logits, ids, c);
       weights[c] = scores[ids[c]];
       chosen += weights[c];
     }
     for (int64_t c = 0; c < k_; ++c) weights[c] = (renormalize_ ? weights[c] / chosen : weights[c]) * scale_;
   }
 
-  // The expert with the highest score that is not among the first `taken` ids.
-  int32_t best(const float* scores, const int32_t* ids, int64_t taken) const {
+  // The expert with the highest logit that is not among the first `taken` ids.
+  int32_t best(const float* logits, const int32_t* ids, int64_t taken) const {
     int32_t winner = -1;
     for (int32_t e = 0; e < experts_; ++e) {
       bool free = true;
       for (int64_t c = 0; c < taken; ++c) free = free && ids[c] != e;
-      if (free && (winner < 0 || scores[e] > scores[winner] || (scores[winner] != scores[winner] && scores[e] == scores[e])))
-        winner = e;
+      const bool better = winner < 0 || logits[e] > logits[winner] || (std::isnan(logits[winner]) && !std::isnan(logits[e]));
+      if (free && better) winner = e;
     }
     return winner;
   }
@@ -104,7 +105,7 @@ class MoeLinear final : public Kernel {
     int32_t* const starts = orders_[team.index].as<int32_t>();  // [experts + 1]
     int32_t* const y_rows = starts + experts_ + 1;              // pairs sorted by expert
     int32_t* const x_rows = y_rows + pairs;
-    sort_pairs(reinterpret_cast<const int32_t*>(frame.values[ids_]), pairs, starts, y_rows, x_rows);
+    sort_pairs(input<int32_t>(frame, ids_), pairs, starts, y_rows, x_rows);
     Tasks tasks{team, team.take()};
     for (int64_t e = 0; e < experts_; ++e) {
       const int64_t rows = starts[e + 1] - starts[e];
@@ -151,7 +152,7 @@ class MoeLinear final : public Kernel {
     product.matrix = weight.data + expert * strips_of(weight.columns) * ops_[i]->strip_bytes(weight.depth);
     product.x = frame.values[ops_[i]->quantized ? packed_ : plain_];
     product.x_bytes = ops_[i]->quantized ? q8g32_row_bytes(weight.depth) : weight.depth * 4;
-    product.y = reinterpret_cast<float*>(frame.values[outputs_[i]]);
+    product.y = output<float>(frame, outputs_[i]);
     return product;
   }
 
@@ -194,12 +195,12 @@ class MoeCombine final : public Kernel {
         k_(args.integer("k")), width_(args.integer("width")) {}
 
   void run(const Frame& frame, const Team& team, int) override {
-    const auto* y = reinterpret_cast<const float*>(frame.values[y_]);
-    const auto* weights = reinterpret_cast<const float*>(frame.values[weights_]);
-    const auto* residual = residual_ < 0 ? nullptr : reinterpret_cast<const float*>(frame.values[residual_]);
-    auto* out = reinterpret_cast<float*>(frame.values[out_]);
-    const int64_t rows = frame.dims.T;
-    for (int64_t t = rows * team.index / team.size; t < rows * (team.index + 1) / team.size; ++t) {
+    const auto* y = input<float>(frame, y_);
+    const auto* weights = input<float>(frame, weights_);
+    const auto* residual = residual_ < 0 ? nullptr : input<float>(frame, residual_);
+    auto* out = output<float>(frame, out_);
+    const Range mine = share(frame.dims.T, team);
+    for (int64_t t = mine.begin; t < mine.end; ++t) {
       for (int64_t n = 0; n < width_; ++n) {
         float sum = 0;
         for (int64_t c = 0; c < k_; ++c) sum += weights[t * k_ + c] * y[(t * k_ + c) * width_ + n];

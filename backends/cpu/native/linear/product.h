@@ -1,8 +1,6 @@
 // y = x W^T (+ bias) (+ residual) for any number of rows, by one thread, strip by strip.
 #pragma once
 
-#include <cstring>
-
 #include "../buffer.h"
 #include "../simd.h"
 #include "layout.h"
@@ -10,7 +8,13 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-constexpr int kFewRows = 8;   // so many rows read the packed weights directly; more unpack chunks and share them
+// So many rows read the packed weights directly; more unpack a chunk at a time and share it.
+#if defined(__AVX512F__)
+constexpr int kFewRows = 8;
+#else
+constexpr int kFewRows = 1;
+#endif
+
 
 // Rows against one matrix. Row i of the product reads row x_rows[i] of x and writes row y_rows[i] of y (null: i).
 struct Product {

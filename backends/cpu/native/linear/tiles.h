@@ -15,9 +15,15 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// Registers: up to six rows take all four panels at once (24 sums, 4 weights, 1 activation), more rows two.
+// Of 32 registers up to six rows take all four panels at once (24 sums, 4 weights, 1 activation), more rows two. Without
+// such registers a panel is several already.
+#if defined(__AVX512F__)
 template <int kRows>
 constexpr int kPanelsAtOnce = kRows <= 6 ? 4 : 2;
+#else
+template <int kRows>
+constexpr int kPanelsAtOnce = 1;
+#endif
 
 // A row's corrections, kDepth / kGroupSize of them: i32 starts, or f32 bits where there are minimums.
 template <class Source>

@@ -1,0 +1,108 @@
+"""``engine bench``: prefill and decode rates through ``LLM.generate``, in the manner of llama-bench and
+llama-batched-bench (tools of llama.cpp)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engine.cli.machine import describe_machine
+from engine.cli.options import AsJson, EngineOptions, ModelPath, parse_integers
+from engine.cli.progress import Wait
+from engine.cli.running import note, open_llm
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine import LLM
+    from engine.cli.measure import Case, Result
+
+
+def bench(
+    model: ModelPath,
+    *,
+    prompt: Annotated[int, typer.Option(min=0, help="Prompt tokens a sequence; 0 measures no prefill.")] = 512,
+    decode: Annotated[int, typer.Option(min=0, help="Tokens to decode a sequence; 0 measures no decoding.")] = 64,
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences at a time.")] = "1,4,8,16,32",
+    depth: Annotated[str, typer.Option(metavar="N,...", help="Tokens already in the cache a sequence.")] = "0,4096",
+    repetitions: Annotated[int, typer.Option(min=3, help="Timed runs of a case, after an untimed one.")] = 3,
+    as_json: AsJson = False,
+    engine: EngineOptions,
+) -> None:
+    """Measure prefill and decode speed.
+
+    Rates are tokens a second of all sequences together, with the real scheduler, cache and sampler, on random tokens,
+    past any end of sequence. Prefill is timed from submission to the last sequence's first token; decoding, with the
+    prompt in the cache, from the first tokens to the last.
+    """
+    from engine.cli.measure import Case
+
+    batches, depths = parse_integers(batch, "--batch", ","), parse_integers(depth, "--depth", ",")
+    if 0 in batches or not (prompt or decode):
+        raise UsageError("Every --batch must be at least 1, and one of --prompt and --decode above 0.")
+    cases = [Case(b, d, prompt, decode) for d in depths for b in batches]
+    sequences = max(64, *batches)  # 64 is what serving has, too
+    tokens = max(case.tokens(engine.block_size) for case in cases)
+    settings = {**engine.settings(), "max_num_seqs": sequences, "kv_cache_tokens": tokens}
+    with open_llm(model, settings) as llm:
+        results = _measure(llm, cases, repetitions)
+        report = _report(llm, model, results, repetitions)
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        _print_table(report)
+
+
+def _measure(llm: LLM, cases: list[Case], repetitions: int) -> list[Result]:
+    from engine.cli.measure import Bench
+
+    for notice in llm.loaded.notices:
+        note(notice)
+    running, results = Bench(llm), []
+    refusals = [running.refusal(case) for case in cases]
+    if all(refusals):
+        raise UsageError(str(refusals[0]))
+    with Wait("Measuring") as wait:
+        for done, (case, refusal) in enumerate(zip(cases, refusals, strict=True)):
+            wait.update(f"Batch {case.batch} at depth {case.depth}", done, len(cases))
+            results.append(running.measure(case, repetitions, refusal))
+    for refusal in filter(None, refusals):
+        note(refusal)
+    return results
+
+
+def _report(llm: LLM, model: Path, results: list[Result], repetitions: int) -> dict[str, Any]:
+    info, config = llm.loaded.device.describe(), llm.loaded.config
+    return {
+        "machine": describe_machine(info),
+        "model": model.name,
+        "backend": info.backend,
+        "threads": config.threads,
+        "kv_dtype": config.kv_cache_dtype,
+        "repetitions": repetitions,
+        "cases": [result.as_json() for result in results],
+    }
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    machine = report["machine"]
+    table = Table("batch", "depth", "prompt", "decode", "prefill tok/s", "decode tok/s")
+    for column in table.columns:
+        column.justify = "right"
+    for case in report["cases"]:
+        sizes = (str(case[name]) for name in ("batch", "depth", "prompt", "decode"))
+        table.add_row(*sizes, _rate(case["prefill_tok_s"]), _rate(case["decode_tok_s"]))
+    print(
+        f"{report['model']} on {report['backend']}, KV {report['kv_dtype']}; {machine['cpu']}, {machine['cores']} CPUs"
+    )
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def _rate(rate: dict[str, float] | None) -> str:
+    return "-" if rate is None else f"{rate['median']:.1f} ({rate['min']:.0f}-{rate['max']:.0f})"

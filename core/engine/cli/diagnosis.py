@@ -1,0 +1,134 @@
+"""What ``engine doctor`` finds, as plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine import __version__
+from engine.backend.registry import discover
+from engine.backend.v1 import Call, Device, Segment, Value, providers_of
+from engine.cli.machine import describe_machine
+from engine.cli.running import open_loaded
+from engine.ops import OPS
+
+if TYPE_CHECKING:
+    from engine.cli.options import EngineOptions
+    from engine.program.place import PlacedCall
+    from engine.runtime.load import Loaded
+
+
+def installation() -> dict[str, Any]:
+    """Version, and each backend that is installed with why it can be used or not."""
+    found = discover()
+    return {
+        "version": __version__,
+        "backends": [
+            {"name": b.name, "available": b.probe.available, "reason": b.probe.reason, "score": b.probe.score}
+            for b in found
+        ],
+    }
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    """The device, and op -> names of its providers in the order tried."""
+    info, memory, offered = device.describe(), device.memory_info(), providers_of(device)
+    return {
+        "device": {
+            "name": info.name,
+            "backend": info.backend,
+            "machine": describe_machine(),
+            "memory_free": memory.free,
+            "memory_total": memory.total,
+            "kv_layouts": [layout.name for layout in info.kv_layouts],
+            "roles": dict(info.roles),
+            "max_in_flight": info.max_in_flight,
+            "details": dict(info.details),
+        },
+        "ops": {op: [*(p.name for p in offered.get(op, ())), "reference"] for op in OPS},
+    }
+
+
+def model_report(path: Path, engine: EngineOptions) -> dict[str, Any]:
+    """The device, and the model as it would be run: loaded, but no step of it is run."""
+    loaded = open_loaded(path, engine.settings())
+    config = loaded.model.config
+    sizes = {name: value for name, value in vars(config).items() if isinstance(value, (int, float, str))}
+    model = {
+        "path": str(path),
+        "family": loaded.model.family,
+        "format": loaded.checkpoint.kind,
+        "config": sizes,
+        "weights": _weights(loaded),
+        "context": loaded.max_model_len,
+        "memory": asdict(loaded.memory),
+        "segments": _segments(loaded),
+        "fallbacks": _fallbacks(loaded),
+        "notices": list(loaded.notices),
+        "program": program_lines(loaded),
+    }
+    return {**describe_device(loaded.device), "model": model}
+
+
+def _weights(loaded: Loaded) -> dict[str, dict[str, int]]:
+    """Format -> how many tensors of it the files hold, and their bytes there."""
+    found: dict[str, dict[str, int]] = {}
+    for tensor in loaded.checkpoint.tensors.values():
+        entry = found.setdefault(tensor.format.name, {"tensors": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["bytes"] += tensor.data.nbytes
+    return found
+
+
+def _segments(loaded: Loaded) -> list[dict[str, Any]]:
+    """Each segment with the values that are copied to its place from another, besides the step inputs."""
+    segments: list[Segment] = [*loaded.plan.body, *loaded.plan.head]
+    places = {v.id: segment.place for segment in segments for bound in segment.calls for v in bound.call.outputs}
+    return [
+        {
+            "name": segment.name,
+            "place": segment.place,
+            "calls": len(segment.calls),
+            "transfers": [v.name for v in segment.inputs if places.get(v.id, segment.place) != segment.place],
+        }
+        for segment in segments
+    ]
+
+
+def _fallbacks(loaded: Loaded) -> list[dict[str, Any]]:
+    counts = Counter((placed.call.op, str(placed.why)) for placed in loaded.placement.fallbacks())
+    return [{"op": op, "reason": why, "count": count} for (op, why), count in counts.items()]
+
+
+def program_lines(loaded: Loaded) -> list[str]:
+    """One op call a line: ``%12 = linear(%10; blk.0.attn_q.weight Q4_K) @ cpu/avx512``. Between the brackets, apart by
+    semicolons where they are: inputs (step inputs by name), weights with formats, states, attributes."""
+    inputs = {value.id for value in loaded.program.inputs}
+    backend = loaded.device.describe().backend
+    return [_line(placed, inputs, backend) for placed in loaded.placement.calls]
+
+
+def _line(placed: PlacedCall, inputs: set[int], backend: str) -> str:
+    call = placed.call
+
+    def name(value: Value) -> str:
+        return value.name if value.id in inputs else f"%{value.id}"
+
+    results = ", ".join(map(name, call.outputs))
+    provider = placed.provider.name
+    if not provider.startswith(f"{backend}/"):
+        provider = f"{backend if placed.place == 'device' else 'host'}/{provider}"
+    arguments = "; ".join(filter(None, (", ".join(map(name, call.inputs.values())), *_details(call))))
+    return f"{results}{' = ' if results else ''}{call.op}({arguments}) @ {provider}"
+
+
+def _details(call: Call) -> tuple[str, str, str]:
+    weights = ", ".join(f"{ref.name} {ref.format}" for ref in call.weights.values())
+    return weights, ", ".join(call.states.values()), ", ".join(f"{k}={number(v)}" for k, v in call.attrs.items())
+
+
+def number(value: object) -> str:
+    """A value for reading: floats in six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,113 @@
+"""``engine doctor``: what is installed here, and for a model what runs where and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.cli.options import AsJson, EngineOptions
+
+
+def doctor(
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="Show how this model would be run.")] = None,
+    *,
+    program: Annotated[bool, typer.Option("--program", help="List the model's op calls, one a line.")] = False,
+    as_json: AsJson = False,
+    engine: EngineOptions,
+) -> None:
+    """Show what runs where, and why.
+
+    Backends, the device, the providers of each op; for a model its placement, program and memory.
+    """
+    from engine.cli.diagnosis import installation, model_report
+    from engine.errors import UsageError
+
+    if program and model is None:
+        raise UsageError("--program needs a model: engine doctor MODEL --program.")
+    failure: Exception | None = None
+    report = installation()
+    try:
+        report |= model_report(model, engine) if model else device_report(engine)
+    except Exception as error:  # a backend may fail in any way, and what is known is worth showing
+        failure = error
+        report["error"] = str(error)
+    if not program and "model" in report:
+        del report["model"]["program"]
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(report)), flush=True)
+    if failure is not None:
+        raise failure
+
+
+def device_report(engine: EngineOptions) -> dict[str, Any]:
+    """The device that would be used, without a model."""
+    from engine.backend.registry import open_device
+    from engine.cli.diagnosis import describe_device
+
+    return describe_device(open_device(engine.backend, {"threads": engine.threads}))
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    lines = [f"engine {report['version']}", "", "Backends"]
+    for backend in report["backends"]:
+        state = "available" if backend["available"] else "not available"
+        lines.append(f"  {backend['name']:<12}{state}: {backend['reason']}")
+    if "device" in report:
+        lines += ["", *_device_lines(report["device"])]
+        lines += ["", "Providers of each op, in the order tried"]
+        lines += [f"  {op:<16}{', '.join(names)}" for op, names in report["ops"].items()]
+    if "model" in report:
+        lines += ["", *_model_lines(report["model"])]
+    return lines
+
+
+def _device_lines(device: dict[str, Any]) -> list[str]:
+    machine = device["machine"]
+    return [
+        f"Device: {device['name']} of backend {device['backend']}",
+        f"  processor   {machine['cpu']}, {machine['cores']} cores; {machine['os']}",
+        f"  memory      {_size(device['memory_free'])} free of {_size(device['memory_total'])}",
+        f"  KV layouts  {', '.join(device['kv_layouts']) or 'the reference layout'}",
+        *(f"  {name:<12}{value}" for name, value in device["details"].items()),
+    ]
+
+
+def _model_lines(model: dict[str, Any]) -> list[str]:
+    from engine.cli.diagnosis import number
+
+    config, memory = model["config"], model["memory"]
+    lines = [f"Model: {model['path']}", f"  family      {model['family']} ({model['format']})"]
+    lines.append("  config      " + ", ".join(f"{name} {number(value)}" for name, value in config.items()))
+    weights = (f"{found['tensors']} {name} ({_size(found['bytes'])})" for name, found in model["weights"].items())
+    lines += [
+        "  weights     " + ", ".join(weights),
+        f"  context     {model['context']} of {config['max_context']} tokens",
+    ]
+    lines += ["", "Memory"]
+    lines += [f"  {name:<12}{_size(memory[name])}" for name in ("weights", "kv", "history")]
+    lines.append(
+        f"  {'blocks':<12}{memory['blocks']} of {memory['block_size']} tokens, {memory['bytes_a_token']} B a token"
+    )
+    lines += ["", "Segments"]
+    for segment in model["segments"]:
+        entering = f"; transfers {', '.join(segment['transfers'])}" if segment["transfers"] else ""
+        lines.append(f"  {segment['name']:<10}{segment['place']:<8}{segment['calls']} ops{entering}")
+    lines += ["", "Fallbacks to the reference" if model["fallbacks"] else "No op falls back to the reference."]
+    lines += [f"  {fall['count']} {fall['op']}: {fall['reason']}" for fall in model["fallbacks"]]
+    lines += [f"  {notice}" for notice in model["notices"]]
+    if "program" in model:
+        lines += ["", "Program", *model["program"]]
+    return lines
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"

@@ -1,0 +1,95 @@
+"""``engine generate``: complete a raw text, or token ids."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engine.cli.options import AsJson, EngineOptions, ModelPath, SamplingOptions, parse_integers
+from engine.cli.running import Stopwatch, Streamed, note, open_llm, rates, read_stdin
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine import CompletionOutput, RequestOutput
+
+
+def generate(
+    model: ModelPath,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The text to complete; - reads it from stdin, as it is.")
+    ] = None,
+    *,
+    prompt_ids: Annotated[
+        str | None, typer.Option(metavar='"ID ..."', help="Token ids in place of a text; nothing is added to them.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    min_tokens: Annotated[int, typer.Option(help="Least tokens before an end of sequence.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end of sequence.")] = False,
+    n: Annotated[int, typer.Option("--n", help="Completions of the prompt; above 1 needs --json.")] = 1,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(help="Report so many best tokens with their log-probabilities, before temperature; needs --json."),
+    ] = None,
+    sampling: SamplingOptions,
+    as_json: AsJson = False,
+    engine: EngineOptions,
+) -> None:
+    """Complete a raw text.
+
+    The model's beginning of sequence is put before it, and no template applied.
+
+    The completion alone goes to stdout, as it comes, and a newline after it; all else goes to stderr.
+    """
+    if (prompt is None) == (prompt_ids is None):
+        raise UsageError("Give either a text or --prompt-ids, such as: engine generate MODEL 'Once upon a time'.")
+    if not as_json and (n > 1 or logprobs is not None):
+        raise UsageError("--n above 1 and --logprobs need --json.")
+    params = sampling.params(
+        max_tokens=max_tokens, min_tokens=min_tokens, ignore_eos=ignore_eos, n=n, logprobs=logprobs
+    )
+    wanted: str | list[int]
+    if prompt_ids is not None:
+        wanted = parse_integers(prompt_ids, "--prompt-ids")
+    else:
+        wanted = read_stdin() if prompt == "-" else str(prompt)
+    loading = Stopwatch()
+    with open_llm(model, engine.settings()) as llm:
+        load_s = loading.read()
+        output = Streamed(llm, echo=not as_json).run(wanted, params)
+        timings = {"load_s": load_s, **rates(output)}
+        if as_json:
+            print(json.dumps(_result(output, timings), ensure_ascii=False))
+        else:
+            print(flush=True)
+            note(_summary(output, timings))
+
+
+def _result(output: RequestOutput, timings: dict[str, Any]) -> dict[str, Any]:
+    choices = [_completion(completion) for completion in output.outputs]
+    result: dict[str, Any] = {"text": None, "token_ids": None, "prompt_token_ids": list(output.prompt_token_ids)}
+    result |= {**choices[0], "timings": timings}
+    return result if len(choices) == 1 else {**result, "choices": choices}
+
+
+def _completion(completion: CompletionOutput) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+    }
+    if completion.logprobs is not None:
+        result["logprobs"] = [dict(token) for token in completion.logprobs]
+    return result
+
+
+def _summary(output: RequestOutput, timings: dict[str, Any]) -> str:
+    completion = output.outputs[0]
+    parts = [f"loaded in {timings['load_s']:.2f} s", f"{len(output.prompt_token_ids)} prompt tokens"]
+    if timings["ttft_s"] is not None:
+        parts.append(f"first token after {timings['ttft_s']:.2f} s")
+    parts.append(f"{len(completion.token_ids)} tokens, ended by {completion.finish_reason}")
+    if timings["decode_tok_s"] is not None:
+        parts.append(f"{timings['decode_tok_s']:.1f} tok/s")
+    return "; ".join(parts) + "."

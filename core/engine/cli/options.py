@@ -1,0 +1,123 @@
+"""Options that several commands share, and how a command takes a group of them as one parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine import SamplingParams
+
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A GGUF file, or a folder with config.json and safetensors.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+ENGINE, SAMPLING = "Engine", "Sampling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How a model is run; the fields are options of every command that loads one."""
+
+    backend: Annotated[str, typer.Option(help="Backend by name; auto takes the best that can run here.")] = "auto"
+    threads: Annotated[int | None, typer.Option(help="Threads of the CPU; all cores if not given.")] = None
+    kv_dtype: Annotated[str, typer.Option(help="Dtype of the KV cache: f32, f16, bf16 or int8.")] = "f16"
+    block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = 16
+    max_batch_tokens: Annotated[int, typer.Option(help="Most tokens that one step computes.")] = 512
+    max_context: Annotated[
+        int | None, typer.Option(help="Most tokens of a sequence; the model's own context if not given.")
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse to run an op on the reference.")] = False
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OP", help="Run this op on the reference, to find a faulty kernel; may be repeated."),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The same as keywords of ``LLM``."""
+        return {
+            "backend": self.backend,
+            "threads": self.threads,
+            "kv_cache_dtype": self.kv_dtype,
+            "block_size": self.block_size,
+            "max_num_batched_tokens": self.max_batch_tokens,
+            "max_model_len": self.max_context,
+            "strict": self.strict,
+            "without": tuple(self.without or ()),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen. The defaults sample from the model's own distribution, as vLLM's do."""
+
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token; 1 samples from the model's own distribution.")
+    ] = 1.0
+    top_k: Annotated[int, typer.Option(help="Sample among so many likeliest tokens; 0 is all.")] = 0
+    top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this total probability.")] = 1.0
+    min_p: Annotated[float, typer.Option(help="Leave out tokens below this part of the likeliest's probability.")] = 0.0
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes tokens seen before less likely.")] = 1.0
+    frequency_penalty: Annotated[float, typer.Option(help="Taken off a logit for each time its token came.")] = 0.0
+    presence_penalty: Annotated[float, typer.Option(help="Taken off a logit once its token came.")] = 0.0
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")] = (
+        None
+    )
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same tokens; drawn if not given.")] = None
+
+    def params(self, **others: Any) -> SamplingParams:
+        """As sampling parameters, with ``others`` that are no shared options."""
+        from engine import SamplingParams
+
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return SamplingParams(**{**own, "stop": tuple(self.stop or ())}, **others)
+
+
+def expanded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each parameter whose type is a dataclass of options replaced by the dataclass's fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _options(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**given, **made)
+
+    run.__signature__ = inspect.Signature(sorted(parameters, key=lambda p: p.kind))  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(group)
+    ]
+
+
+def parse_integers(text: str, name: str, separator: str | None = None) -> list[int]:
+    """Whole numbers, not negative, from an option's value: separated by spaces, or by ``separator``."""
+    parts = text.split(separator)
+    wrong = next((part for part in parts if not (part.strip().isascii() and part.strip().isdigit())), None)
+    if wrong is not None or not parts:
+        example = "1,4,8" if separator else "1 403 407"
+        raise UsageError(f'{name} is "{text}"; it must be whole numbers such as "{example}".')
+    return [int(part) for part in parts]

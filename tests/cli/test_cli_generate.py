@@ -1,0 +1,144 @@
+"""engine generate: its JSON, its streamed text, what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny_models
+
+from engine.formats import open_checkpoint
+
+REFERENCE = ("--backend", "reference")
+GREEDY = ("--temperature", "0")
+STORY = (
+    ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball."
+)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("file", ["stories260K-f32.gguf", "hf"])
+def test_tells_the_published_story(process, backend, stories, file):
+    settings = ("--max-tokens", 200, *GREEDY, "--backend", backend)
+    plain = process("generate", stories / file, "Once upon a time", *settings)
+    assert plain.status == 0 and plain.out.startswith(STORY) and plain.out.endswith("\n")
+    told = process("generate", stories / file, "Once upon a time", *settings, "--json").json
+    assert told["text"] + "\n" == plain.out
+    assert told["prompt_token_ids"] == [1, 403, 407, 261, 378]
+    assert len(told["token_ids"]) == 200 and told["finish_reason"] == "length"
+
+
+def test_json_has_the_promised_shape(engine, llama):
+    done = engine("generate", llama, "Once", "--max-tokens", 7, "--ignore-eos", "--logprobs", 3, "--json", *REFERENCE)
+    assert (done.status, done.err) == (0, "")
+    result = done.json
+    assert list(result) == [
+        "text",
+        "token_ids",
+        "prompt_token_ids",
+        "finish_reason",
+        "logprobs",
+        "timings",
+    ]
+    tokenizer = open_checkpoint(llama).tokenizer()
+    assert result["prompt_token_ids"] == tokenizer.encode("Once", add_special=True)
+    assert len(result["token_ids"]) == 7 and result["finish_reason"] == "length"
+    for token, logprobs in zip(result["token_ids"], result["logprobs"], strict=True):
+        assert str(token) in logprobs and 3 <= len(logprobs) <= 4
+        assert sum(np.exp(p) for p in logprobs.values()) <= 1 + 1e-5
+    timings = result["timings"]
+    assert list(timings) == ["load_s", "ttft_s", "prefill_tok_s", "decode_tok_s"]
+    assert all(value > 0 for value in timings.values())
+    assert timings["prefill_tok_s"] == pytest.approx(len(result["prompt_token_ids"]) / timings["ttft_s"])
+
+
+def test_rates_that_do_not_exist_are_null(engine, llama):
+    result = engine("generate", llama, "a", "--max-tokens", 1, "--json", *REFERENCE).json
+    assert result["timings"]["decode_tok_s"] is None and "logprobs" not in result
+
+
+def test_ids_and_stdin_stand_for_the_text(engine, llama, monkeypatch):
+    settings = ("--max-tokens", 6, *GREEDY, "--json", *REFERENCE)
+    first = engine("generate", llama, "Once\n", *settings).json
+    ids = " ".join(map(str, first["prompt_token_ids"]))
+    assert engine("generate", llama, "--prompt-ids", ids, *settings).json["text"] == first["text"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Once\n")))
+    assert engine("generate", llama, "-", *settings).json["prompt_token_ids"] == first["prompt_token_ids"]
+
+
+def test_several_completions_are_choices(engine, llama):
+    settings = ("--max-tokens", 5, "--seed", 3, "--ignore-eos", "--json", *REFERENCE)
+    several = engine("generate", llama, "Once", "--n", 3, *settings).json
+    assert len(several["choices"]) == 3 and len({tuple(c["token_ids"]) for c in several["choices"]}) > 1
+    assert {k: several[k] for k in several["choices"][0]} == several["choices"][0]
+    assert several["token_ids"] == engine("generate", llama, "Once", *settings).json["token_ids"]
+
+
+def test_options_reach_the_sampler(engine, llama):
+    def text(*options: object) -> str:
+        done = engine("generate", llama, "Once", "--max-tokens", 12, "--ignore-eos", "--json", *REFERENCE, *options)
+        assert done.status == 0, done.err
+        return done.json["text"]
+
+    greedy = text(*GREEDY)
+    assert text("--top-k", 1) == text("--top-p", 1e-6) == text("--min-p", 1) == greedy
+    assert text("--seed", 5) == text("--seed", 5) != greedy
+    assert text(*GREEDY, "--presence-penalty", 50) != greedy
+    middle = greedy[2:4]
+    assert text(*GREEDY, "--stop", middle) == greedy.split(middle)[0]
+    engine_options = ("--block-size", 4, "--max-batch-tokens", 3, "--kv-dtype", "f32", "--max-context", 100, "--threads", 1)
+    assert len(text(*GREEDY, *engine_options)) > 0
+
+
+def test_text_is_streamed_whole_and_the_rest_goes_to_stderr(engine, llama):
+    settings = ("--max-tokens", 12, *GREEDY, "--ignore-eos", *REFERENCE)
+    done = engine("generate", llama, "Once", *settings)
+    assert done.out == engine("generate", llama, "Once", *settings, "--json").json["text"] + "\n"
+    assert "12 tokens, ended by length" in done.err and "tok/s" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--prompt-ids"),
+        (["text", "--prompt-ids", "1"], "--prompt-ids"),
+        (["--prompt-ids", "1 x"], '"1 x"'),
+        (["--prompt-ids", "-1"], '"-1"'),
+        (["--prompt-ids", "1 320"], "320"),
+        (["text", "--logprobs", "1"], "--json"),
+        (["text", "--n", "2"], "--json"),
+        (["text", "--temperature", "-1"], "temperature"),
+        (["text", "--max-tokens", "0"], "max_tokens"),
+        (["text", "--max-tokens", "300"], "context"),
+        (["text", "--kv-dtype", "f12"], "f12"),
+        (["text", "--block-size", "7"], "7"),
+        (["text", "--backend", "nowhere"], "nowhere"),
+        (["text", "--without", "nothing"], "nothing"),
+        (["text \udce9"], "Unicode"),
+    ],
+)
+def test_refuses_in_one_line(refusal, llama, arguments, said):
+    assert said in refusal("generate", llama, *REFERENCE, *arguments)
+
+
+def test_a_request_that_fails_is_told_with_status_2(refusal, tmp_path):
+    tensors = tiny_models.llama_tensors(np.random.default_rng(0), tiny_models.CONFIG)
+    tensors["model.norm.weight"][0] = np.nan
+    tiny_models.write_llama(tmp_path, np.random.default_rng(0), tensors)
+    assert "not finite" in refusal("generate", tmp_path, "text", "--json", *REFERENCE)
+
+
+def test_generate_imports_no_torch(llama):
+    code = (
+        "import sys; from engine.cli.main import run\n"
+        f"assert run(['generate', {str(llama)!r}, 'a', '--max-tokens', '2', '--json']) == 0\n"
+        "print([m for m in ('torch', 'transformers', 'jax', 'mlx', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result, found = done.stdout.splitlines()
+    assert len(json.loads(result)["token_ids"]) in (1, 2)
+    assert found == "[]"

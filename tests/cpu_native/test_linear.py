@@ -1,0 +1,174 @@
+"""linear and quantize against exact evaluation, and the bitwise promises of linear."""
+
+import numpy as np
+import pytest
+
+from engine.ops.dense import dequantize_q8g32, quantize_q8g32
+from one_kernel import ISAS, run_kernel
+from weight_cases import DENSE, FORMATS, QUANTIZED, Weight, random_weight
+
+ROWS = (1, 2, 3, 5, 8, 9, 17)
+BATCH = 64
+SHAPES = [(1, 256), (15, 512), (16, 256), (72, 1280), (200, 512)]
+SMALL_BLOCKS = [(72, 96), (200, 32), (16, 1312)]  # depths that are no multiple of 256
+ANY_DEPTH = [(1, 1), (15, 33), (200, 129)]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng()
+
+
+def shapes_of(name: str) -> list[tuple[int, int]]:
+    return SHAPES + SMALL_BLOCKS * (name not in ("Q4_K", "Q6_K")) + ANY_DEPTH * (name in DENSE)
+
+
+def random_x(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
+    """Rows of different size, with outliers."""
+    x = rng.standard_normal((rows, depth), np.float32) * rng.lognormal(0, 2, (rows, 1)).astype(np.float32)
+    x[rng.random(x.shape) < 0.01] *= 30
+    return x
+
+
+def run_linear(x: np.ndarray, weights: list[Weight], *, isa: str, threads: int = 2, dim: str = "T", **more) -> list[np.ndarray]:
+    """x as f32 for dense weights, as q8g32 (made by the reference) for quantized ones."""
+    biases = [(i, b) for i, b in enumerate(more.get("bias", [])) if b is not None]
+    packed = quantize_q8g32(x) if x.shape[1] % 32 == 0 else None
+    return run_kernel(
+        "linear",
+        {dim: len(x)},
+        [packed, x, more.get("residual")],
+        [((len(x), len(w.values)), np.float32) for w in weights],
+        weights=[w.packed for w in weights] + [b for _, b in biases],
+        numbers={"rows_dim": "TSR".index(dim), "bias": sum(1 << i for i, _ in biases)},
+        isa=isa,
+        threads=threads,
+    )
+
+
+def assert_near(got: np.ndarray, x: np.ndarray, weight: Weight, quantized: bool) -> None:
+    """Within 1e-5 of the sum of absolute products of the exact result."""
+    exact = dequantize_q8g32(quantize_q8g32(x)) if quantized else x
+    a, w = exact.astype(np.float64), weight.values.astype(np.float64)
+    assert np.all(np.abs(got - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-30)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_linear_is_near_the_exact_product_and_independent_of_the_batch(rng, name, isa):
+    for columns, depth in shapes_of(name):
+        weight = random_weight(rng, name, columns, depth)
+        x = random_x(rng, BATCH, depth)
+        [whole] = run_linear(x, [weight], isa=isa)
+        assert_near(whole, x, weight, name in QUANTIZED)
+        for rows in ROWS:
+            first = int(rng.integers(0, BATCH - rows + 1))
+            [part] = run_linear(x[first : first + rows], [weight], isa=isa, dim="R")
+            assert np.array_equal(part, whole[first : first + rows]), (columns, depth, rows)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
+    """Depths and row counts past every block and chunk of the kernels."""
+    for name, columns, depth, rows in (("Q4_K", 65, 16384, 60), ("Q6_K", 130, 512, 700), ("BF16", 64, 300, 600)):
+        weight = random_weight(rng, name, columns, depth)
+        x = random_x(rng, rows, depth)
+        [whole] = run_linear(x, [weight], isa=isa, threads=3)
+        assert_near(whole[:10], x[:10], weight, name in QUANTIZED)
+        for row in rng.integers(0, rows, 20):
+            [alone] = run_linear(x[row : row + 1], [weight], isa=isa)
+            assert np.array_equal(alone[0], whole[row])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [1, 6, 40])
+def test_threads_do_not_change_the_bits(rng, isa, rows):
+    for name in FORMATS:
+        weight = random_weight(rng, name, 500, 256)
+        x = random_x(rng, rows, 256)
+        [one] = run_linear(x, [weight], isa=isa, threads=1)
+        for threads in (2, 3):
+            [more] = run_linear(x, [weight], isa=isa, threads=threads)
+            assert np.array_equal(one, more), (name, threads)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [1, 7, 30])
+def test_fused_is_bitwise_the_separate_ops(rng, isa, rows):
+    names, sizes = ("Q4_K", "Q8_0", "BF16", "Q6_K"), (300, 64, 33, 1)
+    weights = [random_weight(rng, name, size, 512) for name, size in zip(names, sizes, strict=True)]
+    bias = [None, rng.standard_normal(64, np.float32), rng.standard_normal(33, np.float32), None]
+    x = random_x(rng, rows, 512)
+    for threads in (1, 3):
+        fused = run_linear(x, weights, bias=bias, isa=isa, threads=threads)
+        for got, weight, b in zip(fused, weights, bias, strict=True):
+            [alone] = run_linear(x, [weight], isa=isa)
+            assert np.array_equal(got, alone if b is None else alone + b)
+            residual = random_x(rng, rows, len(weight.values))
+            [added] = run_linear(x, [weight], bias=[b], residual=residual, isa=isa, threads=threads)
+            assert np.array_equal(added, residual + got)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_quantize_is_the_reference(rng, isa, threads):
+    for rows, depth in ((1, 32), (1, 4096), (5, 96), (33, 1024)):
+        x = random_x(rng, rows, depth)
+        x[0, :32] = 0
+        x[-1, -32:] = rng.standard_normal(32) * 1e-43  # a subnormal scale
+        numbers = {"width": depth}
+        shape = (rows, depth * 11 // 8)
+        [got] = run_kernel("quantize", {"T": rows}, [x], [(shape, np.uint8)], numbers=numbers, isa=isa, threads=threads)
+        assert np.array_equal(got, quantize_q8g32(x))
+        numbers |= {"choices": 2}
+        [twice] = run_kernel(
+            "quantize", {"T": rows}, [np.tile(x, (2, 1))], [((2 * rows, shape[1]), np.uint8)], numbers=numbers, isa=isa
+        )
+        assert np.array_equal(twice, np.tile(got, (2, 1)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_rows_stay_so_and_alone(rng, isa, bad):
+    x = random_x(rng, 12, 256)
+    x[3, 100] = bad
+    for name in ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "F32"):
+        weight = random_weight(rng, name, 70, 256)
+        packed, plain = None, x
+        if name in QUANTIZED:
+            shape = (12, 256 * 11 // 8)
+            [packed] = run_kernel("quantize", {"T": 12}, [x], [(shape, np.uint8)], numbers={"width": 256}, isa=isa)
+            plain = None
+        [y] = run_kernel(
+            "linear", {"T": 12}, [packed, plain, None], [((12, 70), np.float32)], weights=[weight.packed], isa=isa
+        )
+        assert np.isfinite(np.delete(y, 3, 0)).all() and not np.isfinite(y[3]).any(), name
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_embed_gives_the_rows(rng, name, isa):
+    weight = random_weight(rng, name, 150, 256)
+    ids = rng.integers(0, 150, 40).astype(np.int32)
+    ids[[5, 6]] = -1, 150
+    for numbers in ({}, {"scale": 16.0}):
+        [y] = run_kernel(
+            "embed", {"T": 40}, [ids], [((40, 256), np.float32)], weights=[weight.packed], numbers=numbers, isa=isa, threads=3
+        )
+        known = (ids >= 0) & (ids < 150)
+        assert np.array_equal(y[known], weight.values[ids[known]] * np.float32(numbers.get("scale", 1)))
+        assert np.isnan(y[~known]).all()
+
+
+def test_wrong_arguments_are_named(rng):
+    quantized, dense = random_weight(rng, "Q8_0", 8, 32), random_weight(rng, "F32", 8, 32)
+    x = random_x(rng, 2, 32)
+    out = [((2, 8), np.float32)]
+    with pytest.raises(ValueError, match="q8g32"):
+        run_kernel("linear", {"T": 2}, [None, x, None], out, weights=[quantized.packed])
+    with pytest.raises(ValueError, match="f32"):
+        run_kernel("linear", {"T": 2}, [quantize_q8g32(x), None, None], out, weights=[dense.packed])
+    with pytest.raises(ValueError, match="bias"):
+        run_kernel("linear", {"T": 2}, [None, x, None], out, weights=[dense.packed, np.zeros(7)], numbers={"bias": 1})
+    with pytest.raises(ValueError, match="no matrix"):
+        run_kernel("linear", {"T": 2}, [None, x, None], out, weights=[np.zeros(7)])

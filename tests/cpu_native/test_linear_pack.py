@@ -1,0 +1,66 @@
+"""Packed weights hold exactly what the file says."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from one_kernel import native
+from weight_cases import DENSE, FORMATS, HALVES, dequantized, random_rows
+
+EXTREMES = np.array([0, -0.0, 6e-8, -6.1e-5, 65504, -65504, 1, 0.3], np.float16)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_unpack_is_the_formats_dequantization(name):
+    rng = np.random.default_rng()
+    depths = [256, 1280] + [96] * (name not in ("Q4_K", "Q6_K")) + [1, 77] * (name in DENSE)
+    for depth in depths:
+        for columns in (1, 15, 64, 72, 200):
+            raw = random_rows(rng, name, columns, depth, EXTREMES if name in HALVES else None)
+            weight = native.alloc(name, columns, depth)
+            native.pack_into(weight, raw)
+            want = dequantized(name, raw)
+            assert same_bits(native.unpack(weight, 0, columns), want)
+            first = int(rng.integers(0, columns))
+            assert same_bits(native.unpack(weight, first, columns - first), want[first:])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_ranges_of_columns_and_experts_are_packed_one_by_one(name):
+    rng = np.random.default_rng()
+    columns, depth, experts = 150, 256, 3
+    raw = random_rows(rng, name, columns * experts, depth).reshape(experts, columns, -1)
+    weight = native.alloc(name, columns, depth, experts)
+    cuts = [0, *sorted(rng.choice(np.arange(1, columns), 5, replace=False)), columns]
+    places = [(e, a, b) for e in range(experts) for a, b in zip(cuts, cuts[1:], strict=False)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda p: native.pack_into(weight, raw[p[0], p[1] : p[2]], int(p[1]), p[0]), places))
+    for e in range(experts):
+        assert same_bits(native.unpack(weight, 0, columns, e), dequantized(name, raw[e]))
+
+
+@pytest.mark.parametrize(("name", "bits"), [("Q4_0", 4.5), ("Q8_0", 8.5), ("Q4_K", 4.5), ("Q6_K", 6.5625), ("F16", 16)])
+def test_packed_weights_are_as_small_as_the_file(name, bits):
+    assert native.alloc(name, 128, 512).nbytes == bits * 128 * 512 / 8
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="multiple of 256"):
+        native.alloc("Q4_K", 64, 288)
+    with pytest.raises(ValueError, match="Q2_K"):
+        native.alloc("Q2_K", 64, 256)
+    for columns, depth, count in ((0, 32, 1), (64, 0, 1), (64, 32, 0), (-1, 32, 1), (2**40, 2**40, 1)):
+        with pytest.raises(ValueError):
+            native.alloc("Q8_0", columns, depth, count)
+    weight = native.alloc("Q8_0", 64, 64, 2)
+    for rows, width, first, index in ((1, 67, 0, 0), (65, 68, 0, 0), (1, 68, 64, 0), (1, 68, -1, 0), (1, 68, 0, 2), (1, 68, 0, -1)):
+        with pytest.raises(ValueError):
+            native.pack_into(weight, np.zeros((rows, width), np.uint8), first, index)
+    for first, count, index in ((0, 65, 0), (-1, 1, 0), (64, 1, 0), (0, 1, 2), (0, -1, 0)):
+        with pytest.raises(ValueError):
+            native.unpack(weight, first, count, index)
