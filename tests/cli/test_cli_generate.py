@@ -15,9 +15,7 @@ from engine.formats import open_checkpoint
 
 REFERENCE = ("--backend", "reference")
 GREEDY = ("--temperature", "0")
-STORY = (
-    ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball."
-)
+STORY = ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball."
 
 
 @pytest.mark.shared
@@ -90,7 +88,18 @@ def test_options_reach_the_sampler(engine, llama):
     assert text(*GREEDY, "--presence-penalty", 50) != greedy
     middle = greedy[2:4]
     assert text(*GREEDY, "--stop", middle) == greedy.split(middle)[0]
-    engine_options = ("--block-size", 4, "--max-batch-tokens", 3, "--kv-dtype", "f32", "--max-context", 100, "--threads", 1)
+    engine_options = (
+        "--block-size",
+        4,
+        "--max-batch-tokens",
+        3,
+        "--kv-dtype",
+        "f32",
+        "--max-context",
+        100,
+        "--threads",
+        1,
+    )
     assert len(text(*GREEDY, *engine_options)) > 0
 
 
@@ -129,7 +138,7 @@ def test_a_request_that_fails_is_told_with_status_2(refusal, tmp_path):
     tensors = tiny_models.llama_tensors(np.random.default_rng(0), tiny_models.CONFIG)
     tensors["model.norm.weight"][0] = np.nan
     tiny_models.write_llama(tmp_path, np.random.default_rng(0), tensors)
-    assert "not finite" in refusal("generate", tmp_path, "text", "--json", *REFERENCE)
+    assert "not finite" in refusal("generate", tmp_path, "text", "--max-tokens", 3, "--json", *REFERENCE)
 
 
 def test_generate_imports_no_torch(llama):

@@ -28,10 +28,10 @@ def test_help_comes_in_under_0_4_seconds():
 
 
 def test_help_loads_nothing_heavy():
-    heavy = "numpy rich torch jinja2 tokenizers gguf pydantic".split()
-    code = f"import sys, engine.cli.main as m; m.run(['generate', '--help']); sys.exit(str(set({heavy}) & set(sys.modules)))"
+    heavy = ["numpy", "rich", "torch", "jinja2", "tokenizers", "gguf", "pydantic"]
+    code = f"import sys, engine.cli.main as m; m.run(['--help']); sys.exit(str(set({heavy}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "--max-tokens" in done.stdout
+    assert "generate" in done.stdout
     assert done.stderr.strip() == "set()"
 
 
@@ -49,9 +49,9 @@ def test_version_and_bare_command(engine):
         (["--nothing"], "--nothing"),
         (["generate"], "MODEL"),
         (["generate", "m", "text", "--max-token", "3"], "--max-tokens"),
-        (["generate", "m", "text", "--max-tokens", "many"], "many"),
+        (["generate", "m", "text", "--max-tokens", "many"], "valid integer"),
         (["bench", "m", "--repetitions", "2"], "repetitions"),
-        (["generate", "/does/not/exist.gguf", "text"], "does not exist"),
+        (["generate", "/does/not/exist.gguf", "text"], "/does/not/exist.gguf"),
     ],
 )
 def test_wrong_usage_is_one_line(refusal, arguments, said):

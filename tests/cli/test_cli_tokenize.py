@@ -55,7 +55,8 @@ def test_no_backend_is_loaded(llama):
     code = (
         "import sys; from engine.cli.main import run\n"
         f"run(['tokenize', {str(llama)!r}, 'a'])\n"
-        "print(sorted(m for m in sys.modules if m.startswith(('engine_', 'engine.backend.registry', 'engine.runtime'))))"
+        "unwanted = ('engine_', 'engine.backend.registry', 'engine.runtime')\n"
+        "print(sorted(m for m in sys.modules if m.startswith(unwanted)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1] == "[]"

@@ -50,7 +50,7 @@ def step_expand(low: Lowering) -> None:
 
 
 def kv_copy(low: Lowering) -> None:
-    names = sorted(low.bound.call.states)
+    names = list(low.bound.call.states)
     arrays = [low.states[low.bound.call.states[name]] for name in names]
     sizes = {f"block_bytes.{n}": array.nbytes // array.shape[0] for n, array in enumerate(arrays)}
     low.emit("kv_copy", low.inputs("block_copies"), states=names, **sizes)

@@ -89,15 +89,29 @@ ENGINE_INLINE To bit_cast(From value) {
 ENGINE_INLINE f32x16 select(i32x16 mask, f32x16 a, f32x16 b) { return mask ? a : b; }
 ENGINE_INLINE i32x16 select(i32x16 mask, i32x16 a, i32x16 b) { return mask ? a : b; }
 
-ENGINE_INLINE bool any(i32x16 mask) {
+// Bit i is lane i of a mask.
+ENGINE_INLINE uint32_t lane_bits(i32x16 mask) {
 #if defined(__AVX512F__)
-  return _mm512_test_epi32_mask(bit_cast<__m512i>(mask), bit_cast<__m512i>(mask)) != 0;
+  return _mm512_test_epi32_mask(bit_cast<__m512i>(mask), bit_cast<__m512i>(mask));
+#elif defined(__SSE2__)
+  __m128i p[4];
+  std::memcpy(p, &mask, 64);
+  return static_cast<uint32_t>(
+      _mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(p[0], p[1]), _mm_packs_epi32(p[2], p[3]))));
 #else
-  int32_t bits = 0;
-  for (int i = 0; i < 16; ++i) bits |= mask[i];
-  return bits != 0;
+  uint32_t bits = 0;
+  for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(mask[i] & 1) << i;
+  return bits;
 #endif
 }
+
+// All ones in the lanes whose bit is set.
+ENGINE_INLINE i32x16 bits_mask(uint32_t bits) { return (splat_i32(static_cast<int32_t>(bits)) >> lane_index() & 1) != 0; }
+
+ENGINE_INLINE bool any(i32x16 mask) { return lane_bits(mask) != 0; }
+
+// Neither infinite nor NaN.
+ENGINE_INLINE i32x16 is_finite(f32x16 x) { return (bit_cast<i32x16>(x) & 0x7f800000) != 0x7f800000; }
 
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 

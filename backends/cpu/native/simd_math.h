@@ -1,4 +1,4 @@
-// exp, log, sigmoid, tanh and erfc on 16 lanes: a few units in the last place.
+// exp, log, tanh and erfc on 16 lanes: a few units in the last place.
 #pragma once
 
 #include "simd.h"
@@ -43,17 +43,9 @@ ENGINE_INLINE f32x16 exp(f32x16 x) {
 #endif
 }
 
-// Natural logarithm of x > 0 (normal or subnormal); -inf at 0, NaN below. With x = 2^n (1 + f),
-// 1 + f in [sqrt(1/2), sqrt(2)): log x = n ln 2 + f - f^2/2 + f^3 p(f), p interpolated at Chebyshev nodes.
-ENGINE_INLINE f32x16 log(f32x16 x) {
-  const i32x16 tiny = x < 0x1p-126f;
-  const f32x16 scaled = select(tiny, x * 0x1p25f, x);
-  const i32x16 bits = bit_cast<i32x16>(scaled);
-  // Exponent such that the mantissa is in [sqrt(1/2), sqrt(2)).
-  i32x16 e = (bits - 0x3f3504f3) >> 23;
-  const f32x16 m = bit_cast<f32x16>(bits - (e << 23));
-  e -= select(tiny, splat_i32(25), i32x16{});
-  const f32x16 f = m - 1.0f;
+// n ln 2 + log(1 + f) for 1 + f in [sqrt(1/2), sqrt(2)): log(1 + f) = f - f^2/2 + f^3 p(f), p interpolated at
+// Chebyshev nodes.
+ENGINE_INLINE f32x16 log_parts(f32x16 f, f32x16 n) {
   const f32x16 z = f * f;
   f32x16 p = splat(6.97161183e-02f);
   p = fma(p, f, splat(-1.14797339e-01f));
@@ -64,18 +56,26 @@ ENGINE_INLINE f32x16 log(f32x16 x) {
   p = fma(p, f, splat(2.00007156e-01f));
   p = fma(p, f, splat(-2.49999970e-01f));
   p = fma(p, f, splat(3.33333313e-01f));
-  const f32x16 n = to_f32(e);
   f32x16 y = p * f * z;
   y = fma(n, splat(-2.12194440e-4f), y);
   y = fma(z, splat(-0.5f), y);
-  f32x16 r = f + y;
-  r = fma(n, splat(0.693359375f), r);
-  r = select(x == __builtin_inff(), x, r);
-  r = select(x == 0.0f, splat(-__builtin_inff()), r);
-  return select((x < 0.0f) | (x != x), splat(__builtin_nanf("")), r);
+  return fma(n, splat(0.693359375f), f + y);
 }
 
-ENGINE_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+// x = 2^n (1 + f), x positive, normal and finite.
+ENGINE_INLINE void split_power(f32x16 x, f32x16& f, f32x16& n) {
+  const i32x16 bits = bit_cast<i32x16>(x);
+  const i32x16 exponent = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
+  f = bit_cast<f32x16>(bits - (exponent << 23)) - 1.0f;
+  n = to_f32(exponent);
+}
+
+// Natural logarithm of positive, normal, finite x.
+ENGINE_INLINE f32x16 log(f32x16 x) {
+  f32x16 f, n;
+  split_power(x, f, n);
+  return log_parts(f, n);
+}
 
 ENGINE_INLINE f32x16 tanh(f32x16 x) {
   const f32x16 a = abs(x);

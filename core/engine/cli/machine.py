@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine.backend.v1 import DeviceInfo
+if TYPE_CHECKING:
+    from engine.backend.v1 import DeviceInfo
 
 
 def describe_machine(device: DeviceInfo | None = None) -> dict[str, Any]:

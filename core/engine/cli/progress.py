@@ -54,7 +54,9 @@ class Wait:
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[share]}"), TimeElapsedColumn()
         with self._lock:
             if not self._closed:
-                self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+                self._bar = Progress(
+                    *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
+                )
                 self._bar.add_task("", share="")
                 self._refresh()
                 self._bar.start()

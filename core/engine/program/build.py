@@ -270,11 +270,13 @@ class Builder:
         self.call("sample", sampling, outputs, states={"history": "history"})
 
     def _kv_copies(self) -> list[Call]:
+        """One call a cache group, over the states of all its layers."""
         copies = []
-        for kv in self._kv_layers:
-            names = kv_states(kv.layer, self._kv_dtype).values()
-            states = {f"states.{i}": name for i, name in enumerate(names)}
-            copies.append(Call("kv_copy", {"block_copies": self.input(f"block_copies.{kv.group}")}, (), {}, states))
+        for group in range(len(self._groups)):
+            layers = [kv.layer for kv in self._kv_layers if kv.group == group]
+            names = [name for layer in layers for name in kv_states(layer, self._kv_dtype).values()]
+            states = {f"states.{n}": name for n, name in enumerate(names)}
+            copies.append(Call("kv_copy", {"block_copies": self.input(f"block_copies.{group}")}, (), {}, states))
         return copies
 
 

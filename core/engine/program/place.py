@@ -66,6 +66,7 @@ class Placer:
         if fused:
             body, head = fuse(body, self._offers), fuse(head, self._offers)
         layouts, homes = self._homes(program, body + head)
+        body = tuple(part for call in body for part in _by_home(call, layouts, homes))
         chosen_body = self._choose(body, layouts, homes, program.values)
         chosen_head = self._choose(head, layouts, homes, program.values + 10_000)
         placement = Placement(chosen_body, chosen_head, program, layouts, homes, self._round_trip)
@@ -164,6 +165,20 @@ class Placer:
         return all(self._find(call, layout.name)[0] is not None for call in users)
 
 
+def _by_home(call: Call, layouts: Mapping[int, KVLayout], homes: Mapping[str, str]) -> list[Call]:
+    """A kv_copy over many layers, as one call for each place and layout of theirs."""
+    if call.op != "kv_copy":
+        return [call]
+    parts: dict[tuple[str, str], list[str]] = {}
+    for state in call.states.values():
+        parts.setdefault((homes[state], layouts[_layer(state)].name), []).append(state)
+    return [replace(call, states={f"states.{n}": name for n, name in enumerate(names)}) for names in parts.values()]
+
+
+def _layer(state: str) -> int:
+    return int(state.split(".")[1])
+
+
 def _layout_of(call: Call, layouts: Mapping[int, KVLayout]) -> str | None:
     state = next((s for s in call.states.values() if s.startswith("kv.")), None)
-    return None if state is None else layouts[int(state.split(".")[1])].name
+    return None if state is None else layouts[_layer(state)].name

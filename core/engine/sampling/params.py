@@ -55,8 +55,8 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.")
-        if self.top_p == 0 or self.repetition_penalty == 0:
-            raise RequestError("top_p and repetition_penalty must be above 0.")
+        if self.top_p == 0:
+            raise RequestError("top_p is 0; it must be above, and 1 turns it off.")
         self._check_bias()
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
@@ -99,7 +99,7 @@ _RANGES = (
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 100.0),
+    ("repetition_penalty", 1e-3, 100.0),
     ("frequency_penalty", -100.0, 100.0),
     ("presence_penalty", -100.0, 100.0),
 )

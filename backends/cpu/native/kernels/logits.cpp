@@ -1,0 +1,218 @@
+// process_logits: from the head's logits to what the next token is drawn from.
+#include <stdexcept>
+
+#include "../isa.h"
+#include "../simd.h"
+#include "../simd_math.h"
+#include "../work_split.h"
+#include "best_keys.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+namespace {
+
+constexpr float kRemoved = -__builtin_inff();
+
+enum Input {
+  kLogits, kRows, kPositions, kTokenSeq, kSeqSlots, kPromptLengths, kTemperature, kTopK, kTopP, kMinP, kRepetition,
+  kFrequency, kPresence, kBiasOffsets, kBiasIds, kBiasValues, kMaskRows, kMasks, kInputs
+};
+
+// The sum of exp(value - most) over keys.
+double mass(const uint64_t* keys, int64_t count, float most) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; i += 16) {
+    f32x16 values = splat(kRemoved);
+    for (int64_t j = 0; j < 16 && i + j < count; ++j) values[j] = key_value(keys[i + j]);
+    sum += reduce_add(exp(values - most));
+  }
+  return sum;
+}
+
+// How many of the best keys reach `wanted` of the mass: puts them first. At least one, if there is one.
+int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted) {
+  int64_t begin = 0, end = count;
+  double before = 0;
+  while (end - begin > 32) {  // halves by rank, keeping the one in which the sum gets there
+    const int64_t middle = begin + (end - begin) / 2;
+    std::nth_element(keys + begin, keys + middle, keys + end, std::greater<uint64_t>());
+    const double upper = mass(keys + begin, middle - begin, most);
+    if (before + upper >= wanted) {
+      end = middle;
+    } else {
+      before += upper;
+      begin = middle;
+    }
+  }
+  std::sort(keys + begin, keys + end, std::greater<uint64_t>());
+  for (; begin < end; ++begin) {
+    before += mass(keys + begin, 1, most);
+    if (before >= wanted) return begin + 1;
+  }
+  return begin;
+}
+
+// Inputs: logits f32 [R, width]; rows i32 [R], positions, token_seq i32 [T], seq_slots i32 [S]: where each row is;
+// prompt_lengths i32 [R]; temperature f32, top_k i32 (0: off), top_p f32 (1), min_p f32 (0), repetition f32 (1),
+// frequency f32 (0), presence f32 (0), each [R]; bias_offsets i32 [R+1], bias_ids i32 [B], bias_values f32 [B];
+// mask_rows i32 [R] (-1: none), masks u32 [M, ceil(width / 32)] (set: allowed). State: history i32 [slots, max_len].
+// Output: f32 [R, width], what is removed is -inf. In this order: bias, mask, repetition penalty over the tokens of
+// history 0..position, frequency and presence over those from the prompt's length on, temperature (0: nothing
+// further), top-k (Fan et al., 2018), top-p (Holtzman et al., 2020), min-p (Nguyen et al., 2024).
+// Numbers: width, max_len.
+class ProcessLogits final : public Kernel {
+ public:
+  explicit ProcessLogits(const KernelArgs& args)
+      : out_(args.outputs.at(0)), history_(reinterpret_cast<const int32_t*>(args.states.at(0))), width_(args.integer("width")),
+        max_len_(args.integer("max_len")), key_memory_(args.integer("threads") * (width_ + 16) * sizeof(uint64_t)),
+        count_memory_(args.integer("threads") * width_ * sizeof(int32_t)) {
+    for (int i = 0; i < kInputs; ++i) inputs_[i] = args.inputs.at(i);
+    std::memset(count_memory_.data(), 0, count_memory_.size());
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    for (int64_t row = team.take(); row < frame.dims.R; row = team.take()) {
+      float* values = output<float>(frame, out_) + row * width_;
+      std::memcpy(values, in<float>(frame, kLogits) + row * width_, width_ * sizeof(float));
+      add_bias(frame, row, values);
+      apply_mask(frame, row, values);
+      penalize(frame, row, values, count_memory_.as<int32_t>() + team.index * width_);
+      const float temperature = in<float>(frame, kTemperature)[row];
+      if (temperature == 0) continue;
+      divide(values, temperature);
+      truncate(frame, row, values, key_memory_.as<uint64_t>() + team.index * (width_ + 16));
+    }
+  }
+
+ private:
+  template <class T>
+  const T* in(const Frame& frame, Input which) const {
+    return input<T>(frame, inputs_[which]);
+  }
+
+  void add_bias(const Frame& frame, int64_t row, float* values) const {
+    const int32_t* offsets = in<int32_t>(frame, kBiasOffsets);
+    for (int32_t i = offsets[row]; i < offsets[row + 1]; ++i)
+      values[in<int32_t>(frame, kBiasIds)[i]] += in<float>(frame, kBiasValues)[i];
+  }
+
+  void apply_mask(const Frame& frame, int64_t row, float* values) const {
+    const int32_t mask = in<int32_t>(frame, kMaskRows)[row];
+    if (mask < 0) return;
+    const uint32_t* words = in<uint32_t>(frame, kMasks) + mask * ((width_ + 31) / 32);
+    for (int64_t i = 0; i < width_; i += 16) {
+      const int64_t count = width_ - i < 16 ? width_ - i : 16;
+      const i32x16 allowed = bits_mask(words[i / 32] >> i % 32 & 0xffff);
+      store_first(values + i, select(allowed, load_first(values + i, count), splat(kRemoved)), count);
+    }
+  }
+
+  // `counts` [width] is all zeros before and after.
+  void penalize(const Frame& frame, int64_t row, float* values, int32_t* counts) const {
+    const float repetition = in<float>(frame, kRepetition)[row], frequency = in<float>(frame, kFrequency)[row],
+                presence = in<float>(frame, kPresence)[row];
+    const int32_t token = in<int32_t>(frame, kRows)[row];
+    const int64_t end = in<int32_t>(frame, kPositions)[token] + 1;
+    const int32_t* past = history_ + in<int32_t>(frame, kSeqSlots)[in<int32_t>(frame, kTokenSeq)[token]] * max_len_;
+    if (repetition != 1)
+      each_distinct(past, 0, end, counts, [&](int32_t id, int32_t) {
+        values[id] = values[id] > 0 ? values[id] / repetition : values[id] * repetition;
+      });
+    if (frequency != 0 || presence != 0)
+      each_distinct(past, in<int32_t>(frame, kPromptLengths)[row], end, counts, [&](int32_t id, int32_t count) {
+        values[id] -= frequency * static_cast<float>(count) + presence;
+      });
+  }
+
+  // visit(id, count) for each distinct id of past[begin .. end) below the width.
+  template <class Visit>
+  ENGINE_INLINE void each_distinct(const int32_t* past, int64_t begin, int64_t end, int32_t* counts, Visit visit) const {
+    const auto known = [this](int32_t id) { return id >= 0 && id < width_; };
+    for (int64_t i = begin; i < end; ++i)
+      if (known(past[i])) ++counts[past[i]];
+    for (int64_t i = begin; i < end; ++i) {
+      if (!known(past[i]) || counts[past[i]] == 0) continue;
+      visit(past[i], counts[past[i]]);
+      counts[past[i]] = 0;
+    }
+  }
+
+  void divide(float* values, float temperature) const {
+    if (temperature == 1) return;
+    int64_t i = 0;
+    for (; i + 16 <= width_; i += 16) store(values + i, load(values + i) / temperature);
+    for (; i < width_; ++i) values[i] /= temperature;
+  }
+
+  // f(values, finite, first id) over the row.
+  template <class F>
+  ENGINE_INLINE void each_vector(const float* values, F f) const {
+    for (int64_t i = 0; i < width_; i += 16) {
+      const int64_t count = width_ - i < 16 ? width_ - i : 16;
+      const f32x16 v = load_first(values + i, count);
+      f(v, is_finite(v) & (lane_index() < static_cast<int32_t>(count)), i);
+    }
+  }
+
+  // The greatest finite value; -inf if none is.
+  float greatest(const float* values) const {
+    f32x16 most = splat(kRemoved);
+    each_vector(values, [&](f32x16 v, i32x16 finite, int64_t) { most = max(select(finite, v, splat(kRemoved)), most); });
+    return reduce_max(most);
+  }
+
+  void truncate(const Frame& frame, int64_t row, float* values, uint64_t* memory) const {
+    const int64_t top_k = in<int32_t>(frame, kTopK)[row];
+    const float top_p = in<float>(frame, kTopP)[row], min_p = in<float>(frame, kMinP)[row];
+    const bool by_k = top_k > 0 && top_k < width_, by_p = top_p < 1;
+    if (!by_k && !by_p && !(min_p > 0)) return;
+    const float most = greatest(values);
+    if (most == kRemoved) return;
+    if (by_k || by_p) {
+      BestKeys best(memory, width_ + 16, by_k ? top_k : width_);
+      const double all = by_k ? 0 : total_mass(values, most);
+      // Tokens below this share hold less than 1 - top_p in all, so the prefix never reaches them.
+      const float floor = by_k ? 0 : static_cast<float>(all * (1.0 - top_p) / static_cast<double>(width_) * 0.999);
+      each_vector(values, [&](f32x16 v, i32x16 finite, int64_t first) {
+        best.offer(v, by_k ? finite : finite & (exp(v - most) >= floor), first);
+      });
+      best.finish();
+      int64_t kept = best.size();
+      if (by_p) kept = reach_mass(best.keys(), kept, most, top_p * (by_k ? mass(best.keys(), kept, most) : all));
+      keep(values, best.keys(), kept);
+    }
+    if (min_p > 0) drop_below(values, most, min_p);
+  }
+
+  double total_mass(const float* values, float most) const {
+    double sum = 0;
+    each_vector(values, [&](f32x16 v, i32x16 finite, int64_t) { sum += reduce_add(select(finite, exp(v - most), f32x16{})); });
+    return sum;
+  }
+
+  void keep(float* values, const uint64_t* keys, int64_t count) const {
+    std::fill(values, values + width_, kRemoved);
+    for (int64_t i = 0; i < count; ++i) values[key_id(keys[i])] = key_value(keys[i]);
+  }
+
+  void drop_below(float* values, float most, float share) const {
+    for (int64_t i = 0; i < width_; i += 16) {
+      const int64_t count = width_ - i < 16 ? width_ - i : 16;
+      const f32x16 v = load_first(values + i, count);
+      store_first(values + i, select(exp(v - most) < share, splat(kRemoved), v), count);
+    }
+  }
+
+  int32_t inputs_[kInputs];
+  int out_;
+  const int32_t* history_;
+  int64_t width_, max_len_;
+  Buffer key_memory_, count_memory_;
+};
+
+}  // namespace
+
+void register_logits(Table& table) { table.kernels["process_logits"] = make_kernel<ProcessLogits>; }
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

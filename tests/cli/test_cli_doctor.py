@@ -1,0 +1,119 @@
+"""engine doctor: what is found without a model, and what it tells of one."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+
+from engine.ops import OPS
+
+REFERENCE = ("--backend", "reference")
+TOY = """
+from engine.backend.v1 import API, DeviceInfo, Manifest, Probe
+from engine.program.reference import ReferenceProvider
+from engine_reference import ReferenceDevice
+
+class Linear(ReferenceProvider):
+    name = packer = "toy"
+
+class Toy(ReferenceDevice):
+    def describe(self):
+        return DeviceInfo(name="toy device", backend="toy", details={"isa": "none"})
+    def providers(self):
+        return {"linear": [Linear("linear")]}
+
+manifest = Manifest("toy", API, lambda: Probe(True, "A toy.", score=-1), lambda index, options: Toy())
+"""
+
+
+@pytest.fixture
+def toy(install) -> str:
+    """A backend with a provider of linear and of nothing else."""
+    install("engine.backends", "toy", "toy_for_doctor:manifest", TOY)
+    return "toy"
+
+
+def test_without_a_model(engine):
+    done = engine("doctor", *REFERENCE)
+    assert (done.status, done.err) == (0, "")
+    assert re.search(r"reference +available: NumPy", done.out)
+    assert all(re.search(rf"^ +{op} +reference$", done.out, re.MULTILINE) for op in OPS)
+
+
+def test_without_a_model_as_json(engine, toy):
+    report = engine("doctor", "--backend", toy, "--json").json
+    assert {"name": "toy", "available": True, "reason": "A toy.", "score": -1} in report["backends"]
+    assert report["device"]["name"] == "toy device" and report["device"]["details"] == {"isa": "none"}
+    assert 0 < report["device"]["memory_free"] <= report["device"]["memory_total"]
+    assert report["ops"]["linear"] == ["toy", "reference"] and report["ops"]["rope"] == ["reference"]
+    assert "model" not in report
+
+
+def test_a_broken_plugin_is_shown_with_its_reason(engine, install):
+    install("engine.backends", "broken", "broken_for_doctor:manifest", "raise ValueError('no such\\n device')")
+    done = engine("doctor", *REFERENCE)
+    assert done.status == 0 and re.search(r"broken +not available: .*no such device", done.out)
+
+
+def test_what_is_known_is_shown_though_the_device_fails(engine, install):
+    source = TOY.replace("lambda index, options: Toy()", "lambda index, options: 1 / 0")
+    install("engine.backends", "failing", "failing_for_doctor:manifest", source)
+    done = engine("doctor", "--backend", "failing", "--json")
+    assert done.status in (1, 2) and done.err.count("\n") == 1
+    report = json.loads(done.out)
+    assert "failing" in [b["name"] for b in report["backends"]] and "zero" in report["error"]
+
+
+def test_a_model_placed_on_a_backend_with_gaps(engine, toy, llama):
+    report = engine("doctor", llama, "--backend", toy, "--program", "--json").json
+    model = report["model"]
+    assert (model["family"], model["format"], model["context"]) == ("llama", "hf", 256)
+    assert model["weights"]["F32"]["tensors"] == 21 and model["weights"]["F32"]["bytes"] > 300_000
+    memory = model["memory"]
+    assert memory["block_size"] == 16 and memory["kv"] == memory["blocks"] * 16 * memory["bytes_a_token"]
+    lines = model["program"]
+    assert len(lines) == sum(segment["calls"] for segment in model["segments"])
+    assert any(re.fullmatch(r"%\d+ = linear\(%\d+; \S*attn_q\S* F32\) @ toy/toy", line) for line in lines)
+    assert any(re.fullmatch(r"kv_write\(.*; kv\.1\.k, kv\.1\.v; .*\) @ host/reference", line) for line in lines)
+    falls = {fall["op"]: fall for fall in model["fallbacks"]}
+    assert "linear" not in falls and falls["attention"]["count"] == 2 and "toy" in falls["attention"]["reason"]
+    body = [segment["place"] for segment in model["segments"] if segment["name"].startswith("body")]
+    assert all(a != b for a, b in pairwise(body)) and set(body) == {"host", "device"}
+    assert all(segment["transfers"] for segment in model["segments"] if segment["place"] == "device")
+
+
+def test_the_same_for_reading(engine, toy, llama):
+    done = engine("doctor", llama, "--backend", toy)
+    assert (done.status, done.err) == (0, "")
+    for part in (
+        "family      llama",
+        "Segments",
+        "Memory",
+        "Fallbacks to the reference",
+        "2 attention: toy has no provider",
+    ):
+        assert part in done.out
+    assert " = linear(" not in done.out
+    listed = engine("doctor", llama, "--backend", toy, "--program")
+    assert " = linear(" in listed.out
+
+
+def test_a_provider_taken_out_shows(engine, toy, llama):
+    model = engine("doctor", llama, "--backend", toy, "--without", "linear", "--json").json["model"]
+    assert "linear" in {fall["op"] for fall in model["fallbacks"]}
+
+
+def test_the_cpu_backend_needs_no_fallback(engine, cpu, llama):
+    model = engine("doctor", llama, "--backend", cpu, "--json").json["model"]
+    assert model["fallbacks"] == [] and {s["place"] for s in model["segments"]} == {"device"}
+    without = engine("doctor", llama, "--backend", cpu, "--without", "attention", "--json").json["model"]
+    assert "attention" in {fall["op"] for fall in without["fallbacks"]}
+
+
+def test_strict_and_wrong_usage_are_one_line_of_error(engine, refusal, toy, llama):
+    strict = engine("doctor", llama, "--backend", toy, "--strict")
+    assert strict.status == 2 and strict.err.count("\n") == 1 and "--strict" in strict.err
+    assert "--program" in refusal("doctor", "--program")

@@ -1,0 +1,44 @@
+"""Engines for the tests of this folder, opened once and closed at the end of a file."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engine import LLM
+
+
+@pytest.fixture(scope="module")
+def open_llm(llama):
+    """``open_llm(backend, **settings)``: an LLM over the tiny llama, the same one for the same settings."""
+    opened = {}
+
+    def get(backend, **settings):
+        key = backend, *sorted(settings.items())
+        if key not in opened:
+            defaults = {"threads": 2, "kv_cache_dtype": "f32", "kv_cache_tokens": 2048}
+            opened[key] = LLM(llama, backend=backend, **(defaults | settings))
+        return opened[key]
+
+    yield get
+    for llm in opened.values():
+        llm.close()
+
+
+@pytest.fixture
+def llm(open_llm, backend):
+    """An engine with the default settings, which must be idle and hold no blocks after the test."""
+    found = open_llm(backend)
+    yield found
+    assert_idle(found)
+
+
+def assert_idle(llm):
+    """A sequence that a stop string ended may be in one step more."""
+    deadline = time.monotonic() + 5
+    while (stats := llm.engine._core.scheduler.stats()).steps_in_flight and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert (stats.waiting, stats.running, stats.steps_in_flight) == (0, 0, 0)
+    assert all(pool.used == 0 for pool in stats.pools)
+    llm.engine._core.scheduler.check()

@@ -1,0 +1,283 @@
+"""What a request asks for is what it gets: lengths, ends, streams, samples."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+import tiny_models
+
+from engine import LLM, AsyncLLM, SamplingParams
+from engine.errors import AdmissionError, RequestError, TokenizerError
+
+PROMPT = "The quick brown"
+IDS = (1, 40, 50, 60, 70)
+
+
+def greedy(**params):
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | params))
+
+
+def one(llm, params, prompt=PROMPT):
+    return llm.generate(prompt, params)[0].outputs[0]
+
+
+def token(llm, text):
+    found = llm.get_tokenizer().token_id(text)
+    assert found is not None
+    return found
+
+
+def forced(*tokens):
+    """A bias so great that only these tokens come."""
+    return {t: 1000.0 for t in tokens}
+
+
+# -- prompts and outputs ---------------------------------------------------------------------------------------------
+
+
+def test_prompts_of_any_form(llm):
+    ids = tuple(llm.get_tokenizer().encode(PROMPT, add_special=True))
+    by_text, by_ids, by_array = (llm.generate(p, greedy()) for p in (PROMPT, list(ids), np.array(ids)))
+    assert by_text[0].prompt == PROMPT and by_ids[0].prompt is None
+    assert by_text[0].prompt_token_ids == by_ids[0].prompt_token_ids == by_array[0].prompt_token_ids == ids
+    assert by_text[0].outputs == by_ids[0].outputs == by_array[0].outputs
+    several = llm.generate([PROMPT, list(ids), "Once"], greedy())
+    assert [out.outputs for out in several[:2]] == [by_text[0].outputs] * 2
+    assert llm.generate([], greedy()) == []
+
+
+def test_outputs_come_in_the_order_of_the_prompts_each_with_its_parameters(llm):
+    prompts = [[1, 5], [1, 6], [1, 7]]
+    params = [greedy(max_tokens=n) for n in (9, 1, 4)]
+    outputs = llm.generate(prompts, params)
+    assert [out.prompt_token_ids for out in outputs] == [(1, 5), (1, 6), (1, 7)]
+    assert [len(out.outputs[0].token_ids) for out in outputs] == [9, 1, 4]
+    assert all(out.finished and out.outputs[0].finish_reason == "length" for out in outputs)
+    with pytest.raises(RequestError, match="3 prompts but 2 sampling parameters"):
+        llm.generate(prompts, params[:2])
+
+
+def test_the_text_is_that_of_the_tokens(llm):
+    out = one(llm, greedy(max_tokens=40))
+    assert out.text == llm.get_tokenizer().decode(out.token_ids)
+
+
+def test_metrics(llm):
+    before = time.monotonic()
+    metrics = llm.generate(PROMPT, greedy())[0].metrics
+    assert before <= metrics.arrival <= metrics.first_token <= metrics.last_token <= time.monotonic()
+
+
+# -- how it ends -----------------------------------------------------------------------------------------------------
+
+
+def test_max_tokens_none_fills_the_context(open_llm, backend):
+    llm = open_llm(backend, max_model_len=64)
+    out = one(llm, greedy(max_tokens=None), list(range(1, 41)))
+    assert (len(out.token_ids), out.finish_reason) == (24, "length")
+
+
+def test_end_of_sequence_ends_it(llm):
+    out = one(llm, greedy(ignore_eos=False, logit_bias=forced(2)))
+    assert (out.token_ids, out.finish_reason, out.stop_reason, out.text) == ((2,), "stop", 2, "")
+    out = one(llm, greedy(logit_bias=forced(2)))
+    assert out.token_ids == (2,) * 12 and out.finish_reason == "length"
+
+
+def test_stop_token_ids(llm):
+    whole = one(llm, greedy()).token_ids
+    stop = next(t for t in whole[3:] if t not in whole[:3])
+    at = whole.index(stop)
+    out = one(llm, greedy(stop_token_ids=[stop]))
+    assert (out.token_ids, out.finish_reason, out.stop_reason) == (whole[: at + 1], "stop", stop)
+    assert out.text == llm.get_tokenizer().decode(whole[:at]), "the stop token's own text is not shown"
+
+
+def test_min_tokens_bans_the_ends_before(llm):
+    stop = token(llm, "z")
+    ends = forced(2, stop)
+    for least in (0, 1, 5):
+        out = one(llm, greedy(ignore_eos=False, stop_token_ids=[stop], logit_bias=ends, min_tokens=least))
+        assert out.finish_reason == "stop" and len(out.token_ids) == least + 1
+        assert not {2, stop} & set(out.token_ids[:-1])
+
+
+def test_stop_strings_across_the_borders_of_tokens(llm):
+    t = token(llm, "Ġt")
+    plain = one(llm, greedy(logit_bias=forced(t)))
+    assert plain.text == " t" * 12
+    out = one(llm, greedy(logit_bias=forced(t), stop=["nothing", "t t t"]))
+    assert (out.text, out.token_ids, out.finish_reason, out.stop_reason) == (" ", (t,) * 3, "stop", "t t t")
+    out = one(llm, greedy(logit_bias=forced(t), stop="t t", include_stop_str_in_output=True))
+    assert out.text == " t t"
+    out = one(llm, greedy(logit_bias=forced(t), stop="t t", min_tokens=6))
+    assert len(out.token_ids) == 7
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_grows_to_the_whole(llm):
+    whole = llm.generate(PROMPT, greedy(max_tokens=30))[0]
+    outputs = list(llm.stream(PROMPT, greedy(max_tokens=30)))
+    assert [len(out.outputs[0].token_ids) for out in outputs] == list(range(1, 31))
+    assert [out.finished for out in outputs] == [False] * 29 + [True]
+    for earlier, later in zip(outputs, outputs[1:], strict=False):
+        assert later.outputs[0].text.startswith(earlier.outputs[0].text)
+    assert outputs[-1].outputs == whole.outputs
+
+
+def test_generate_shows_every_output_on_the_way(llm):
+    seen = []
+    outputs = llm.generate([[1, 8], [1, 9]], greedy(max_tokens=5), on_output=seen.append)
+    assert len(seen) == 10
+    assert [out for out in seen if out.finished and out.request_id == outputs[0].request_id] == [outputs[0]]
+
+
+def test_leaving_a_stream_aborts_the_request(llm):
+    stream = llm.stream(PROMPT, greedy(max_tokens=200))
+    next(stream)
+    stream.close()
+    assert llm.engine._core.scheduler.stats().running == 0
+
+
+def test_an_async_engine(llama, backend):
+    async def main():
+        llm = await AsyncLLM.load(llama, backend=backend, threads=2, kv_cache_dtype="f32", kv_cache_tokens=1024)
+
+        async def collect(prompt, n):
+            return [out async for out in llm.generate(prompt, greedy(max_tokens=n))]
+
+        many = await asyncio.gather(*(collect([1, 10 + i], 5 + i) for i in range(6)))
+        assert [len(outs) for outs in many] == [5, 6, 7, 8, 9, 10]
+        assert all(outs[-1].finished for outs in many)
+
+        first = await anext(aiter(llm.generate(PROMPT, greedy(max_tokens=200), request_id="mine")))
+        assert first.request_id == "mine"
+        task = asyncio.create_task(collect(PROMPT, 200))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        outs = []
+        async for out in llm.generate(PROMPT, greedy(max_tokens=200), request_id="other"):
+            outs.append(out)
+            if len(outs) == 3:
+                await llm.abort("other")
+        assert outs[-1].outputs[0].finish_reason == "abort"
+        assert llm.health().alive
+        await asyncio.sleep(0.05)
+        assert (llm.health().waiting, llm.health().running) == (0, 0)
+        await llm.close()
+        return many[0][-1].outputs[0].token_ids
+
+    tokens = asyncio.run(main())
+    with LLM(llama, backend=backend, threads=2, kv_cache_dtype="f32", kv_cache_tokens=1024) as llm:
+        assert llm.generate([1, 10], greedy(max_tokens=5))[0].outputs[0].token_ids == tokens
+
+
+def test_two_requests_of_one_id(llama):
+    async def main():
+        llm = await AsyncLLM.load(llama, backend="reference", kv_cache_tokens=1024)
+        stream = llm.generate(PROMPT, greedy(max_tokens=100), request_id="same")
+        await anext(stream)
+        with pytest.raises(RequestError, match="'same' is in use"):
+            await anext(llm.generate(PROMPT, greedy(), request_id="same"))
+        await anext(stream)
+        await stream.aclose()
+        await anext(llm.generate(PROMPT, greedy(max_tokens=1), request_id="same"))
+        await llm.close()
+
+    asyncio.run(main())
+
+
+# -- parallel samples ------------------------------------------------------------------------------------------------
+
+
+def test_samples_differ_and_come_again_with_the_seed(llm):
+    params = {"temperature": 1.0, "max_tokens": 16, "ignore_eos": True, "n": 4}
+    first, again = (llm.generate(PROMPT, SamplingParams(**params, seed=11))[0].outputs for _ in range(2))
+    other = llm.generate(PROMPT, SamplingParams(**params, seed=12))[0].outputs
+    assert [out.index for out in first] == [0, 1, 2, 3]
+    assert len({out.token_ids for out in first}) == 4
+    assert [out.token_ids for out in first] == [out.token_ids for out in again]
+    assert {out.token_ids for out in first}.isdisjoint(out.token_ids for out in other)
+
+
+def test_branch_zero_is_the_single_sample(llm):
+    params = {"temperature": 0.9, "max_tokens": 16, "seed": 5, "ignore_eos": True}
+    assert one(llm, SamplingParams(**params)).token_ids == one(llm, SamplingParams(**params, n=3)).token_ids
+
+
+def test_without_a_seed_requests_differ(llm):
+    params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
+    assert one(llm, params).token_ids != one(llm, params).token_ids
+
+
+@pytest.mark.parametrize("prompt", [[7], [1, 7, 9], list(range(3, 20)), list(range(3, 35))])
+def test_greedy_samples_are_all_the_same(llm, prompt):
+    """Whatever part of a block the branches share."""
+    outputs = llm.generate(prompt, greedy(n=5, max_tokens=20))[0].outputs
+    assert {out.token_ids for out in outputs} == {one(llm, greedy(max_tokens=20), prompt).token_ids}
+
+
+def test_more_samples_than_slots(open_llm, backend):
+    llm = open_llm(backend, max_num_seqs=3)
+    params = {"temperature": 1.0, "max_tokens": 6, "seed": 3, "ignore_eos": True, "n": 8}
+    few = llm.generate(PROMPT, SamplingParams(**params))[0].outputs
+    many = open_llm(backend).generate(PROMPT, SamplingParams(**params))[0].outputs
+    assert [out.token_ids for out in few] == [out.token_ids for out in many]
+
+
+def test_samples_end_each_by_itself(llm):
+    stop = [token(llm, c) for c in "abcdefghijklmnopqrstuvwxyz"] + list(range(200, 260))
+    params = SamplingParams(temperature=1.5, max_tokens=30, seed=1, n=6, stop_token_ids=stop)
+    outputs = llm.generate(PROMPT, params)[0].outputs
+    assert len({len(out.token_ids) for out in outputs}) > 1
+    for out in outputs:
+        assert not set(stop) & set(out.token_ids[:-1])
+        assert (out.finish_reason == "stop") == (out.token_ids[-1] in {*stop, 2})
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_is_too_long(llm):
+    with pytest.raises(AdmissionError, match="256") as caught:
+        llm.generate([IDS, list(range(1, 251))], greedy(max_tokens=12))
+    assert "\n" not in str(caught.value) and "shorten the prompt or lower max_tokens" in str(caught.value)
+    with pytest.raises(AdmissionError, match="256"):
+        llm.generate([[3] * 256], greedy(max_tokens=None))
+    assert len(one(llm, greedy(max_tokens=None), [3] * 255).token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "words"),
+    [
+        ([[]], {}, AdmissionError, "no tokens"),
+        ([1, tiny_models.VOCAB], {}, RequestError, "320.*0 to 319"),
+        ([1, -1], {}, RequestError, "-1.*0 to 319"),
+        ([1, 2], {"stop_token_ids": [320]}, RequestError, "320.*0 to 319"),
+        ([1, 2], {"logit_bias": {-4: 1.0}}, RequestError, "-4.*0 to 319"),
+        ("lone \ud800 surrogate", {}, TokenizerError, "surrogate"),
+    ],
+)
+def test_requests_that_cannot_be_served(llm, prompt, params, error, words):
+    with pytest.raises(error, match=words):
+        llm.generate(prompt, greedy(**params))
+    assert len(one(llm, greedy()).token_ids) == 12
+
+
+def test_without_a_tokenizer_ids_go_in_and_out(llama, tmp_path, backend):
+    path = tiny_models.to_gguf(llama, tmp_path / "bare.gguf", vocab=False)
+    with LLM(path, backend=backend, threads=2, kv_cache_tokens=512) as llm:
+        out = llm.generate(list(IDS), greedy())[0].outputs[0]
+        assert len(out.token_ids) == 12 and out.text == ""
+        with pytest.raises(TokenizerError):
+            llm.generate(PROMPT, greedy())
+        with pytest.raises(RequestError, match="Stop strings need a tokenizer"):
+            llm.generate(list(IDS), greedy(stop=["a"]))
+        assert llm.generate(list(IDS), greedy(stop_token_ids=[out.token_ids[0]]))[0].outputs[0].finish_reason == "stop"

@@ -1,0 +1,95 @@
+"""Any value is either taken as it is meant, or refused with a RequestError in a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import SamplingParams
+from engine.errors import RequestError
+
+numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 40), st.floats(-3, 3), st.booleans(), st.none())
+anything = st.one_of(numbers, st.text(max_size=3), st.lists(numbers, max_size=2), st.dictionaries(numbers, numbers, max_size=2))
+FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
+
+
+def integer(value, low, high=math.inf):
+    return type(value) is int and low <= value <= high
+
+
+def number(value, low, high):
+    return type(value) in (int, float) and low <= value <= high
+
+
+def texts(value):
+    return isinstance(value, str) and value != "" or isinstance(value, list) and all(isinstance(t, str) and t for t in value)
+
+
+# What each field may be, said once more.
+ALLOWED = {
+    "n": lambda v: integer(v, 1, 1024),
+    "max_tokens": lambda v: v is None or integer(v, 1, 2**30),
+    "min_tokens": lambda v: integer(v, 0, 16),  # 16 is max_tokens' default
+    "temperature": lambda v: number(v, 0, 100),
+    "top_k": lambda v: integer(v, 0, 2**30) or v == -1,
+    "top_p": lambda v: number(v, 0, 1) and v > 0,
+    "min_p": lambda v: number(v, 0, 1),
+    "repetition_penalty": lambda v: number(v, 1e-3, 100),
+    "frequency_penalty": lambda v: number(v, -100, 100),
+    "presence_penalty": lambda v: number(v, -100, 100),
+    "logit_bias": lambda v: isinstance(v, dict)
+    and all(type(k) is int and (number(b, -1e9, 1e9) or (type(b) is float and b == -math.inf)) for k, b in v.items()),
+    "seed": lambda v: v is None or integer(v, 0, 2**64 - 1),
+    "logprobs": lambda v: v is None or integer(v, 0, 32),
+    "stop": texts,
+    "stop_token_ids": lambda v: isinstance(v, list) and all(type(i) is int for i in v),
+    "include_stop_str_in_output": lambda v: type(v) is bool,
+    "ignore_eos": lambda v: type(v) is bool,
+    "skip_special_tokens": lambda v: type(v) is bool,
+}
+
+
+def test_every_field_is_described_here():
+    assert set(ALLOWED) == set(FIELDS)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_takes_what_is_allowed_and_nothing_else(name):
+    @given(anything)
+    def check(value):
+        if ALLOWED[name](value):
+            SamplingParams(**{name: value})
+            return
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(**{name: value})
+        sentence = str(caught.value)
+        assert sentence.endswith(".") and "\n" not in sentence
+
+    check()
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), anything, max_size=6))
+def test_any_mixture(values):
+    try:
+        params = SamplingParams(**values)
+    except RequestError:
+        return
+    assert all(ALLOWED[name](value) or name == "min_tokens" for name, value in values.items())
+    assert params.max_tokens is None or params.min_tokens <= params.max_tokens
+
+
+def test_forms_that_mean_the_same():
+    assert SamplingParams(stop="end").stop == ("end",) == SamplingParams(stop=["end"]).stop
+    assert SamplingParams(top_k=-1).top_k == 0
+    assert SamplingParams(temperature=1e-9).temperature == 0
+
+
+def test_min_tokens_may_not_exceed_max_tokens():
+    assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
+    with pytest.raises(RequestError, match=r"min_tokens \(5\) is above max_tokens \(4\)"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert SamplingParams(min_tokens=50, max_tokens=None).min_tokens == 50
