@@ -64,7 +64,17 @@ class Runner:
         self._session.close()
 
 
-_PER_ROW = {"prompt_lengths", "branches", "seeds", "want_logprobs", "top_k", "temperature", "top_p", "min_p", "mask_rows"}
+_PER_ROW = {
+    "prompt_lengths",
+    "branches",
+    "seeds",
+    "want_logprobs",
+    "top_k",
+    "temperature",
+    "top_p",
+    "min_p",
+    "mask_rows",
+}
 _PER_ROW |= {"repetition_penalty", "frequency_penalty", "presence_penalty"}
 
 
@@ -96,7 +106,9 @@ def peer_logits(model: Path, prompts: list[list[int]], peer: Path, threads: int,
         listed.write_text(json.dumps(prompts))
         script = Path(__file__).parent / "llama_logits.py"
         command = [peer / "venv/bin/python", script, model, listed, out, str(threads), kv]
-        subprocess.run(command, check=True, env={**os.environ, "LLAMA_CPP_LIB_PATH": str(peer / "bin"), "PYTHONPATH": ""})
+        subprocess.run(
+            command, check=True, env={**os.environ, "LLAMA_CPP_LIB_PATH": str(peer / "bin"), "PYTHONPATH": ""}
+        )
         return {name: array for name, array in np.load(out).items()}
 
 

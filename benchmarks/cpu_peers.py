@@ -23,8 +23,28 @@ Case = dict[str, float]
 
 
 def engine(model: Path, args: argparse.Namespace, batches: list[int]) -> dict[int, Case]:
-    command = [sys.executable, "-m", "engine.cli.main", "bench", model, "--backend", "cpu", "--json", "--repetitions", "3"]
-    command += ["--prompt", args.prompt, "--decode", args.decode, "--batch", ",".join(map(str, batches)), "--depth", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "engine.cli.main",
+        "bench",
+        model,
+        "--backend",
+        "cpu",
+        "--json",
+        "--repetitions",
+        "3",
+    ]
+    command += [
+        "--prompt",
+        args.prompt,
+        "--decode",
+        args.decode,
+        "--batch",
+        ",".join(map(str, batches)),
+        "--depth",
+        "0",
+    ]
     out = run([*command, "--threads", args.threads])
     cases = json.loads(out)["cases"]
     return {c["batch"]: {"prefill": c["prefill_tok_s"]["median"], "decode": c["decode_tok_s"]["median"]} for c in cases}
@@ -41,7 +61,17 @@ def llama(model: Path, args: argparse.Namespace, batches: list[int]) -> dict[int
         # The context holds every sequence's prompt; a short prompt keeps the run short, as decode is what is compared.
         short = min(args.prompt, 64)
         size = max(several) * (short + args.decode) + 64
-        command = [args.peer / "bin/llama-batched-bench", "-m", model, "-t", args.threads, "-tb", args.threads, "-c", size]
+        command = [
+            args.peer / "bin/llama-batched-bench",
+            "-m",
+            model,
+            "-t",
+            args.threads,
+            "-tb",
+            args.threads,
+            "-c",
+            size,
+        ]
         command += ["-npp", short, "-ntg", args.decode, "-npl", ",".join(map(str, several)), "--output-format", "jsonl"]
         for line in run(command, args.peer).splitlines():
             if line.startswith("{"):

@@ -18,17 +18,26 @@ from typing import Any
 import numpy as np
 from machine_limits import MachineLimits
 
+from engine.ops.dense import quantize_q8g32
 from engine_cpu import _native
 
-BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q6_K": (256, 210)}
+BLOCKS = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q6_K": (256, 210),
+}
 DENSE = ("F32", "F16", "BF16")
 
 
 def matrices(name: str, columns: int, depth: int, nbytes: float) -> list[Any]:
-    """Packed random matrices, as many as make ``nbytes``; their values do not matter."""
+    """Packed matrices, as many as make ``nbytes``. Random bytes between 32 and 63: no number is subnormal or infinite."""
     block, size = BLOCKS[name]
     row = depth // block * size
-    raw = np.random.default_rng(0).integers(0, 60, (columns, row), np.uint8)  # no exponent of all ones
+    raw = np.random.default_rng(0).integers(32, 64, (columns, row), np.uint8)
     packed = []
     for _ in range(max(1, int(nbytes / (columns * row)))):
         packed.append(_native.alloc(name, columns, depth))
@@ -44,7 +53,8 @@ class Chain:
         self._dims = [rows] + [0] * (len(_native.DIMS) - 1)
         self._segment = _native.Segment(pool, self._dims, 1, isa=isa)
         dense = name in DENSE
-        self._x = np.ones((rows, depth), np.float32) if dense else np.ones((rows, depth * 11 // 8), np.uint8)
+        x = np.random.default_rng(1).standard_normal((rows, depth), np.float32)
+        self._x = x if dense else quantize_q8g32(x)
         self._segment.value(0, self._x.nbytes, "1")
         for i, weight in enumerate(weights, start=1):
             self._segment.value(i, rows * columns * 4, "1")
@@ -93,7 +103,9 @@ def main() -> None:
         weights = matrices(name, args.columns, args.depth, args.bytes)
         found[name] = {}
         for rows in map(int, args.rows.split(",")):
-            used = weights[: max(1, len(weights) * 8 // rows)] if rows > 8 else weights  # many rows: the time is arithmetic
+            used = (
+                weights[: max(1, len(weights) * 8 // rows)] if rows > 8 else weights
+            )  # many rows: the time is arithmetic
             nbytes = sum(weight.nbytes for weight in used)
             ops = 2.0 * rows * args.columns * args.depth * len(used)
             chain = Chain(pool, args.isa, name, used, rows)
@@ -104,7 +116,9 @@ def main() -> None:
         "f32_gflop_s": round(limits.f32_peak() / 1e9),
     }
     shape = {"columns": args.columns, "depth": args.depth}
-    print(json.dumps({"machine": machine, "threads": args.threads, "isa": args.isa, **shape, "formats": found}, indent=1))
+    print(
+        json.dumps({"machine": machine, "threads": args.threads, "isa": args.isa, **shape, "formats": found}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -7,17 +7,27 @@ and one at a time.
 
 import json
 import sys
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
 
 
 def main(model: str, prompts: str, out: str, threads: str, kv: str = "f16") -> None:
-    ids = json.load(open(prompts))
+    ids = json.loads(Path(prompts).read_text())
     kind = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0, "f32": llama_cpp.GGML_TYPE_F32}[kv]
     llm = llama_cpp.Llama(
-        model, n_ctx=512, n_batch=512, n_ubatch=512, n_threads=int(threads), n_threads_batch=int(threads),
-        logits_all=True, verbose=False, type_k=kind, type_v=kind, flash_attn=kv == "q8_0",
+        model,
+        n_ctx=512,
+        n_batch=512,
+        n_ubatch=512,
+        n_threads=int(threads),
+        n_threads_batch=int(threads),
+        logits_all=True,
+        verbose=False,
+        type_k=kind,
+        type_v=kind,
+        flash_attn=kv == "q8_0",
     )
     found = {}
     for n, prompt in enumerate(ids):

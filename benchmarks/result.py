@@ -21,8 +21,12 @@ def machine() -> dict[str, Any]:
 
 def write(name: str, figures: dict[str, Any]) -> Path:
     """Store a result; the newest of a name is what the README's tables show."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"python": platform.python_version()},

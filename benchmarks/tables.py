@@ -27,7 +27,9 @@ def origin(result: dict[str, Any]) -> str:
 
 def peers() -> str:
     result = load("cpu-peers")
-    lines = ["| model | sequences | prompt tok/s: engine | llama.cpp | ratio | decode tok/s: engine | llama.cpp | ratio |"]
+    lines = [
+        "| model | sequences | prompt tok/s: engine | llama.cpp | ratio | decode tok/s: engine | llama.cpp | ratio |"
+    ]
     lines.append("|---|---|---|---|---|---|---|---|")
     for case in result["cases"]:
         cells = [case["model"].removesuffix(".gguf"), str(case["batch"])]
@@ -36,13 +38,18 @@ def peers() -> str:
             cells += [f"{row['engine']:.1f}", f"{row['llama.cpp']:.1f}", f"{row['ratio']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
-    lines.append(f"{result['threads']} threads; {origin(result)} Prompt {result['prompt']}, decode {result['decode']} tokens.")
+    lines.append(
+        f"{result['threads']} threads; {origin(result)} Prompt {result['prompt']}, decode {result['decode']} tokens."
+    )
     return "\n".join(lines)
 
 
 def accuracy() -> str:
     result = load("accuracy-f16")
-    lines = ["| model | prefill: engine | llama.cpp | ratio | decode: engine | llama.cpp | ratio |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| model | prefill: engine | llama.cpp | ratio | decode: engine | llama.cpp | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for case in result["cases"]:
         cells = [case["model"].removesuffix(".gguf")]
         for part in ("prefill", "decode"):

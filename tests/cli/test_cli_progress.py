@@ -6,8 +6,6 @@ import io
 import sys
 import time
 
-import pytest
-
 from engine.cli import progress
 from engine.cli.progress import Wait
 
@@ -17,8 +15,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def stderr(monkeypatch) -> Terminal:
+def _terminal(monkeypatch) -> Terminal:
+    """In place of stderr; to be called by the test itself, since pytest puts its own back after a fixture."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
     return sys.stderr
@@ -32,7 +30,8 @@ def _shown(stream: io.StringIO, text: str) -> bool:
     return text in stream.getvalue()
 
 
-def test_a_long_wait_shows_what_is_done(stderr, monkeypatch):
+def test_a_long_wait_shows_what_is_done(monkeypatch):
+    stderr = _terminal(monkeypatch)
     monkeypatch.setattr(progress, "DELAY_S", 0.05)
     with Wait("Loading") as wait:
         assert _shown(stderr, "Loading")
@@ -45,7 +44,8 @@ def test_a_long_wait_shows_what_is_done(stderr, monkeypatch):
     assert stderr.getvalue() == closed
 
 
-def test_a_short_wait_shows_nothing(stderr):
+def test_a_short_wait_shows_nothing(monkeypatch):
+    stderr = _terminal(monkeypatch)
     with Wait("Loading") as wait:
         wait.update("Packing", 1, 2)
     time.sleep(progress.DELAY_S + 0.2)

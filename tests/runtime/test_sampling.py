@@ -140,12 +140,10 @@ def test_logprobs_are_of_the_raw_logits(sampled, want):
     assert len(out.logprobs) == COUNT
     for token, given, (_, row) in zip(out.token_ids, out.logprobs, steps, strict=True):
         expected = log_softmax(row)
-        best = set(np.argsort(-expected)[:want].tolist())
-        assert set(given) == best | {token}
+        best = np.argsort(-expected)[:want].tolist()
+        assert list(given) == [token, *(t for t in best if t != token)]
         for other, logprob in given.items():
             assert abs(logprob - expected[other]) < 2e-4
-        ranked = [given[t] for t in given if t in best]
-        assert want <= 1 or sorted(ranked, reverse=True) == sorted(ranked[:1], reverse=True) + sorted(ranked[1:], reverse=True)
     total = sum(given[t] for t, given in zip(out.token_ids, out.logprobs, strict=True))
     assert out.cumulative_logprob == pytest.approx(total)
     assert sampled(**params)[0].logprobs is None

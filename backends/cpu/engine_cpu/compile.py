@@ -51,7 +51,12 @@ class Lowering:
         return [int(name.partition(".")[2]) for name in names if name.startswith(family + ".")]
 
     def emit(
-        self, kernel: str, inputs: Sequence[int], weights: Sequence[Any] = (), states: Sequence[str] = (), **numbers: float
+        self,
+        kernel: str,
+        inputs: Sequence[int],
+        weights: Sequence[Any] = (),
+        states: Sequence[str] = (),
+        **numbers: float,
     ) -> None:
         """Append a kernel whose outputs are the call's."""
         outputs = [self.ids[value.id] for value in self.bound.call.outputs]
@@ -92,7 +97,11 @@ def _declare(native: Any, segment: Segment) -> dict[int, int]:
 def _rows(value: Value) -> str:
     """The leading dimension; ``T*4`` rows are T rows of four."""
     first = str(value.shape[0])
-    return first.partition("*")[0] if "*" in first else first + "".join(f"*{s}" for s in value.shape[1:] if isinstance(s, str))
+    return (
+        first.partition("*")[0]
+        if "*" in first
+        else first + "".join(f"*{s}" for s in value.shape[1:] if isinstance(s, str))
+    )
 
 
 def _row_bytes(value: Value) -> int:
@@ -114,7 +123,9 @@ class _Step:
         values = frame.values
         outputs = []
         for key, shape, dtype, value in self._outputs:
-            size = (dims.of(shape[:1])[0], packed_row_bytes(int(shape[1]))) if value.dtype == "q8g32" else dims.of(shape)
+            size = (
+                (dims.of(shape[:1])[0], packed_row_bytes(int(shape[1]))) if value.dtype == "q8g32" else dims.of(shape)
+            )
             made = np.empty(size, dtype)
             values[key] = made
             outputs.append(made)

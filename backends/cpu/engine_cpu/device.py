@@ -64,7 +64,9 @@ class CpuDevice:
 
     def describe(self) -> DeviceInfo:
         details = {"isa": self.isa, "threads": str(self.pool.size), "variants": " ".join(_native.isa_list())}
-        return DeviceInfo(name=f"cpu ({self.isa}, {self.pool.size} threads)", backend="cpu", kv_layouts=(CPU_LANES,), details=details)
+        return DeviceInfo(
+            name=f"cpu ({self.isa}, {self.pool.size} threads)", backend="cpu", kv_layouts=(CPU_LANES,), details=details
+        )
 
     def session(self, plan: Plan) -> Session:
         return StepSession(self, plan)

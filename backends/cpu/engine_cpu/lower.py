@@ -28,7 +28,12 @@ def _weight(low: Lowering, name: str) -> Any:
 
 def _kv_dtype(low: Lowering) -> str:
     array = low.states[low.bound.call.states["k"]]
-    names = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16", np.dtype(np.uint16): "bf16", np.dtype(np.int8): "int8"}
+    names = {
+        np.dtype(np.float32): "f32",
+        np.dtype(np.float16): "f16",
+        np.dtype(np.uint16): "bf16",
+        np.dtype(np.int8): "int8",
+    }
     return names[array.dtype]
 
 
@@ -112,7 +117,9 @@ def layer_norm(low: Lowering) -> None:
 def add_rms_norm(low: Lowering) -> None:
     call = low.bound.call
     numbers = {"eps": call.attr("eps"), "weight_offset": call.attr("weight_offset")}
-    low.emit("add_rms_norm", low.inputs("x", "residual"), [_weight(low, "weight")], rows_dim=_rows_dim(low, "x"), **numbers)
+    low.emit(
+        "add_rms_norm", low.inputs("x", "residual"), [_weight(low, "weight")], rows_dim=_rows_dim(low, "x"), **numbers
+    )
 
 
 def rope(low: Lowering) -> None:
@@ -156,13 +163,25 @@ def moe_combine(low: Lowering) -> None:
 
 
 def process_logits(low: Lowering) -> None:
-    names = ("logits", "rows", "positions", "token_seq", "seq_slots", "prompt_lengths", "temperature", "top_k", "top_p", "min_p")
+    names: tuple[str, ...] = (
+        "logits",
+        "rows",
+        "positions",
+        "token_seq",
+        "seq_slots",
+        "prompt_lengths",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+    )
     names += ("repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values")
-    numbers = {"width": _width(low, "logits"), "max_len": low.limits.max_context}
-    low.emit("process_logits", low.inputs(*names, "mask_rows", "masks"), states=["history"], **numbers)
+    width, max_len = _width(low, "logits"), low.limits.max_context
+    inputs = low.inputs(*names, "mask_rows", "masks")
+    low.emit("process_logits", inputs, states=["history"], width=width, max_len=max_len)
 
 
 def sample(low: Lowering) -> None:
     names = ("processed", "logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches")
-    numbers = {"width": _width(low, "logits"), "max_len": low.limits.max_context}
-    low.emit("sample", low.inputs(*names, "want_logprobs"), states=["history"], **numbers)
+    width, max_len = _width(low, "logits"), low.limits.max_context
+    low.emit("sample", low.inputs(*names, "want_logprobs"), states=["history"], width=width, max_len=max_len)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, Segment, StepFn, WeightRef
 
@@ -91,12 +91,14 @@ def _activation_check(call: Call) -> str | None:
 def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     """The provider of each op, bound to a device."""
     name = f"cpu/{device.isa}"
+    offered: dict[str, tuple[Provider, ...]] = {}
 
-    def one(op: str, how: Callable[[Lowering], None], features: str = "", check: Check | None = None, kv: bool = False) -> None:
+    def one(
+        op: str, how: Callable[[Lowering], None], features: str = "", check: Check | None = None, kv: bool = False
+    ) -> None:
         layouts = KV_LAYOUTS if kv else NO_LAYOUT
         offered[op] = (CpuProvider(op, name, how, device, frozenset(features.split()), layouts, check),)
 
-    offered: dict[str, tuple[Provider, ...]] = {}
     one("step_expand", lower.step_expand)
     one("kv_copy", lower.kv_copy, kv=True)
     one("kv_write", lower.kv_write, "k_scale v_scale", kv=True)
@@ -118,5 +120,3 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("process_logits", lower.process_logits)
     one("sample", lower.sample)
     return offered
-
-

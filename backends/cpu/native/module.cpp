@@ -68,17 +68,19 @@ void run_segment(Segment& segment, const std::vector<int32_t>& dims, nb::list in
   segment.run(dims, in, out);
 }
 
-void add_kernel(Segment& segment, const std::string& kernel, std::vector<int32_t> inputs, std::vector<int32_t> outputs,
+void add_kernel(nb::handle self, const std::string& kernel, std::vector<int32_t> inputs, std::vector<int32_t> outputs,
                 std::vector<std::shared_ptr<PackedWeight>> weights, nb::list states, std::map<std::string, double> numbers) {
   KernelArgs args;
   args.inputs = std::move(inputs);
   args.outputs = std::move(outputs);
   args.weights = std::move(weights);
   args.numbers = std::move(numbers);
-  for (size_t i = 0; i < states.size(); ++i)
-    args.states.push_back(
-        static_cast<uint8_t*>(as_array<WriteArray>(states[i], "State " + std::to_string(i) + " of kernel '" + kernel + "'").data()));
-  segment.add(kernel, std::move(args));
+  for (size_t i = 0; i < states.size(); ++i) {
+    const std::string name = "State " + std::to_string(i) + " of kernel '" + kernel + "'";
+    args.states.push_back(static_cast<uint8_t*>(as_array<WriteArray>(states[i], name).data()));
+    nb::detail::keep_alive(self.ptr(), nb::object(states[i]).ptr());
+  }
+  nb::cast<Segment&>(self).add(kernel, std::move(args));
 }
 
 std::shared_ptr<PackedWeight> plain(nb::ndarray<const float, nb::c_contig, nb::device::cpu> array) {
@@ -133,7 +135,7 @@ NB_MODULE(_native, m) {
       .def("value", &Segment::value, nb::arg("id"), nb::arg("row_bytes"), nb::arg("rows"), nb::arg("dtype") = "",
            "Declares a value of rows ('T', 'S+1', 'S*P', '1', ...) x row_bytes; dtype ('f32', 'i32', ...) is checked at run.")
       .def("add", &add_kernel, nb::arg("kernel"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("weights") = nb::list(),
-           nb::arg("states") = nb::list(), nb::arg("numbers") = std::map<std::string, double>(), nb::keep_alive<1, 6>(),
+           nb::arg("states") = nb::list(), nb::arg("numbers") = std::map<std::string, double>(),
            "Appends a kernel. Absent inputs are -1. The states' memory must not move while the segment lives.")
       .def("finish", &Segment::finish, nb::arg("inputs"), nb::arg("outputs"),
            "Plans the arena. What is listed is bound at each run; every other value lives inside.")

@@ -71,7 +71,7 @@ ENGINE_INLINE void store_first(float* target, f32x16 value, int64_t count) {
 #endif
 }
 
-ENGINE_INLINE f32x16 splat(float x) { return f32x16{} + x; }
+ENGINE_INLINE f32x16 splat(float x) { return f32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 ENGINE_INLINE i32x16 splat_i32(int32_t x) { return i32x16{} + x; }
 ENGINE_INLINE i32x16 lane_index() { return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 

@@ -95,6 +95,7 @@ ENGINE_INLINE f32x16 tanh(f32x16 x) {
 // erfc(z) for z >= 0, to a few units in the last place: erfc(z) = exp(-z^2) t p(t) with t = 1 / (1 + 0.4 z),
 // p interpolated at Chebyshev nodes.
 ENGINE_INLINE f32x16 erfc_positive(f32x16 z) {
+  z = select(z > 30.0f, splat(30.0f), z);  // 0 from there on, and no infinity in what follows
   const f32x16 t = 1.0f / fma(z, splat(0.4f), splat(1.0f));
   f32x16 p = splat(-2.98686288e-02f);
   p = fma(p, t, splat(1.43841073e-01f));

@@ -40,7 +40,7 @@ class Backend:
 
 def discover() -> tuple[Backend, ...]:
     """All backends that are installed, best first; the ones that cannot run here last, with their reasons."""
-    found = {}
+    found: dict[str, Backend] = {}
     for point in entry_points(group=GROUP):
         found.setdefault(point.name, _load(point))
     return tuple(sorted(found.values(), key=lambda b: (not b.probe.available, -b.probe.score, b.name)))
@@ -104,15 +104,21 @@ def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device
         chosen = next((b for b in backends if b.probe.available), None)
         if chosen is None:
             reasons = " ".join(f"{b.name}: {b.probe.reason}" for b in backends)
-            raise BackendError(f"No backend can run here; install one, such as the package's own wheel. {reasons}".strip())
+            raise BackendError(
+                f"No backend can run here; install one, such as the package's own wheel. {reasons}".strip()
+            )
     else:
         chosen = next((b for b in backends if b.name == name), None)
         if chosen is None:
-            raise BackendError(f"There is no backend {name!r}; installed are: {', '.join(b.name for b in backends) or 'none'}.")
+            raise BackendError(
+                f"There is no backend {name!r}; installed are: {', '.join(b.name for b in backends) or 'none'}."
+            )
         if not chosen.probe.available:
             raise BackendError(f"The backend {name} cannot be used: {chosen.probe.reason}")
     assert chosen.manifest is not None
     try:
         return chosen.manifest.open(index, options)
     except Exception as error:
-        raise BackendError(_line(f"The backend {chosen.name} could not be opened: {type(error).__name__}: {error}")) from error
+        raise BackendError(
+            _line(f"The backend {chosen.name} could not be opened: {type(error).__name__}: {error}")
+        ) from error

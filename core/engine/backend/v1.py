@@ -181,12 +181,18 @@ class Provider(Protocol):
     the other rows. Providers of one ``packer`` share packed weights.
     """
 
-    op: str
-    name: str
-    packer: str
-    features: frozenset[str]
-    layouts: frozenset[str]
-    batch_invariant: bool
+    @property
+    def op(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def packer(self) -> str: ...
+    @property
+    def features(self) -> frozenset[str]: ...
+    @property
+    def layouts(self) -> frozenset[str]: ...
+    @property
+    def batch_invariant(self) -> bool: ...
 
     def supports(self, call: Call) -> str | None:
         """None, or a sentence that says why not."""
@@ -201,8 +207,8 @@ class Provider(Protocol):
         ...
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
-        """An fn, for steps within the limits, that reads ``frame.values`` of the call's inputs and sets those of its outputs. It reads no device value
-        on the host."""
+        """An fn, for steps within the limits, that reads ``frame.values`` of the call's inputs and sets those of its
+        outputs. It reads no device value on the host."""
         ...
 
 

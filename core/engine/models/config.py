@@ -33,7 +33,9 @@ def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig
     arch, data = checkpoint.architecture, checkpoint.metadata
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None:
-        raise ModelError(f"{checkpoint.path} holds a vocabulary but no weights; a model to run needs token_embd.weight.")
+        raise ModelError(
+            f"{checkpoint.path} holds a vocabulary but no weights; a model to run needs token_embd.weight."
+        )
     hidden = integer(data, f"{arch}.embedding_length")
     heads = integer(data, f"{arch}.attention.head_count")
     head_dim = integer(data, f"{arch}.attention.key_length", hidden // heads)

@@ -58,7 +58,9 @@ def rope_from_hf(config: Mapping[str, Any], rotary: int) -> Rope:
     raise ModelError(f"Rope scaling {kind!r} is not supported; default, linear and llama3 are.")
 
 
-def rope_from_gguf(metadata: Mapping[str, Any], arch: str, rotary: int, factors: Array | None, interleaved: bool) -> Rope:
+def rope_from_gguf(
+    metadata: Mapping[str, Any], arch: str, rotary: int, factors: Array | None, interleaved: bool
+) -> Rope:
     """From GGUF keys; ``factors`` is the tensor rope_freqs.weight, which carries Llama 3's scaling as divisors."""
     inv_freq = base_frequencies(rotary, positive(metadata, f"{arch}.rope.freq_base", 10000.0))
     kind = metadata.get(f"{arch}.rope.scaling.type", "none")

@@ -117,7 +117,9 @@ class Builder:
     def _needs(self, weight: WeightRef, shape: tuple[int | str, ...]) -> None:
         if weight.shape != shape:
             have, need = list(weight.shape), list(shape)
-            raise ModelError(f"{weight.name} has the shape {have}, but this model needs {need}; the checkpoint is inconsistent.")
+            raise ModelError(
+                f"{weight.name} has the shape {have}, but this model needs {need}; the checkpoint is inconsistent."
+            )
 
     # -- the step's beginning --------------------------------------------------------------------------------------
 
@@ -145,7 +147,9 @@ class Builder:
         d = weight.shape[-1]
         return self.call("embed", {"ids": self.ids}, [("x", ("T", d), "residual")], {"weight": weight}, scale=scale)[0]
 
-    def linear(self, x: Value, weight: WeightRef, bias: WeightRef | None = None, axes: tuple[str | None, ...] = ()) -> Value:
+    def linear(
+        self, x: Value, weight: WeightRef, bias: WeightRef | None = None, axes: tuple[str | None, ...] = ()
+    ) -> Value:
         """x [rows, K] times weight [N, K] transposed, plus bias [N]."""
         n = weight.shape[0]
         self._needs(weight, (n, x.shape[-1]))
@@ -160,13 +164,15 @@ class Builder:
         """Over the row, or over each head_dim slice of it."""
         self._needs(weight, (head_dim or x.shape[-1],))
         out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
-        attrs = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
+        attrs: dict[str, Any] = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
         return self.call("rms_norm", {"x": x}, out, {"weight": weight}, **attrs)[0]
 
-    def rope(self, x: Value, inv_freq: ConstantWeight, heads: int, head_dim: int, interleaved: bool, scale: float) -> Value:
+    def rope(
+        self, x: Value, inv_freq: ConstantWeight, heads: int, head_dim: int, interleaved: bool, scale: float
+    ) -> Value:
         _of_width(x, heads * head_dim)
         rotary = 2 * inv_freq.shape[0]
-        attrs = {"heads": heads, "head_dim": head_dim, "interleaved": interleaved, "scale": scale}
+        attrs: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "interleaved": interleaved, "scale": scale}
         attrs["rotary_dim"] = 0 if rotary == head_dim else rotary
         inputs = {"x": x, "positions": self.positions}
         return self.call("rope", inputs, [(f"{x.name}.rope", x.shape, "act")], {"inv_freq": inv_freq}, **attrs)[0]
@@ -253,7 +259,15 @@ class Builder:
         self._calls[-1] = Call(last.op, last.inputs, (logits,), last.weights, last.states, {**last.attrs})
         shared = {"rows": self.input("rows"), "positions": self.positions, "token_seq": self.token_seq}
         shared |= {name: self.input(name) for name in ("seq_slots", "temperature")}
-        names = ["prompt_lengths", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+        names = [
+            "prompt_lengths",
+            "top_k",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "frequency_penalty",
+            "presence_penalty",
+        ]
         names += ["bias_offsets", "bias_ids", "bias_values", "mask_rows", "masks"]
         processing = {"logits": logits, **shared, **{name: self.input(name) for name in names}}
         out = [("processed", logits.shape, "f32")]
@@ -292,7 +306,9 @@ class Experts:
 
 def _of_width(value: Value, width: int | str) -> None:
     if value.shape[-1] != width:
-        raise ModelError(f"{value.name} has {value.shape[-1]} values a token where {width} are needed; the checkpoint is inconsistent.")
+        raise ModelError(
+            f"{value.name} has {value.shape[-1]} values a token where {width} are needed; the checkpoint is inconsistent."
+        )
 
 
 def kv_states(layer: int, dtype: str) -> dict[str, str]:

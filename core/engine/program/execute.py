@@ -47,7 +47,9 @@ class StepSession:
         for state in plan.states:
             place = plan.state_places[state.name]
             on_host = place == "host"
-            made = np.zeros(state.shape, HOST_DTYPES[state.dtype]) if on_host else device.alloc(state.shape, state.dtype)
+            made = (
+                np.zeros(state.shape, HOST_DTYPES[state.dtype]) if on_host else device.alloc(state.shape, state.dtype)
+            )
             self._states[place][state.name] = made
         self._body = [(segment, self._bind(segment)) for segment in plan.body]
         self._head = [(segment, self._bind(segment)) for segment in plan.head]
@@ -122,7 +124,7 @@ class StepSession:
             empty = np.zeros((0, 0), np.float32)
             return StepResult(none, none, np.zeros(0, np.float32), empty.astype(np.int32), empty, kept)
         found = {v.name: self._fetch(frames, v) for v in self._outputs(sampled) if v.name in _RESULTS}
-        return StepResult(*(found[name] for name in _RESULTS), kept)
+        return StepResult(**found, values=kept)
 
     def _outputs(self, sampled: bool) -> list[Value]:
         segments = (*self._plan.body, *self._plan.head) if sampled else self._plan.body

@@ -74,7 +74,8 @@ class Placer:
         if strict and falls:
             first = falls[0]
             raise PlacementError(
-                f"--strict: {len(falls)} of {len(placement.calls)} ops would run on the reference, first {first.call.op}: {first.why}"
+                f"--strict: {len(falls)} of {len(placement.calls)} ops would run on the reference, "
+                f"first {first.call.op}: {first.why}"
             )
         return placement
 

@@ -50,7 +50,7 @@ class ConstantWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return tuple(self.array.shape)
 
     def rows(self, start: int = 0, stop: int | None = None) -> Array:
         flat = np.ascontiguousarray(self.array, np.float32).reshape(-1, self.array.shape[-1])
@@ -73,4 +73,6 @@ def single(name: str, tensor: Tensor) -> MappedWeight:
 def _same_format(name: str, tensors: tuple[Tensor, ...]) -> None:
     kinds = {(t.format.name, t.shape) for t in tensors}
     if len(kinds) != 1:
-        raise ModelError(f"The tensors of {name} differ in shape or format ({sorted(map(str, kinds))}); they must be alike.")
+        raise ModelError(
+            f"The tensors of {name} differ in shape or format ({sorted(map(str, kinds))}); they must be alike."
+        )

@@ -178,7 +178,9 @@ class EngineCore:
             self._failure = EngineStoppedError(f"The step loop failed: {type(error).__name__}: {error}")
         finally:
             for request in {id(m.request): m.request for m in self._members.values()}.values():
-                self._abort(request.request_id, "error" if self._failure else "abort", str(self._failure or "shut down"))
+                self._abort(
+                    request.request_id, "error" if self._failure else "abort", str(self._failure or "shut down")
+                )
             for flight in self._in_flight:
                 try:
                     flight.ticket.wait()
@@ -320,7 +322,11 @@ class EngineCore:
             except Exception:  # lost with the state; its sequences are recomputed
                 continue
         self._in_flight.clear()
-        ids = list(dict.fromkeys(self._members[p.seq_id].request.request_id for p in step.sequences if p.seq_id in self._members))
+        ids = list(
+            dict.fromkeys(
+                self._members[p.seq_id].request.request_id for p in step.sequences if p.seq_id in self._members
+            )
+        )
         self.scheduler.reset()
         self._session.close()
         self._session = self._loaded.session()

@@ -65,10 +65,14 @@ class LLM:
         """The prompt that the model's chat template makes of a conversation."""
         found = self.loaded.checkpoint.chat_template()
         if found is None:
-            raise RequestError(f"{self.loaded.config.model} has no chat template; use generate with a prompt of your own.")
+            raise RequestError(
+                f"{self.loaded.config.model} has no chat template; use generate with a prompt of your own."
+            )
         return found.render(list(messages), **template)
 
-    def stream(self, prompt: Prompt, params: SamplingParams, parse_special: bool = False) -> Generator[RequestOutput, None, None]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams, parse_special: bool = False
+    ) -> Generator[RequestOutput, None, None]:
         """One request's outputs as they come. Closing the iterator aborts the request."""
         ids = self.engine.encode(prompt, parse_special)
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
@@ -127,7 +131,9 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -143,5 +149,7 @@ def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int)
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
     if len(given) != count:
-        raise RequestError(f"There are {count} prompts but {len(given)} sampling parameters; give one for all, or one each.")
+        raise RequestError(
+            f"There are {count} prompts but {len(given)} sampling parameters; give one for all, or one each."
+        )
     return list(given)

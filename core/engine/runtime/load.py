@@ -54,7 +54,9 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     length, blocks = _sizes(config, model, device, placement, notices)
     packed = pack(placement, None if progress is None else lambda done, total: progress("Loading weights", done, total))
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
-    limits = make_limits(max(batched, config.max_num_seqs), config.max_num_seqs, length, config.block_size, MAX_LOGPROBS)
+    limits = make_limits(
+        max(batched, config.max_num_seqs), config.max_num_seqs, length, config.block_size, MAX_LOGPROBS
+    )
     plan, memory = make_plan(placement, packed, config.kv_cache_dtype, blocks, limits, config.keep)
     return Loaded(config, checkpoint, model, device, program, placement, plan, memory, length, tuple(notices))
 
@@ -71,7 +73,9 @@ def _sizes(
     """The context's length and the pool's blocks: the pool holds one whole context and no more than the budget."""
     size = config.block_size
     a_block = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
-    weights = sum(ref.rows().nbytes for ref in {r.name: r for c in placement.calls for r in c.call.weights.values()}.values())
+    weights = sum(
+        ref.rows().nbytes for ref in {r.name: r for c in placement.calls for r in c.call.weights.values()}.values()
+    )
     free = max(device.memory_info().free - weights, 0)
     budget = config.kv_cache_memory if config.kv_cache_memory is not None else free // 2
     length = config.max_model_len or model.config.max_context
@@ -81,7 +85,9 @@ def _sizes(
         )
     affordable = (budget // max(a_block, 1) - 1) * size
     if config.max_model_len is None and affordable < length and affordable >= size:
-        notices.append(f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB.")
+        notices.append(
+            f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB."
+        )
         length = affordable
     wanted = min(length * config.max_num_seqs, max(length, config.kv_cache_tokens or _DEFAULT_POOL_TOKENS))
     return length, choose_blocks(a_block, budget, wanted, size, length)

@@ -57,7 +57,17 @@ def step_inputs(
     bias = _sampling(arrays, rows, [row_params(part.seq_id) for part in rows])
     arrays["masks"] = np.zeros((0, mask_words), U32)
     wanted = int(arrays["want_logprobs"].max(initial=0))
-    dims = Dims(T=step.num_tokens, S=len(parts), R=len(rows), P=width, C=copies, H=len(step.history_copies), F=fills, B=bias, K=wanted)
+    dims = Dims(
+        T=step.num_tokens,
+        S=len(parts),
+        R=len(rows),
+        P=width,
+        C=copies,
+        H=len(step.history_copies),
+        F=fills,
+        B=bias,
+        K=wanted,
+    )
     return StepInputs(dims, arrays), tuple(part.seq_id for part in rows)
 
 
@@ -102,7 +112,9 @@ def _sampling(arrays: dict[str, Array], parts: Sequence[ScheduledSequence], rows
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
         arrays[name] = column([getattr(p, name) for p in params], F32)
     entries = [_bias(part, row) for part, row in zip(parts, rows, strict=True)]
-    arrays["bias_offsets"] = np.concatenate([np.zeros(1, I32), np.cumsum([len(e) for e in entries], dtype=I32)]).astype(I32)
+    arrays["bias_offsets"] = np.concatenate([np.zeros(1, I32), np.cumsum([len(e) for e in entries], dtype=I32)]).astype(
+        I32
+    )
     flat = [pair for entry in entries for pair in entry]
     arrays["bias_ids"] = column([i for i, _ in flat], I32)
     arrays["bias_values"] = column([b for _, b in flat], F32)

@@ -59,10 +59,11 @@ ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const 
 }
 
 // Adds one group to the sums. q: the rows' bytes of this group; scales: the rows' scales of it; corrections: of the
-// group, rows `pitch` apart; acc [kRows][64].
+// group, rows `pitch` apart.
 template <class Source, int kRows>
 ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* const (&q)[kRows],
-                             const float* const (&scales)[kRows], const int32_t* corrections, int64_t pitch, float* acc) {
+                             const float* const (&scales)[kRows], const int32_t* corrections, int64_t pitch,
+                             f32x16 (&sums)[kRows][4]) {
   constexpr int kPanels = kPanelsAtOnce<kRows>;
 #pragma GCC unroll 2
   for (int panel0 = 0; panel0 < 4; panel0 += kPanels) {
@@ -80,20 +81,19 @@ ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* cons
       const f32x16 minimum = source.minimum(group, panel0 + p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        float* const target = acc + r * kStrip + 16 * (panel0 + p);
-        f32x16 sum = fma(to_f32(dots[r][p]) * scale, splat(*scales[r]), load(target));
+        f32x16& sum = sums[r][panel0 + p];
+        sum = fma(to_f32(dots[r][p]) * scale, splat(*scales[r]), sum);
         if constexpr (Source::kMinimums) sum = fma(minimum, splat(bit_cast<float>(corrections[r * pitch])), sum);
-        store(target, sum);
       }
     }
   }
 }
 
-// acc [kRows][64] += the groups of `depth` k that begin at k0 (a multiple of 32) of the rows (each `row_depth` deep), from
-// the source's first groups on.
+// Adds the groups of `depth` k that begin at k0 (a multiple of 32) of the rows (each `row_depth` deep), from the source's
+// first groups on.
 template <class Source, int kRows>
 ENGINE_INLINE void add_groups(const Source& source, const uint8_t* const* rows, int64_t row_depth, int64_t k0, int64_t depth,
-                              const int32_t* corrections, float* acc) {
+                              const int32_t* corrections, f32x16 (&sums)[kRows][4]) {
   constexpr int kSize = Source::kGroupSize;
   const int64_t pitch = row_depth / kSize;
   const int8_t* q[kRows];
@@ -105,7 +105,7 @@ ENGINE_INLINE void add_groups(const Source& source, const uint8_t* const* rows, 
   }
   corrections += k0 / kSize;
   for (int group = 0; group < depth / kSize; ++group) {
-    add_group(source, group, q, scales, corrections + group, pitch, acc);
+    add_group(source, group, q, scales, corrections + group, pitch, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       q[r] += kSize;
@@ -114,19 +114,34 @@ ENGINE_INLINE void add_groups(const Source& source, const uint8_t* const* rows, 
   }
 }
 
+template <int kRows>
+ENGINE_INLINE void store_sums(const f32x16 (&sums)[kRows][4], float* acc) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; ++p) store(acc + r * kStrip + 16 * p, sums[r][p]);
+}
+
 // A whole strip from its packed form: acc [kRows][64] = the product over all of depth.
 template <class Packed, int kRows>
 void tile_packed(const uint8_t* strip, int64_t depth, const uint8_t* const* rows, const int32_t* corrections, float* acc) {
-  std::memset(acc, 0, sizeof(float) * kRows * kStrip);
+  f32x16 sums[kRows][4] = {};
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes)
-    add_groups<Packed, kRows>(Packed(strip), rows, depth, k, Packed::kUnit, corrections, acc);
+    add_groups<Packed, kRows>(Packed(strip), rows, depth, k, Packed::kUnit, corrections, sums);
+  store_sums(sums, acc);
 }
 
 // One chunk of a strip: acc [kRows][64] += its part.
 template <class Source, int kRows>
 void tile_chunk(const Source& chunk, int64_t k0, int64_t depth, const uint8_t* const* rows, int64_t row_depth,
                 const int32_t* corrections, float* acc) {
-  add_groups<Source, kRows>(chunk, rows, row_depth, k0, depth, corrections, acc);
+  f32x16 sums[kRows][4];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; ++p) sums[r][p] = load(acc + r * kStrip + 16 * p);
+  add_groups<Source, kRows>(chunk, rows, row_depth, k0, depth, corrections, sums);
+  store_sums(sums, acc);
 }
 
 }  // namespace ENGINE_ISA
