@@ -140,6 +140,9 @@ def test_refusals_when_built() -> None:
         segment.add("add", [0], [1], numbers={"width": 16})
     with pytest.raises(ValueError, match="too few"):
         segment.add("rms_norm", [0], [1], numbers={"width": 16, "eps": 0})
+    segment.add("add", [0, 0], [1], numbers={"width": 16})
+    with pytest.raises(ValueError, match="written twice"):
+        segment.add("add", [0, 0], [1], numbers={"width": 16})
     with pytest.raises(ValueError, match="before anything has written it"):
         unfinished = native.Segment(pool, MAXIMA, 64)
         for i in range(2):
@@ -148,7 +151,7 @@ def test_refusals_when_built() -> None:
         unfinished.finish([], [1])
     with pytest.raises(ValueError, match="Call finish"):
         segment.run(dims(1), [], [])
-    with pytest.raises(ValueError, match="can run: |one this machine can run"):
+    with pytest.raises(ValueError, match="one this machine can run"):
         native.Segment(pool, MAXIMA, 64, isa="z80")
     with pytest.raises(ValueError, match="threads"):
         native.Pool(0)

@@ -25,10 +25,6 @@ def requests(seed=7):
     return prompts, params
 
 
-def bytes_a_block(llm):
-    return llm.loaded.memory.bytes_a_token * llm.loaded.memory.block_size
-
-
 def answers(outputs):
     return [(out.outputs[0].token_ids, out.outputs[0].text, out.outputs[0].finish_reason) for out in outputs]
 
@@ -74,9 +70,9 @@ def test_together_is_alone(open_llm, backend, one_by_one, settings):
 
 def test_preempted_is_not(open_llm, backend, one_by_one):
     """A pool that holds little more than one context: most requests lose their blocks in the middle."""
-    block = bytes_a_block(open_llm(backend))
-    got, llm, _ = together(open_llm, backend, max_model_len=160, kv_cache_memory=13 * block)
-    assert llm.loaded.memory.blocks == 13
+    memory = 160 * open_llm(backend).loaded.memory.bytes_a_token
+    got, llm, _ = together(open_llm, backend, block_size=4, max_model_len=153, kv_cache_memory=memory)
+    assert llm.loaded.memory.blocks == 40
     stats = llm.engine._core.scheduler.stats()
     assert stats.preemptions >= 5
     assert stats.pools[0].used == 0
@@ -186,7 +182,7 @@ def invariance(request, llama, unavailable):
         with LLM(llama, **(defaults | settings)) as llm:
             for _ in range(times):
                 outputs = llm.generate(*many())
-            return bits(outputs), outputs, llm.engine._core.scheduler.stats(), bytes_a_block(llm)
+            return bits(outputs), outputs, llm.engine._core.scheduler.stats(), llm.loaded.memory.bytes_a_token
 
     with LLM(llama, **defaults) as llm:
         alone = []
@@ -215,8 +211,8 @@ def test_the_batch_changes_no_bit(invariance, settings):
 
 def test_preemption_changes_no_bit(invariance):
     run, alone = invariance
-    block = run()[3]
-    got, _, stats, _ = run(max_model_len=208, kv_cache_memory=20 * block)
+    memory = 224 * run()[3]
+    got, _, stats, _ = run(block_size=4, max_model_len=208, kv_cache_memory=memory)
     assert stats.preemptions >= 10
     assert got == alone
 

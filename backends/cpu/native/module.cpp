@@ -68,7 +68,7 @@ void run_segment(Segment& segment, const std::vector<int32_t>& dims, nb::list in
   segment.run(dims, in, out);
 }
 
-void add_kernel(nb::handle self, const std::string& kernel, std::vector<int32_t> inputs, std::vector<int32_t> outputs,
+void add_kernel(Segment& segment, const std::string& kernel, std::vector<int32_t> inputs, std::vector<int32_t> outputs,
                 std::vector<std::shared_ptr<PackedWeight>> weights, nb::list states, std::map<std::string, double> numbers) {
   KernelArgs args;
   args.inputs = std::move(inputs);
@@ -77,10 +77,11 @@ void add_kernel(nb::handle self, const std::string& kernel, std::vector<int32_t>
   args.numbers = std::move(numbers);
   for (size_t i = 0; i < states.size(); ++i) {
     const std::string name = "State " + std::to_string(i) + " of kernel '" + kernel + "'";
-    args.states.push_back(static_cast<uint8_t*>(as_array<WriteArray>(states[i], name).data()));
-    nb::detail::keep_alive(self.ptr(), nb::object(states[i]).ptr());
+    auto array = std::make_shared<WriteArray>(as_array<WriteArray>(states[i], name));
+    args.states.push_back(static_cast<uint8_t*>(array->data()));
+    segment.keep(std::move(array));
   }
-  nb::cast<Segment&>(self).add(kernel, std::move(args));
+  segment.add(kernel, std::move(args));
 }
 
 std::shared_ptr<PackedWeight> plain(nb::ndarray<const float, nb::c_contig, nb::device::cpu> array) {

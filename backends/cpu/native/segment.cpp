@@ -1,5 +1,6 @@
 #include "segment.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
@@ -87,8 +88,8 @@ void Segment::add(const std::string& name, KernelArgs args) {
   for (int32_t id : args.outputs) {
     if (id == -1) continue;
     used(name, id);
-    if (values_[id].producer >= 0) refuse("Value " + std::to_string(id) + " is written by two kernels.");
-    values_[id].producer = static_cast<int>(nodes_.size());
+    if (values_[id].producer >= 0 || std::count(args.outputs.begin(), args.outputs.end(), id) > 1)
+      refuse("Value " + std::to_string(id) + " is written twice.");
   }
   args.numbers["threads"] = pool_->size();
   args.numbers["max_tokens"] = maxima_[0];
@@ -103,6 +104,8 @@ void Segment::add(const std::string& name, KernelArgs args) {
   } catch (const std::invalid_argument& error) {
     refuse("Kernel '" + name + "': " + error.what());
   }
+  for (int32_t id : args.outputs)
+    if (id != -1) values_[id].producer = static_cast<int>(nodes_.size());
   nodes_.push_back(Node{name, std::move(kernel), std::move(args)});
 }
 

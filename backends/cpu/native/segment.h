@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -48,6 +50,7 @@ class Segment {
   // All of these throw std::invalid_argument with a sentence.
   void value(int32_t id, size_t row_bytes, const std::string& rows, const std::string& dtype);
   void add(const std::string& kernel, KernelArgs args);
+  void keep(std::shared_ptr<void> owner) { kept_.push_back(std::move(owner)); }  // of states' memory
   void finish(const std::vector<int32_t>& inputs, const std::vector<int32_t>& outputs);
 
   // Runs all nodes. inputs and outputs are bound in the order given to finish. No allocation; call without the GIL.
@@ -91,6 +94,7 @@ class Segment {
   bool profiling_ = false;
   bool finished_ = false;
   std::vector<Value> values_;
+  std::vector<std::shared_ptr<void>> kept_;
   std::vector<Node> nodes_;
   std::vector<int32_t> inputs_, outputs_;
   Buffer arena_;

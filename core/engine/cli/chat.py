@@ -80,6 +80,7 @@ class Conversation:
             kept = True
         except KeyboardInterrupt:
             kept = bool(self._streamed.output and self._streamed.output.outputs[0].text)
+            print(flush=True)
             raise
         finally:
             if kept:
@@ -168,6 +169,6 @@ def _answer(talk: Conversation, line: str) -> None:
     try:
         talk.answer(line)
     except KeyboardInterrupt:
-        print(flush=True)
+        return  # it has stopped the answer, and only that
     except (AdmissionError, RequestError, TemplateError, TokenizerError) as error:
         note(str(error))

@@ -73,10 +73,9 @@ class Streamed:
         shown = 0
         with Wait("Reading the prompt") as wait, closing(self._llm.stream(prompt, params, parse_special)) as outputs:
             for self.output in outputs:
-                if self._echo:
+                if self._echo and sys.stdout.isatty():
                     wait.close()
-                else:
-                    wait.update("Generating", _count(self.output), (params.max_tokens or 0) * params.n)
+                wait.update("Generating", _count(self.output), (params.max_tokens or 0) * params.n)
                 while self._notices:
                     note(self._notices.pop(0))
                 if self._echo:

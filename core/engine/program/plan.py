@@ -63,7 +63,8 @@ def choose_blocks(bytes_a_block: int, budget: int, wanted_tokens: int, block_siz
     if affordable < needed:
         raise ConfigError(
             f"A context of {needed_tokens} tokens needs {needed * bytes_a_block / 1e9:.2f} GB of KV cache, "
-            f"but {budget / 1e9:.2f} GB may be used; set a smaller --max-context (at most {max(affordable - 1, 0) * block_size}) or another --kv-dtype."
+            f"but {budget / 1e9:.2f} GB may be used; set a smaller --max-context "
+            f"(at most {max(affordable - 1, 0) * block_size}) or another --kv-dtype."
         )
     return min(wanted, affordable)
 

@@ -31,8 +31,41 @@ ENGINE_INLINE void dot_u8i8(i32x16& acc, u32x16 w, i32x16 a) {
 #endif
 }
 
+// Integer sums start from kDotBias. Where fma is fused, that is the bits of the float 1.5 * 2^23, so that a sum's bits are
+// the float 1.5 * 2^23 + dot (|dot| < 2^22), and one fma gives what conversion and product would: with no more than 22
+// significant bits in the scale, 1.5 * 2^23 * scale is exact, and fma rounds once.
+#if defined(__AVX512F__)
+constexpr int32_t kDotBias = 0x4b400000;
+ENGINE_INLINE f32x16 scaled_dot(i32x16 dot, f32x16 scale) {
+  return fma(bit_cast<f32x16>(dot), scale, scale * -12582912.0f);
+}
+#else
+constexpr int32_t kDotBias = 0;
+ENGINE_INLINE f32x16 scaled_dot(i32x16 dot, f32x16 scale) { return to_f32(dot) * scale; }
+#endif
+
 // Four consecutive activation bytes in every lane.
 ENGINE_INLINE i32x16 splat_step(const int8_t* q) { return splat_i32(load_as<int32_t>(q)); }
+
+// One integer in every lane, from memory each time: left to itself, g++ keeps a copy in a register and moves it about.
+ENGINE_INLINE i32x16 splat_load(const int32_t* p) {
+#if defined(__AVX512F__)
+  i32x16 x;
+  asm volatile("vpbroadcastd %1, %0" : "=v"(x) : "m"(*p));
+  return x;
+#else
+  return splat_i32(*p);
+#endif
+}
+
+// sum += a * *b in every lane, fused; the factor is a memory operand, so that it takes no register.
+ENGINE_INLINE void fma_load(f32x16& sum, f32x16 a, const float* b) {
+#if defined(__AVX512F__) && defined(FL)
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
+#else
+  sum = fma(a, splat(*b), sum);
+#endif
+}
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

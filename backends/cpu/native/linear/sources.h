@@ -107,7 +107,10 @@ struct W6 {
 };
 
 // A chunk of up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
-constexpr int kChunk = 256;
+#ifndef KC
+#define KC 256
+#endif
+constexpr int kChunk = KC;
 
 template <int kGroup_, bool kMinimums_>
 struct Chunk {

@@ -19,24 +19,27 @@ namespace ENGINE_ISA {
 // such registers a panel is several already.
 #if defined(__AVX512F__)
 template <int kRows>
-constexpr int kPanelsAtOnce = kRows <= 6 ? 4 : 2;
+#ifndef PP
+#define PP 4
+#endif
+constexpr int kPanelsAtOnce = kRows <= 6 ? PP : 2;
 #else
 template <int kRows>
 constexpr int kPanelsAtOnce = 1;
 #endif
 
-// A row's corrections, kDepth / kGroupSize of them: i32 starts, or f32 bits where there are minimums.
+// A row's corrections, kDepth / kGroupSize of them: i32 starts, or f32 factors where there are minimums.
 template <class Source>
 void correct_row(const uint8_t* row, int64_t depth, int offset, int32_t* out) {
   const int32_t* const sums = q8g32_sums(row, depth);
   const float* const scales = q8g32_scales(row, depth);
   for (int64_t g = 0; g < depth / Source::kGroupSize; ++g) {
     if constexpr (Source::kGroupSize == 16) {
-      out[g] = offset * sums[g];
+      out[g] = kDotBias + offset * sums[g];
     } else if constexpr (Source::kMinimums) {
       out[g] = bit_cast<int32_t>(static_cast<float>(sums[2 * g] + sums[2 * g + 1]) * scales[g]);
     } else {
-      out[g] = offset * (sums[2 * g] + sums[2 * g + 1]);
+      out[g] = kDotBias + offset * (sums[2 * g] + sums[2 * g + 1]);
     }
   }
 }
@@ -61,6 +64,11 @@ ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const 
 // Adds one group to the sums. q: the rows' bytes of this group; scales: the rows' scales of it; corrections: of the
 // group, rows `pitch` apart.
 template <class Source, int kRows>
+#ifdef SL
+#define SPLATL splat_load(Source::kMinimums ? &kDotBias : corrections + r * pitch)
+#else
+#define SPLATL splat_i32(Source::kMinimums ? kDotBias : corrections[r * pitch])
+#endif
 ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* const (&q)[kRows],
                              const float* const (&scales)[kRows], const int32_t* corrections, int64_t pitch,
                              f32x16 (&sums)[kRows][4]) {
@@ -69,11 +77,9 @@ ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* cons
   for (int panel0 = 0; panel0 < 4; panel0 += kPanels) {
     i32x16 dots[kRows][kPanels];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const i32x16 start = Source::kMinimums ? i32x16{} : splat_i32(corrections[r * pitch]);
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) dots[r][p] = start;
-    }
+      for (int p = 0; p < kPanels; ++p) dots[r][p] = SPLATL;
     dot_steps<0>(source, group, panel0, q, dots);
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) {
@@ -82,8 +88,8 @@ ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* cons
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         f32x16& sum = sums[r][panel0 + p];
-        sum = fma(to_f32(dots[r][p]) * scale, splat(*scales[r]), sum);
-        if constexpr (Source::kMinimums) sum = fma(minimum, splat(bit_cast<float>(corrections[r * pitch])), sum);
+        fma_load(sum, scaled_dot(dots[r][p], scale), scales[r]);
+        if constexpr (Source::kMinimums) fma_load(sum, minimum, reinterpret_cast<const float*>(corrections + r * pitch));
       }
     }
   }

@@ -1,0 +1,170 @@
+"""Segments, packing and the plan's sizes."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+import tiny_models
+from fake_device import EVERY_OP, FakeDevice, provider
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import LLM
+from engine.backend.v1 import HOST_DTYPES
+from engine.errors import ConfigError
+from engine.formats import open_checkpoint
+from engine.models import load_model
+from engine.program.pack import pack
+from engine.program.place import Placer
+from engine.program.plan import choose_blocks, kv_bytes_a_block, make_limits, make_plan
+from engine.program.segments import segments
+
+RESULTS = {"tokens", "status", "logprob", "top_ids", "top_logprobs"}
+
+
+def placed(program, *missing, **settings):
+    return Placer(FakeDevice.of(*(op for op in EVERY_OP if op not in missing))).place(program, **settings)
+
+
+def all_segments(placement, keep=()):
+    body, head = segments(placement, pack(placement), keep)
+    return body, head, (*body, *head)
+
+
+# -- segments ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_device_is_one_segment_for_body_and_head_each(program):
+    body, head, _ = all_segments(placed(program))
+    assert [(s.name, s.place) for s in (*body, *head)] == [("body.0", "device"), ("head.1", "device")]
+    assert {v.name for v in head[0].outputs} == RESULTS
+    assert {v.name for v in body[0].outputs} == {"hidden", "positions", "token_seq"}
+
+
+@pytest.mark.parametrize("missing", [(), ("rope",), ("attention", "embed"), ("linear", "linear_group"), ("sample",)])
+def test_inputs_and_outputs_meet(program, missing):
+    placement = placed(program, *missing)
+    _, _, found = all_segments(placement)
+    assert [call.call for s in found for call in s.calls] == [p.call for p in placement.calls], "nothing lost, in order"
+    available = {v.id for v in program.inputs}
+    for before, segment in zip([None, *found], found, strict=False):
+        if before is not None and before.name[:4] == segment.name[:4]:
+            assert before.place != segment.place, "runs are maximal"
+        assert {v.id for v in segment.inputs} <= available
+        made = {v.id for call in segment.calls for v in call.call.outputs}
+        read = {v.id for call in segment.calls for v in call.call.inputs.values()}
+        assert {v.id for v in segment.inputs} == read - made
+        assert {v.id for v in segment.outputs} <= made
+        available |= {v.id for v in segment.outputs}
+    used_later = {v.id for s in found for v in s.inputs} | {v.id for v in found[-1].outputs if v.name in RESULTS}
+    for segment in found:
+        assert {v.id for v in segment.outputs} <= used_later, "nothing leaves that nobody needs"
+
+
+def test_kept_values_leave(program):
+    _, _, found = all_segments(placed(program), keep=("logits", "attention.1"))
+    assert "attention.1" in {v.name for v in found[0].outputs}
+    assert {v.name for v in found[1].outputs} == RESULTS | {"logits"}
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tied")
+    tensors = tiny_models.llama_tensors(np.random.default_rng(2), tiny_models.CONFIG)
+    del tensors["lm_head.weight"]
+    tiny_models.write_llama(folder, np.random.default_rng(2), tensors, tie_word_embeddings=True)
+    return load_model(open_checkpoint(folder)).program(16, "f16")
+
+
+def test_each_weight_is_packed_once_with_all_its_uses(tied):
+    device = FakeDevice.of(*EVERY_OP)
+    everything = pack(Placer(device).place(tied))
+    packs = [p for providers in device.offered.values() for one in providers for p in one.packs]
+    names = [name for name, _ in packs]
+    assert len(names) == len(set(names)) == len(everything)
+    uses = dict(packs)
+    assert sorted(uses["token_embd.weight"]) == ["embed", "linear"], "embedding and tied head are one"
+    assert uses["rope.inv_freq"] == ("rope",) * 4
+    assert uses["blk.0.attn_q.weight"] == ("linear_group",)
+
+
+def test_providers_of_different_packers_pack_for_themselves(tied):
+    device = FakeDevice.of(*EVERY_OP)
+    device.offered["embed"] = [provider("embed", packer="rows")]
+    everything = pack(Placer(device).place(tied))
+    assert {packer for packer, name in everything if name == "token_embd.weight"} == {"fake", "rows"}
+
+
+def test_a_tied_weight_counts_once_in_the_plan(tied):
+    placement = placed(tied)
+    limits = make_limits(64, 8, 256, 16, 4)
+    packed = pack(placement)
+    _, memory = make_plan(placement, packed, "f16", 20, limits)
+    assert memory.weights == sum(ref.dense().nbytes for ref in {
+        w.name: w for p in placement.calls for w in p.call.weights.values()
+    }.values())
+
+
+def test_progress_reaches_the_end(program):
+    seen = []
+    pack(placed(program), lambda done, total: seen.append((done, total)))
+    totals = {total for _, total in seen}
+    assert len(totals) == 1 and seen[-1][0] == seen[-1][1]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "bytes_a_value", "scales"), [("f32", 4, 0), ("f16", 2, 0), ("bf16", 2, 0), ("int8", 1, 4)])
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_the_plan_allocates_what_it_says(model, dtype, bytes_a_value, scales, block_size):
+    program = model.program(block_size, dtype)
+    placement = placed(program)
+    # Two layers, keys and values, two heads of 16.
+    a_token = 2 * 2 * 2 * (16 * bytes_a_value + scales)
+    assert kv_bytes_a_block(program, placement, dtype) == a_token * block_size
+    limits = make_limits(64, 8, 250, block_size, 4)
+    plan, memory = make_plan(placement, pack(placement), dtype, 21, limits)
+    assert memory.kv == 21 * block_size * a_token
+    assert (memory.blocks, memory.block_size, memory.bytes_a_token) == (21, block_size, a_token)
+    assert memory.history == 8 * 250 * 4
+    sizes = {s.name: prod(s.shape) * HOST_DTYPES[s.dtype].itemsize for s in plan.states}
+    assert sum(size for name, size in sizes.items() if name != "history") == memory.kv
+    assert sizes["history"] == memory.history
+    assert set(sizes) == set(plan.state_places)
+    assert limits.dims.P == -(-250 // block_size)
+
+
+sizes = st.integers(1, 5000)
+
+
+@given(sizes, st.integers(0, 10_000_000), st.integers(1, 100_000), st.sampled_from([1, 8, 16, 32]), st.integers(1, 4000))
+def test_choose_blocks(bytes_a_block, budget, wanted, block_size, needed):
+    wanted = max(wanted, needed)
+    try:
+        blocks = choose_blocks(bytes_a_block, budget, wanted, block_size, needed)
+    except ConfigError as error:
+        assert (-(-needed // block_size) + 1) * bytes_a_block > budget, "one whole sequence would have fitted"
+        sentence = str(error)
+        assert str(needed) in sentence and "--max-context" in sentence and "--kv-dtype" in sentence
+        return
+    assert blocks * bytes_a_block <= budget
+    assert (blocks - 1) * block_size >= needed, "besides the null block a whole sequence fits"
+    assert blocks <= -(-wanted // block_size) + 1
+    assert blocks == -(-wanted // block_size) + 1 or (blocks + 1) * bytes_a_block > budget
+
+
+def test_a_context_that_the_memory_cannot_hold(llama):
+    with pytest.raises(ConfigError, match="A context of 256 tokens needs .* GB of KV cache.*at most 0"):
+        LLM(llama, backend="reference", max_model_len=256, kv_cache_memory=1000)
+    with pytest.raises(ConfigError, match="max_model_len is 257.*at most 256 tokens"):
+        LLM(llama, backend="reference", max_model_len=257)
+    with LLM(llama, backend="reference", kv_cache_dtype="f16", kv_cache_memory=256 * 5 * 16) as llm:
+        assert llm.loaded.max_model_len == 64
+        assert any("limited to 64 of 256 tokens" in notice for notice in llm.loaded.notices)
