@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .device import CpuDevice
 
 ABSENT = -1
+UNBOUNDED = 1 << 30
 NATIVE_DTYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "q8g32": "u8"}
 DIM_NAMES = tuple(f.name for f in fields(Dims))
 
@@ -77,8 +78,8 @@ def compile_segment(device: CpuDevice, segment: Segment, limits: Limits, states:
 
 
 def _maxima(limits: Limits) -> list[int]:
-    # Copies, fills, biases and masks only enter a segment; nothing inside it is as long.
-    return [getattr(limits.dims, name) for name in DIM_NAMES]
+    # Copies, fills, biases and masks have no maximum: they only enter a segment, and nothing inside it is as long.
+    return [getattr(limits.dims, name) or UNBOUNDED for name in DIM_NAMES]
 
 
 def _declare(native: Any, segment: Segment) -> dict[int, int]:

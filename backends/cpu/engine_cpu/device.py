@@ -26,7 +26,7 @@ from engine.backend.v1 import (
 from . import _native
 from .compile import compile_segment
 from .layouts import CPU_LANES
-from .providers import make_providers
+from .providers import CpuProvider, make_providers
 
 _PAGE = 4096
 
@@ -74,5 +74,7 @@ class CpuDevice:
     def providers(self) -> Mapping[str, Sequence[Provider]]:
         return self._providers
 
-    def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn:
+    def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
+        if not all(isinstance(bound.provider, CpuProvider) for bound in segment.calls):
+            return None  # a forced trip through the device runs references on it
         return compile_segment(self, segment, limits, states)

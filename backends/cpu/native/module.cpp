@@ -106,6 +106,8 @@ std::vector<nb::tuple> profile_of(const Segment& segment) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of the CPU backend.";
+  // What still lives when the interpreter ends is freed with the process; a user's terminal is no place to say so.
+  nb::set_leak_warnings(false);
   m.attr("DIMS") = kDimNames;
   m.def("isa_list", &isa_list, "Instruction-set variants that this machine can run, best first.");
   m.def("isa", &default_isa, "The variant used where none is named: ENGINE_CPU_ISA, else the best. ValueError if it cannot run.");

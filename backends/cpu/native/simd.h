@@ -196,12 +196,20 @@ ENGINE_INLINE int32_t reduce_add(i32x16 x) {
 
 // ---- widening loads: 16 elements of a storage type to f32 -------------------------------------------------------
 
+ENGINE_INLINE u32x16 widen_u16(u16x16 x) {
+#if defined(__AVX512F__)
+  return bit_cast<u32x16>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(x)));  // g++ 12 widens in halves by itself
+#else
+  return __builtin_convertvector(x, u32x16);
+#endif
+}
+
 ENGINE_INLINE f32x16 widen_f16(u16x16 half) {
 #if defined(__AVX512F__)
   return _mm512_cvtph_ps(bit_cast<__m256i>(half));
 #else
   // Shift into place and rescale by 2^112; what was infinity or NaN gets the exponent of one.
-  const u32x16 h = __builtin_convertvector(half, u32x16);
+  const u32x16 h = widen_u16(half);
   const u32x16 magnitude = (h & 0x7fff) << 13;
   const f32x16 scaled = bit_cast<f32x16>(magnitude) * 0x1p112f;
   const u32x16 special = magnitude | 0x7f800000;
@@ -211,7 +219,7 @@ ENGINE_INLINE f32x16 widen_f16(u16x16 half) {
 #endif
 }
 
-ENGINE_INLINE f32x16 widen_bf16(u16x16 bits) { return bit_cast<f32x16>(__builtin_convertvector(bits, u32x16) << 16); }
+ENGINE_INLINE f32x16 widen_bf16(u16x16 bits) { return bit_cast<f32x16>(widen_u16(bits) << 16); }
 
 ENGINE_INLINE f32x16 widen_i8(i8x16 x) {
 #if defined(__AVX512F__)
@@ -239,6 +247,14 @@ ENGINE_INLINE float to_f32(f16 x) {
 
 // ---- narrowing stores: round to nearest even --------------------------------------------------------------------
 
+ENGINE_INLINE u16x16 narrow_u16(u32x16 x) {
+#if defined(__AVX512F__)
+  return bit_cast<u16x16>(_mm512_cvtepi32_epi16(bit_cast<__m512i>(x)));
+#else
+  return __builtin_convertvector(x, u16x16);
+#endif
+}
+
 ENGINE_INLINE u16x16 narrow_f16(f32x16 x) {
 #if defined(__AVX512F__)
   return bit_cast<u16x16>(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -253,7 +269,7 @@ ENGINE_INLINE u16x16 narrow_f16(f32x16 x) {
   i32x16 r = select(s < 0x38800000, bit_cast<i32x16>(tiny), bit_cast<i32x16>(normal));
   r = select(s >= 0x477ff000, splat_i32(0x7c00), r);
   r = select(s > 0x7f800000, splat_i32(0x7e00), r);
-  return __builtin_convertvector(bit_cast<u32x16>(r) | sign, u16x16);
+  return narrow_u16(bit_cast<u32x16>(r) | sign);
 #endif
 }
 
@@ -262,7 +278,7 @@ ENGINE_INLINE u16x16 narrow_bf16(f32x16 x) {
   const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const i32x16 r = select(bit_cast<i32x16>(bits & 0x7fffffff) > 0x7f800000, bit_cast<i32x16>((bits >> 16) | 0x40),
                           bit_cast<i32x16>(rounded));
-  return __builtin_convertvector(bit_cast<u32x16>(r), u16x16);
+  return narrow_u16(bit_cast<u32x16>(r));
 }
 
 ENGINE_INLINE void narrow(float* p, f32x16 x) { store(p, x); }

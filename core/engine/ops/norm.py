@@ -98,7 +98,7 @@ SPECS = (
         outputs=("y",),
         attrs={"eps": REQUIRED},
         reference=layer_norm,
-        tolerance=Tolerance(2e-5, 2e-5),
+        tolerance=Tolerance(2e-4, 2e-5),  # an f32 mean of rows far from zero
         cases=layer_norm_cases,
     ),
     OpSpec(

@@ -74,7 +74,7 @@ class StepSession:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _bind(self, segment: Segment) -> StepFn:
-        compiled = compile_of(self._device)
+        compiled = None if self._plan.round_trip else compile_of(self._device)
         if segment.place == "device" and compiled is not None:
             whole = compiled(segment, self._plan.limits, self._states["device"])
             if whole is not None:

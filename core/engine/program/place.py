@@ -122,10 +122,10 @@ class Placer:
             return PlacedCall(call, ReferenceProvider(call.op, self._device), "device", _layout_of(call, layouts))
         layout = _layout_of(call, layouts)
         home = next((homes[state] for state in call.states.values()), "device")
-        provider, why = self._find(call, layout)
+        provider, why = self._find(call, layout if home == "device" else None)
         if provider is not None and home == "device":
             return PlacedCall(call, provider, "device", layout)
-        why = why or "another op on the same state runs on the host."
+        why = why or "not every op on the same state can run on the device."
         return PlacedCall(call, ReferenceProvider(call.op), "host", layout, why)
 
     def _quantize(self, value: Value, output: Value, layout: str) -> PlacedCall:
@@ -151,11 +151,12 @@ class Placer:
         layouts: dict[int, KVLayout] = {}
         homes: dict[str, str] = {}
         for kv in program.kv_layers:
-            users = [c for c in calls if any(s.startswith(f"kv.{kv.layer}.") for s in c.states.values())]
+            own = f"kv.{kv.layer}."
+            users = [c for c in calls if any(s.startswith(own) for s in c.states.values())]
             layout = next((lay for lay in self._info.kv_layouts if self._all(users, lay)), None)
             on_device = self._round_trip or layout is not None
             layouts[kv.layer] = layout if layout is not None else PLAIN
-            for state in {s for c in users for s in c.states.values() if s.startswith("kv.")}:
+            for state in {s for c in users for s in c.states.values() if s.startswith(own)}:
                 homes[state] = "device" if on_device else "host"
         users = [c for c in calls if "history" in c.states.values()]
         device = self._round_trip or all(self._find(c, None)[0] is not None for c in users)

@@ -50,6 +50,7 @@ struct Workspace {
   float* state;    // [kTileRows] partials so far
   uint8_t* keys;   // tiles put together from blocks of fewer than 16 tokens
   const void** pages;  // [kChunk] values of a chunk's blocks
+  const void** ahead;  // [kChunk] what to prefetch beside each
 };
 
 // q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q.
@@ -83,6 +84,7 @@ class Attention final : public Kernel {
   void reserve(int64_t threads);
   Partial partial(float* base, int64_t row) const;
   float* stored(int32_t slot, int64_t chunk) const;
+  int32_t position(const Frame& frame, const TileTask& task, int32_t row) const;
   Span span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const;
   float* result(const Frame& frame, const TileTask& task, int32_t row) const;
   void write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const;
@@ -99,6 +101,8 @@ class Attention final : public Kernel {
   template <class T>
   void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk, const Workspace& work,
                 float* partials, T* type) const;
+  template <class T>
+  void find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work, T*) const;
   template <int R, class T>
   void all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, T*) const;
   template <class T>
@@ -121,7 +125,7 @@ void Attention::reserve(int64_t threads) {
   const int64_t partials = kTileRows * (width_ + 16);
   const int64_t floats = kTileRows * width_ + kTileRows * kChunk + 2 * partials;
   const int64_t keys = layout_.lanes < 16 ? kVectors<1> * layout_.dim * 16 * 4 : 0;
-  const int64_t stride = (floats * 4 + keys + kChunk * sizeof(void*) + 63) / 64 * 64;
+  const int64_t stride = (floats * 4 + keys + 2 * kChunk * sizeof(void*) + 63) / 64 * 64;
   memory_ = Buffer(threads * stride);
   std::memset(memory_.data(), 0, memory_.size());
   for (int64_t i = 0; i < threads; ++i) {
@@ -131,7 +135,8 @@ void Attention::reserve(int64_t threads) {
     work.chunk = work.weights + kTileRows * kChunk;
     work.state = work.chunk + partials;
     work.pages = reinterpret_cast<const void**>(work.state + partials);
-    work.keys = reinterpret_cast<uint8_t*>(work.pages + kChunk);
+    work.ahead = work.pages + kChunk;
+    work.keys = reinterpret_cast<uint8_t*>(work.ahead + kChunk);
     workspaces_.push_back(work);
   }
   if (threads > 1) stored_ = Buffer(2 * threads * max_chunks_ * partials * sizeof(float));
@@ -146,11 +151,14 @@ float* Attention::stored(int32_t slot, int64_t chunk) const {
   return stored_.as<float>() + (slot * max_chunks_ + chunk) * kTileRows * (width_ + 16);
 }
 
+int32_t Attention::position(const Frame& frame, const TileTask& task, int32_t row) const {
+  return input<int32_t>(frame, starts_)[task.sequence] + (task.first_row + row) / static_cast<int32_t>(group_);
+}
+
 // The row's tokens in the chunk, relative to it; empty if begin >= end.
 Span Attention::span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const {
-  const int32_t position = input<int32_t>(frame, starts_)[task.sequence] + (task.first_row + row) / static_cast<int32_t>(group_);
-  const int32_t origin = static_cast<int32_t>(chunk * kChunk);
-  const int32_t begin = plan.first_token(position) - origin, end = position + 1 - origin;
+  const int32_t own = position(frame, task, row), origin = static_cast<int32_t>(chunk * kChunk);
+  const int32_t begin = plan.first_token(own) - origin, end = own + 1 - origin;
   return {begin > 0 ? begin : 0, end < kChunk ? end : kChunk};
 }
 
@@ -185,7 +193,10 @@ void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionP
         run_tile(frame, plan, task, work, type);
       } else {
         load_queries(frame, task, work, kTileRows);
-        dispatch(frame, plan, task, task.first_chunk + mine - first, work, stored(slot, mine - first), type);
+        TileTask piece = task;
+        piece.first_chunk += static_cast<int32_t>(mine - first);
+        piece.chunks = 1;
+        dispatch(frame, plan, piece, piece.first_chunk, work, stored(slot, mine - first), type);
       }
     }
     return true;
@@ -263,10 +274,23 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
   for (int32_t r = 0; r < task.rows; ++r)
     if (spans[r].begin < spans[r].end)
       softmax(blocks, task.head, spans[r], work.weights + r * kChunk, partial(partials, r));
-  for (int32_t block = all.begin >> block_shift_; block <= (all.end - 1) >> block_shift_; ++block)
-    work.pages[block] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[block], task.head);
-  const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages), block_shift_, layout_.dim, work.weights, spans, all, shared};
+  const bool more = chunk + 1 < task.first_chunk + task.chunks;
+  find_pages(blocks, task.head, all, more ? position(frame, task, task.rows - 1) + 1 - chunk * kChunk : 0, work, type);
+  const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages), reinterpret_cast<const T* const*>(work.ahead),
+                             block_shift_, layout_.dim, work.weights, spans, all, shared};
   all_values<R, kVectors<R>>(values, 0, partials, width_ + 16);
+}
+
+// The value pages of a chunk's blocks, and beside each the key page one chunk later, if the task goes on to it: `end` is
+// where its tokens end, relative to this chunk.
+template <class T>
+void Attention::find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work, T*) const {
+  for (int32_t block = all.begin >> block_shift_; block <= (all.end - 1) >> block_shift_; ++block) {
+    work.pages[block] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[block], head);
+    const int64_t later = block + (kChunk >> block_shift_);
+    const bool exists = later << block_shift_ < end;
+    work.ahead[block] = exists ? reinterpret_cast<const T*>(states_[0]) + layout_.page(blocks[later], head) : work.pages[block];
+  }
 }
 
 template <int R, class T>
@@ -274,13 +298,15 @@ void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const 
   constexpr int N = kVectors<R>;
   const int32_t first = all.begin / 16, last = (all.end - 1) / 16;
   for (int32_t tile = first / N * N; tile <= last; tile += N) {
-    const T* tiles[N];
+    const T *tiles[N], *ahead[N];
     for (int32_t j = 0; j < N; ++j) {
       // Beyond the ends a tile that exists is read again; its scores are not used.
       const int32_t index = tile + j < first ? first : tile + j > last ? last : tile + j;
       tiles[j] = key_tile(blocks, head, index * 16, all.end, reinterpret_cast<T*>(work.keys) + j * layout_.dim * 16);
+      ahead[j] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[index * 16 >> block_shift_], head) +
+                 (index * 16 & (layout_.block - 1)) * layout_.dim;
     }
-    tile_scores<R>(work.q, width_, tiles, layout_.dim, work.weights + tile * 16);
+    tile_scores<R>(work.q, width_, tiles, ahead, layout_.dim, work.weights + tile * 16);
   }
 }
 

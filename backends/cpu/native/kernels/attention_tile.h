@@ -27,21 +27,29 @@ ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
 }
 
 // scores[row * kChunk + 16 j + lane] = q[row] . key of the token at `lane` of tile j; tiles are [dim][16].
+// ahead[j] (as many bytes as a tile) is asked for meanwhile: the blocks of a sequence are scattered, so the hardware does
+// not foresee them.
 template <int R, class T>
-void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, int64_t dim, float* scores) {
+void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, const T* const* ahead, int64_t dim, float* scores) {
   constexpr int N = kVectors<R>;
+  constexpr int64_t kLine = 4 / sizeof(T);  // dimensions in a cache line of a tile
   f32x16 sum[R][N] = {};
   const T* tile[N];
   for (int j = 0; j < N; ++j) tile[j] = tiles[j];
-  for (int64_t d = 0; d < dim; ++d) {
-    f32x16 key[N];
+  for (int64_t line = 0; line < dim; line += kLine) {
 #pragma GCC unroll 16
-    for (int j = 0; j < N; ++j) key[j] = load(tile[j] + 16 * d);
+    for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 16 * line, 0, 2);
+    const int64_t end = line + kLine < dim ? line + kLine : dim;
+    for (int64_t d = line; d < end; ++d) {
+      f32x16 key[N];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const f32x16 a = splat(q[r * q_stride + d]);
+      for (int j = 0; j < N; ++j) key[j] = load(tile[j] + 16 * d);
 #pragma GCC unroll 16
-      for (int j = 0; j < N; ++j) sum[r][j] = fma(a, key[j], sum[r][j]);
+      for (int r = 0; r < R; ++r) {
+        const f32x16 a = splat(q[r * q_stride + d]);
+#pragma GCC unroll 16
+        for (int j = 0; j < N; ++j) sum[r][j] = fma(a, key[j], sum[r][j]);
+      }
     }
   }
 #pragma GCC unroll 16
@@ -59,6 +67,7 @@ struct Span {
 template <class T>
 struct ValueChunk {
   const T* const* pages;  // the head's values in each block of the chunk, [block_size][dim]
+  const T* const* ahead;  // a page to be prefetched for each of them
   int32_t block_shift;    // log2(block_size)
   int64_t dim;
   const float* weights;   // [row][kChunk], zero or garbage outside a row's span
@@ -73,7 +82,11 @@ template <int R, int N, bool kPart, class T>
 void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out, int64_t out_stride) {
   f32x16 sum[R][N] = {};
   const int32_t mask = (1 << chunk.block_shift) - 1;
-  const auto step = [&](int32_t t, const T* source, auto masked) __attribute__((always_inline)) {
+  const auto step = [&](int32_t t, const T* source, const T* next, auto masked) __attribute__((always_inline)) {
+    constexpr size_t kBytes = 16 * N * sizeof(T);
+    for (size_t i = 0; i < kBytes; i += 64)  // each line once, though a step may be less than one
+      if (kBytes >= 64 || reinterpret_cast<uintptr_t>(next) % 64 < kBytes)
+        __builtin_prefetch(reinterpret_cast<const char*>(next) + i, 0, 2);
     f32x16 value[N];
 #pragma GCC unroll 16
     for (int j = 0; j < N; ++j) value[j] = kPart ? load_part(source, part) : load(source + 16 * j);
@@ -88,8 +101,10 @@ void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out
   const auto run = [&](int32_t begin, int32_t end, auto masked) __attribute__((always_inline)) {
     for (int32_t t = begin; t < end;) {
       const int32_t stop = (t | mask) + 1 < end ? (t | mask) + 1 : end;
-      const T* source = chunk.pages[t >> chunk.block_shift] + (t & mask) * chunk.dim + d;
-      for (; t < stop; ++t, source += chunk.dim) step(t, source, masked);
+      const int64_t offset = (t & mask) * chunk.dim + d;
+      const T* source = chunk.pages[t >> chunk.block_shift] + offset;
+      const T* next = chunk.ahead[t >> chunk.block_shift] + offset;
+      for (; t < stop; ++t, source += chunk.dim, next += chunk.dim) step(t, source, next, masked);
     }
   };
   if (chunk.shared.begin < chunk.shared.end) {

@@ -51,7 +51,7 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int panel0, const float* const 
 // acc [kRows][64] += `depth` k of the strip from `units` on, times x[r][0..depth).
 template <class Dense, int kRows>
 void tile_dense(const uint8_t* units, const float* const* rows, int64_t depth, float* acc) {
-  constexpr int kPanels = kPanelsAtOnce<kRows>;
+  constexpr int kPanels = kRows <= kRowsAtOnce ? kPanelsAtOnce : kPanelsAtOnce / 2;
   const float* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];

@@ -47,25 +47,5 @@ ENGINE_INLINE f32x16 scaled_dot(i32x16 dot, f32x16 scale) { return to_f32(dot) *
 // Four consecutive activation bytes in every lane.
 ENGINE_INLINE i32x16 splat_step(const int8_t* q) { return splat_i32(load_as<int32_t>(q)); }
 
-// One integer in every lane, from memory each time: left to itself, g++ keeps a copy in a register and moves it about.
-ENGINE_INLINE i32x16 splat_load(const int32_t* p) {
-#if defined(__AVX512F__)
-  i32x16 x;
-  asm volatile("vpbroadcastd %1, %0" : "=v"(x) : "m"(*p));
-  return x;
-#else
-  return splat_i32(*p);
-#endif
-}
-
-// sum += a * *b in every lane, fused; the factor is a memory operand, so that it takes no register.
-ENGINE_INLINE void fma_load(f32x16& sum, f32x16 a, const float* b) {
-#if defined(__AVX512F__) && defined(FL)
-  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
-#else
-  sum = fma(a, splat(*b), sum);
-#endif
-}
-
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

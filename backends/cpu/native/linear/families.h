@@ -15,11 +15,10 @@ namespace ENGINE_ISA {
 
 // Rows of a tile over an unpacked chunk. More than kFewRows rows divide into tiles of kLeastTileRows to kTileRows.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6, kLeastTileRows = 4;
+constexpr int kTileRows = 5, kLeastTileRows = 3;
 #else
 constexpr int kTileRows = 2, kLeastTileRows = 1;
 #endif
-static_assert((kFewRows + 1) / ((kFewRows + kTileRows) / kTileRows) >= kLeastTileRows);
 static_assert(sizeof(Chunk<16, false>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
@@ -53,12 +52,9 @@ template <class Dense>
 constexpr auto kDenseTiles =
     dense_tiles<Dense>(std::make_integer_sequence<int, (kFewRows > kTileRows ? kFewRows : kTileRows)>());
 
-// Calls tile(first row, rows) for tiles of at most kMost rows, as equal as can be.
-template <int kMost, class Tile>
-ENGINE_INLINE void for_tiles(int64_t rows, const Tile& tile) {
-  const int64_t tiles = (rows + kMost - 1) / kMost;
-  for (int64_t t = 0; t < tiles; ++t) tile(rows * t / tiles, static_cast<int>(rows * (t + 1) / tiles - rows * t / tiles));
-}
+// Tile t of `tiles` over `rows` rows begins here; tiles are as equal as can be.
+ENGINE_INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t t) { return rows * t / tiles; }
+ENGINE_INLINE int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 template <class Packed>
 void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const Scratch& scratch) {
@@ -72,17 +68,24 @@ template <class Packed>
 void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
   using C = ChunkOf<Packed>;
   C& chunk = *reinterpret_cast<C*>(s.chunk());
-  const int64_t groups = depth / Packed::kGroupSize;
+  const int64_t pitch = depth / Packed::kGroupSize;
+  const int64_t tiles = tiles_of(rows);
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += kChunk) {
     const int64_t size = depth - k < kChunk ? depth - k : kChunk;
-    unpack_chunk<Packed>(strip + k / Packed::kUnit * Packed::kUnitBytes, size, chunk);
-    for_tiles<kTileRows>(rows, [&](int64_t first, int count) {
-      const uint8_t* const* x = s.rows() + first;
-      const int32_t* corrections = s.corrections() + first * groups;
-      float* acc = s.acc() + first * kStrip;
-      kChunkTiles<C>[count - kLeastTileRows](chunk, k, size, x, depth, corrections, acc);
-    });
+    unpack_chunk<Packed>(strip, size, chunk);
+    strip += size / Packed::kUnit * Packed::kUnitBytes;
+    // The tiles share in fetching the next chunk, in whole lines a group.
+    constexpr int64_t kNext = kChunk / Packed::kUnit * Packed::kUnitBytes;
+    const int64_t groups = size / Packed::kGroupSize;
+    const int64_t step = (kNext / (tiles * groups) + 63) / 64 * 64;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t first = tile_start(rows, tiles, t);
+      const int64_t fetched = t * groups * step;
+      kChunkTiles<C>[tile_start(rows, tiles, t + 1) - first - kLeastTileRows](
+          chunk, k, size, s.rows() + first, depth, s.corrections() + first * pitch,
+          Ahead{strip + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
+    }
   }
 }
 
@@ -107,6 +110,7 @@ int64_t dense_strip_bytes(int64_t depth) {
 
 template <class Dense>
 void many_dense_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+  const int64_t tiles = tiles_of(rows);
   for (int64_t k = 0; k < depth; k += kDenseChunk, strip += kDenseChunk / Dense::kPerUnit * Dense::kUnitBytes) {
     const int64_t size = depth - k < kDenseChunk ? depth - k : kDenseChunk;
     const uint8_t* units = strip;
@@ -114,11 +118,13 @@ void many_dense_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Sc
       widen_chunk<Dense>(strip, size, reinterpret_cast<float*>(s.chunk()));
       units = s.chunk();
     }
-    for_tiles<kTileRows>(rows, [&](int64_t first, int count) {
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t first = tile_start(rows, tiles, t);
+      const int64_t count = tile_start(rows, tiles, t + 1) - first;
       const float* x[kTileRows];
-      for (int i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
+      for (int64_t i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
       kDenseTiles<DenseF32>[count - 1](units, x, size, s.acc() + first * kStrip);
-    });
+    }
   }
 }
 

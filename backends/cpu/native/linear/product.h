@@ -48,7 +48,7 @@ class Scratch {
       : memory_(kChunkBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*)) +
                 (kBlockBytes + kLeastBlockRows * max_depth) / 16 * sizeof(int32_t)) {}
 
-  static constexpr size_t kChunkBytes = 49152;
+  static constexpr size_t kChunkBytes = 32768;
   uint8_t* chunk() const { return memory_.data(); }
   float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes); }                             // [rows][64]
   const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(acc() + kBlockRows * kStrip); }    // [rows]

@@ -107,10 +107,7 @@ struct W6 {
 };
 
 // A chunk of up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
-#ifndef KC
-#define KC 256
-#endif
-constexpr int kChunk = KC;
+constexpr int kChunk = 256;
 
 template <int kGroup_, bool kMinimums_>
 struct Chunk {

@@ -15,17 +15,12 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// Of 32 registers up to six rows take all four panels at once (24 sums, 4 weights, 1 activation), more rows two. Without
-// such registers a panel is several already.
+// Rows and panels whose integer sums are in registers together. Of 32 vector registers 24 hold sums, 4 weights and 1 an
+// activation; without such registers a panel is several already.
 #if defined(__AVX512F__)
-template <int kRows>
-#ifndef PP
-#define PP 4
-#endif
-constexpr int kPanelsAtOnce = kRows <= 6 ? PP : 2;
+constexpr int kRowsAtOnce = 6, kPanelsAtOnce = 4;
 #else
-template <int kRows>
-constexpr int kPanelsAtOnce = 1;
+constexpr int kRowsAtOnce = 2, kPanelsAtOnce = 1;
 #endif
 
 // A row's corrections, kDepth / kGroupSize of them: i32 starts, or f32 factors where there are minimums.
@@ -45,7 +40,7 @@ void correct_row(const uint8_t* row, int64_t depth, int offset, int32_t* out) {
 }
 
 template <int kStep, class Source, int kRows, int kPanels>
-ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const int8_t* const (&q)[kRows],
+ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const int8_t* const* q,
                              i32x16 (&dots)[kRows][kPanels]) {
   if constexpr (kStep < Source::kGroupSize / 4) {
     u32x16 w[kPanels];
@@ -61,46 +56,53 @@ ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const 
   }
 }
 
-// Adds one group to the sums. q: the rows' bytes of this group; scales: the rows' scales of it; corrections: of the
-// group, rows `pitch` apart.
-template <class Source, int kRows>
-#ifdef SL
-#define SPLATL splat_load(Source::kMinimums ? &kDotBias : corrections + r * pitch)
-#else
-#define SPLATL splat_i32(Source::kMinimums ? kDotBias : corrections[r * pitch])
-#endif
-ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* const (&q)[kRows],
-                             const float* const (&scales)[kRows], const int32_t* corrections, int64_t pitch,
-                             f32x16 (&sums)[kRows][4]) {
-  constexpr int kPanels = kPanelsAtOnce<kRows>;
-#pragma GCC unroll 2
-  for (int panel0 = 0; panel0 < 4; panel0 += kPanels) {
-    i32x16 dots[kRows][kPanels];
+// Adds one group to the sums of kRows rows. q: the rows' bytes of this group; scales: the rows' scales of it; corrections:
+// of the group, rows `pitch` apart.
+template <int kRows, class Source>
+ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* const* q, const float* const* scales,
+                             const int32_t* corrections, int64_t pitch, f32x16 (*sums)[4]) {
+#pragma GCC unroll 4
+  for (int panel0 = 0; panel0 < 4; panel0 += kPanelsAtOnce) {
+    i32x16 dots[kRows][kPanelsAtOnce];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r) {
+      const i32x16 start = splat_i32(Source::kMinimums ? kDotBias : corrections[r * pitch]);
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) dots[r][p] = SPLATL;
+      for (int p = 0; p < kPanelsAtOnce; ++p) dots[r][p] = start;
+    }
     dot_steps<0>(source, group, panel0, q, dots);
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) {
+    for (int p = 0; p < kPanelsAtOnce; ++p) {
       const f32x16 scale = source.scale(group, panel0 + p);
       const f32x16 minimum = source.minimum(group, panel0 + p);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         f32x16& sum = sums[r][panel0 + p];
-        fma_load(sum, scaled_dot(dots[r][p], scale), scales[r]);
-        if constexpr (Source::kMinimums) fma_load(sum, minimum, reinterpret_cast<const float*>(corrections + r * pitch));
+        sum = fma(scaled_dot(dots[r][p], scale), splat(*scales[r]), sum);
+        if constexpr (Source::kMinimums) sum = fma(minimum, splat(bit_cast<float>(corrections[r * pitch])), sum);
       }
     }
   }
 }
 
+// A stream of weight bytes to bring nearer: `step` bytes a group, so that memory works while the sums do.
+struct Ahead {
+  const uint8_t* bytes;
+  int64_t step;
+
+  ENGINE_INLINE void next() {
+    for (int64_t i = 0; i < step; i += 64) __builtin_prefetch(bytes + i, 0, 2);
+    bytes += step;
+  }
+};
+
 // Adds the groups of `depth` k that begin at k0 (a multiple of 32) of the rows (each `row_depth` deep), from the source's
 // first groups on.
-template <class Source, int kRows>
+template <int kRows, class Source>
 ENGINE_INLINE void add_groups(const Source& source, const uint8_t* const* rows, int64_t row_depth, int64_t k0, int64_t depth,
-                              const int32_t* corrections, f32x16 (&sums)[kRows][4]) {
+                              const int32_t* corrections, Ahead ahead, f32x16 (&sums)[kRows][4]) {
   constexpr int kSize = Source::kGroupSize;
+  constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
   const int64_t pitch = row_depth / kSize;
   const int8_t* q[kRows];
   const float* scales[kRows];
@@ -111,7 +113,11 @@ ENGINE_INLINE void add_groups(const Source& source, const uint8_t* const* rows, 
   }
   corrections += k0 / kSize;
   for (int group = 0; group < depth / kSize; ++group) {
-    add_group(source, group, q, scales, corrections + group, pitch, sums);
+    ahead.next();
+    add_group<kFirst>(source, group, q, scales, corrections + group, pitch, sums);
+    if constexpr (kFirst < kRows)
+      add_group<kRows - kFirst>(source, group, q + kFirst, scales + kFirst, corrections + group + kFirst * pitch, pitch,
+                                sums + kFirst);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       q[r] += kSize;
@@ -131,22 +137,24 @@ ENGINE_INLINE void store_sums(const f32x16 (&sums)[kRows][4], float* acc) {
 // A whole strip from its packed form: acc [kRows][64] = the product over all of depth.
 template <class Packed, int kRows>
 void tile_packed(const uint8_t* strip, int64_t depth, const uint8_t* const* rows, const int32_t* corrections, float* acc) {
+  constexpr int64_t kDistance = 4096;  // what one core has in flight at its share of the memory's bandwidth
+  constexpr int64_t kStep = Packed::kUnitBytes / (Packed::kUnit / Packed::kGroupSize);
   f32x16 sums[kRows][4] = {};
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes)
-    add_groups<Packed, kRows>(Packed(strip), rows, depth, k, Packed::kUnit, corrections, sums);
+    add_groups<kRows>(Packed(strip), rows, depth, k, Packed::kUnit, corrections, Ahead{strip + kDistance, kStep}, sums);
   store_sums(sums, acc);
 }
 
 // One chunk of a strip: acc [kRows][64] += its part.
 template <class Source, int kRows>
 void tile_chunk(const Source& chunk, int64_t k0, int64_t depth, const uint8_t* const* rows, int64_t row_depth,
-                const int32_t* corrections, float* acc) {
+                const int32_t* corrections, Ahead ahead, float* acc) {
   f32x16 sums[kRows][4];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int p = 0; p < 4; ++p) sums[r][p] = load(acc + r * kStrip + 16 * p);
-  add_groups<Source, kRows>(chunk, rows, row_depth, k0, depth, corrections, sums);
+  add_groups<kRows>(chunk, rows, row_depth, k0, depth, corrections, ahead, sums);
   store_sums(sums, acc);
 }
 
