@@ -1,10 +1,10 @@
 """attention, kv_write and kv_copy against their definitions, and the bitwise promises of attention."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-
 from one_kernel import ISAS, poisoned, run_kernel
 
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8}
@@ -13,6 +13,17 @@ DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.in
 def bf16_round(x: np.ndarray) -> np.ndarray:
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """f32 [..., head_dim] after a trip through the cache's dtype."""
+    if dtype == "bf16":
+        return (bf16_round(values).astype(np.uint32) << 16).view(np.float32)
+    if dtype != "int8":
+        return values.astype(DTYPES[dtype]).astype(np.float32)
+    scale = np.abs(values).max(-1, keepdims=True) / np.float32(127)
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(np.rint(values / scale)) * scale
 
 
 @dataclass
@@ -182,7 +193,7 @@ def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, window: int) -> No
         for a, b in zip(whole, again, strict=True):
             np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
     cuts = [0, 1, 8, 9, 100, 255, 256, 290]
-    for a, b in zip(cuts, cuts[1:], strict=False):
+    for a, b in itertools.pairwise(cuts):
         (piece,), _ = attend(batch, 16, dtype, isa, only=[(0, a, b)], window=window)
         np.testing.assert_array_equal(piece.view(np.int32), whole[0][a:b].view(np.int32))
     (alone,), _ = attend(batch, 16, dtype, isa, threads=3, only=[(1, 0, 1)], window=window)
@@ -212,16 +223,7 @@ def test_kv_write(isa: str, dtype: str, dim: int) -> None:
     cache.write(k, v, slots, isa)
     kept = slots >= 0
     for stored, given in zip(cache.read(slots[kept]), (k[kept], v[kept]), strict=True):
-        given = given.reshape(stored.shape)
-        if dtype == "int8":
-            scale = np.abs(given).max(-1, keepdims=True) / np.float32(127)
-            with np.errstate(invalid="ignore"):
-                given = np.nan_to_num(np.rint(given / scale)) * scale
-        elif dtype == "bf16":
-            given = (bf16_round(given).astype(np.uint32) << 16).view(np.float32)
-        else:
-            given = given.astype(DTYPES[dtype]).astype(np.float32)
-        np.testing.assert_array_equal(stored, given)
+        np.testing.assert_array_equal(stored, as_stored(given.reshape(stored.shape), dtype))
     untouched = np.setdiff1d(np.arange(7 * 16), slots[kept])
     bytes_left = poisoned((dim,), DTYPES[dtype])
     values = cache.states[1][untouched // 16, :, untouched % 16]

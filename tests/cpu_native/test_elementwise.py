@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-
 from one_kernel import ISAS, run_kernel
 
 every_isa = pytest.mark.parametrize("isa", ISAS)
@@ -45,7 +44,13 @@ def test_add_rms_norm(isa: str, width: int) -> None:
     x, residual = (rng.standard_normal((4, width), np.float32) for _ in range(2))
     weight = rng.standard_normal(width, np.float32)
     total, normed = run_kernel(
-        "add_rms_norm", {"T": 4}, [x, residual], [(x.shape, np.float32)] * 2, weights=[weight], numbers={"eps": 1e-6}, isa=isa
+        "add_rms_norm",
+        {"T": 4},
+        [x, residual],
+        [(x.shape, np.float32)] * 2,
+        weights=[weight],
+        numbers={"eps": 1e-6},
+        isa=isa,
     )
     np.testing.assert_array_equal(total, x + residual)
     np.testing.assert_allclose(normed, rms(x + residual, weight, 1e-6), rtol=2e-6)
@@ -97,9 +102,16 @@ def test_gated_act(isa: str, kind: int, gated: bool) -> None:
 def test_gated_act_at_the_limits(isa: str, kind: int) -> None:
     gate = np.array([[0, -0.0, 1e-30, 50, 200, 1e4, -15, -200, -1e4, np.inf, np.nan]], np.float32)
     (y,) = run_kernel(
-        "gated_act", {"T": 1}, [gate, None], [(gate.shape, np.float32)], numbers={"width": gate.shape[1], "kind": kind}, isa=isa
+        "gated_act",
+        {"T": 1},
+        [gate, None],
+        [(gate.shape, np.float32)],
+        numbers={"width": gate.shape[1], "kind": kind},
+        isa=isa,
     )
-    np.testing.assert_allclose(y[0, :6], np.where(gate[0, :6] > 1, gate[0, :6], activations(gate[0, :6])[kind]), rtol=1e-5)
+    np.testing.assert_allclose(
+        y[0, :6], np.where(gate[0, :6] > 1, gate[0, :6], activations(gate[0, :6])[kind]), rtol=1e-5
+    )
     assert (np.abs(y[0, 6:9]) < 1e-5).all()
     assert y[0, 9] == np.inf and np.isnan(y[0, 10])
 

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-
 from one_kernel import ISAS, native
 
 MAXIMA = [8, 4, 4, 2, 2, 2, 2, 2, 2, 2]
@@ -190,7 +189,8 @@ def test_the_environment_chooses_the_variant() -> None:
 
     def answer(name: str) -> str:
         environment = {**os.environ, "ENGINE_CPU_ISA": name, "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stdout.strip()
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
     assert answer("portable") == "portable"
     assert answer("") == ISAS[0]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from one_kernel import ISAS, run_kernel
 
 every_isa = pytest.mark.parametrize("isa", ISAS)
@@ -80,7 +79,15 @@ PARAMETERS = {
     "large top_p": {"top_p": 0.999, "temperature": 50.0},
     "min_p": {"min_p": 0.1},
     "penalties": {"repetition": 1.3, "frequency": 0.4, "presence": -0.2, "temperature": 0.0},
-    "all": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "repetition": 0.8, "frequency": 0.2, "presence": 0.3},
+    "all": {
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition": 0.8,
+        "frequency": 0.2,
+        "presence": 0.3,
+    },
 }
 
 
@@ -163,7 +170,15 @@ def test_process_logits_of_rows_that_are_broken() -> None:
     run_kernel(
         "process_logits",
         {"T": len(rows["positions"]), "S": 3, "R": 3},
-        [logits, *rows.values(), np.zeros(3, np.int32), *columns, *nothing, np.full(3, -1, np.int32), np.zeros(0, np.uint32)],
+        [
+            logits,
+            *rows.values(),
+            np.zeros(3, np.int32),
+            *columns,
+            *nothing,
+            np.full(3, -1, np.int32),
+            np.zeros(0, np.uint32),
+        ],
         [(logits.shape, np.float32)],
         states=[history],
         numbers={"width": 100, "max_len": 100},
@@ -310,7 +325,9 @@ def test_a_row_does_not_depend_on_the_step(isa: str) -> None:
     common = (np.ones(3, np.float32), seeds, np.zeros(3, np.uint32), np.full(3, 5, np.int32))
     whole = run_sample(logits, logits, rows, history.copy(), *common, isa=isa, threads=1)
     for threads in (2, 3):
-        for a, b in zip(whole, run_sample(logits, logits, rows, history.copy(), *common, isa=isa, threads=threads), strict=True):
+        for a, b in zip(
+            whole, run_sample(logits, logits, rows, history.copy(), *common, isa=isa, threads=threads), strict=True
+        ):
             np.testing.assert_array_equal(a, b)
     alone = {
         **{name: np.zeros(1, np.int32) for name in ("rows", "token_seq")},

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from engine import LLM
+from engine.runtime.load import Loaded
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +45,30 @@ def assert_idle(llm):
     assert (stats.waiting, stats.running, stats.steps_in_flight) == (0, 0, 0)
     assert all(pool.used == 0 for pool in stats.pools)
     llm.engine._core.scheduler.check()
+
+
+@dataclass
+class SlowTicket:
+    ticket: Any
+
+    def wait(self):
+        time.sleep(0.005)
+        return self.ticket.wait()
+
+
+@dataclass
+class SlowSession:
+    session: Any
+
+    def submit(self, inputs):
+        return SlowTicket(self.session.submit(inputs))
+
+    def close(self):
+        self.session.close()
+
+
+@pytest.fixture
+def slowly(monkeypatch):
+    """Steps of at least 5 ms, so that a test can act before a request has ended."""
+    make = Loaded.session
+    monkeypatch.setattr(Loaded, "session", lambda self: SlowSession(make(self)))

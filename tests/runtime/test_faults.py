@@ -211,7 +211,7 @@ def test_a_sink_that_raises_ends_its_request_alone(llama):
 # -- aborts ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_abort_in_the_middle_frees_everything(llama, backend):
+def test_an_abort_in_the_middle_frees_everything(llama, backend, slowly):
     with LLM(llama, backend=backend, threads=2, kv_cache_tokens=1024, max_num_seqs=4, max_num_batched_tokens=8) as llm:
         params = SamplingParams(temperature=1.0, seed=1, max_tokens=150, ignore_eos=True, n=3)
         states = []
@@ -239,7 +239,7 @@ def test_an_abort_in_the_middle_frees_everything(llama, backend):
         llm.engine.abort("a request that never was")
 
 
-def test_close_ends_pending_requests(llama, backend):
+def test_close_ends_pending_requests(llama, backend, slowly):
     llm = LLM(llama, backend=backend, threads=2, kv_cache_tokens=1024, max_num_seqs=2)
     outputs = {}
     for n in range(5):

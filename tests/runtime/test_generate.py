@@ -144,7 +144,7 @@ def test_leaving_a_stream_aborts_the_request(llm):
     assert llm.engine._core.scheduler.stats().running == 0
 
 
-def test_an_async_engine(llama, backend):
+def test_an_async_engine(llama, backend, slowly):
     async def main():
         llm = await AsyncLLM.load(llama, backend=backend, threads=2, kv_cache_dtype="f32", kv_cache_tokens=1024)
 
@@ -157,8 +157,14 @@ def test_an_async_engine(llama, backend):
 
         first = await anext(aiter(llm.generate(PROMPT, greedy(max_tokens=200), request_id="mine")))
         assert first.request_id == "mine"
-        task = asyncio.create_task(collect(PROMPT, 200))
-        await asyncio.sleep(0.02)
+        begun = asyncio.Event()
+
+        async def watch():
+            async for _ in llm.generate(PROMPT, greedy(max_tokens=200)):
+                begun.set()
+
+        task = asyncio.create_task(watch())
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -169,8 +175,7 @@ def test_an_async_engine(llama, backend):
                 await llm.abort("other")
         assert outs[-1].outputs[0].finish_reason == "abort"
         assert llm.health().alive
-        await asyncio.sleep(0.05)
-        assert (llm.health().waiting, llm.health().running) == (0, 0)
+        assert (llm.health().waiting, llm.health().running) == (0, 0), "every abort has taken effect"
         await llm.close()
         return many[0][-1].outputs[0].token_ids
 
@@ -179,7 +184,7 @@ def test_an_async_engine(llama, backend):
         assert llm.generate([1, 10], greedy(max_tokens=5))[0].outputs[0].token_ids == tokens
 
 
-def test_two_requests_of_one_id(llama):
+def test_two_requests_of_one_id(llama, slowly):
     async def main():
         llm = await AsyncLLM.load(llama, backend="reference", kv_cache_tokens=1024)
         stream = llm.generate(PROMPT, greedy(max_tokens=100), request_id="same")

@@ -48,43 +48,46 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int panel0, const float* const 
   }
 }
 
-// acc [kRows][64] += `depth` k of the strip from `units` on, times x[r][0..depth).
+// acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth).
 template <class Dense, int kRows>
-void tile_dense(const uint8_t* units, const float* const* rows, int64_t depth, float* acc) {
-  constexpr int kPanels = kRows <= kRowsAtOnce ? kPanelsAtOnce : kPanelsAtOnce / 2;
+void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, float* acc) {
+  static_assert(kRows <= kRowsAtOnce);
   const float* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];
-  for (int panel0 = 0; panel0 < 4; panel0 += kPanels) {
-    f32x16 sums[kRows][kPanels];
+  for (int panel0 = 0; panel0 < 4; panel0 += kPanelsAtOnce) {
+    f32x16 sums[kRows][kPanelsAtOnce];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
-    const uint8_t* unit = units;
+      for (int p = 0; p < kPanelsAtOnce; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
+    const uint8_t* at = unit;
     int64_t k = 0;
-    for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, unit += Dense::kUnitBytes) {
-      add_unit<0, Dense>(unit, panel0, x, k, sums);
-      if constexpr (Dense::kPerUnit == 2) add_unit<1, Dense>(unit, panel0, x, k, sums);
+    for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, at += Dense::kUnitBytes) {
+      for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
+      add_unit<0, Dense>(at, panel0, x, k, sums);
+      if constexpr (Dense::kPerUnit == 2) add_unit<1, Dense>(at, panel0, x, k, sums);
     }
-    if (k < depth) add_unit<0, Dense>(unit, panel0, x, k, sums);  // an odd depth's last k
+    if (k < depth) add_unit<0, Dense>(at, panel0, x, k, sums);  // an odd depth's last k
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
+      for (int p = 0; p < kPanelsAtOnce; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
   }
 }
 
-// A chunk of a strip as f32 [depth][64].
-constexpr int kDenseChunk = 128;
+// A chunk of a strip as f32 [depth][64]; small, since rows whose length is a power of two fall into the same cache sets.
+constexpr int kDenseChunk = 64;
 
 template <class Dense>
 void widen_chunk(const uint8_t* units, int64_t depth, float* out) {
-  for (int64_t k = 0; k < depth; k += Dense::kPerUnit, units += Dense::kUnitBytes)
+  for (int64_t k = 0; k < depth; k += Dense::kPerUnit, units += Dense::kUnitBytes) {
+    for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(units + kPrefetchDistance + i, 0, 2);
     for (int p = 0; p < 4; ++p) {
       store(out + k * kStrip + 16 * p, Dense::template weights<0>(units, p));
       if constexpr (Dense::kPerUnit == 2) store(out + (k + 1) * kStrip + 16 * p, Dense::template weights<1>(units, p));
     }
+  }
 }
 
 }  // namespace ENGINE_ISA

@@ -49,8 +49,7 @@ constexpr auto kPackedTiles = packed_tiles<Packed>(std::make_integer_sequence<in
 template <class Source>
 constexpr auto kChunkTiles = chunk_tiles<Source>(std::make_integer_sequence<int, kTileRows - kLeastTileRows + 1>());
 template <class Dense>
-constexpr auto kDenseTiles =
-    dense_tiles<Dense>(std::make_integer_sequence<int, (kFewRows > kTileRows ? kFewRows : kTileRows)>());
+constexpr auto kDenseTiles = dense_tiles<Dense>(std::make_integer_sequence<int, kTileRows>());
 
 // Tile t of `tiles` over `rows` rows begins here; tiles are as equal as can be.
 ENGINE_INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t t) { return rows * t / tiles; }
@@ -108,22 +107,27 @@ int64_t dense_strip_bytes(int64_t depth) {
   return (depth + Dense::kPerUnit - 1) / Dense::kPerUnit * Dense::kUnitBytes;
 }
 
+constexpr int64_t kWidenTiles = 4;  // with more tiles it pays to widen a chunk once and store it
+
 template <class Dense>
-void many_dense_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
   const int64_t tiles = tiles_of(rows);
-  for (int64_t k = 0; k < depth; k += kDenseChunk, strip += kDenseChunk / Dense::kPerUnit * Dense::kUnitBytes) {
-    const int64_t size = depth - k < kDenseChunk ? depth - k : kDenseChunk;
-    const uint8_t* units = strip;
-    if constexpr (!std::is_same_v<Dense, DenseF32>) {
-      widen_chunk<Dense>(strip, size, reinterpret_cast<float*>(s.chunk()));
-      units = s.chunk();
-    }
+  const int64_t chunk = tiles == 1 ? depth : kDenseChunk;
+  const bool widen = tiles > kWidenTiles && !std::is_same_v<Dense, DenseF32>;
+  std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
+  for (int64_t k = 0; k < depth; k += chunk, strip += chunk / Dense::kPerUnit * Dense::kUnitBytes) {
+    const int64_t size = depth - k < chunk ? depth - k : chunk;
+    if (widen) widen_chunk<Dense>(strip, size, reinterpret_cast<float*>(s.chunk()));
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t first = tile_start(rows, tiles, t);
       const int64_t count = tile_start(rows, tiles, t + 1) - first;
       const float* x[kTileRows];
       for (int64_t i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
-      kDenseTiles<DenseF32>[count - 1](units, x, size, s.acc() + first * kStrip);
+      float* const acc = s.acc() + first * kStrip;
+      if (widen)
+        kDenseTiles<DenseF32>[count - 1](s.chunk(), x, size, acc);
+      else
+        kDenseTiles<Dense>[count - 1](strip, x, size, acc);
     }
   }
 }
@@ -133,12 +137,7 @@ void multiply_dense(const Product& product, int64_t row0, int64_t rows, int64_t 
                     const Scratch& scratch) {
   const int64_t bytes = dense_strip_bytes<Dense>(product.depth);
   for (int64_t strip = strip0; strip < strip1; ++strip) {
-    const uint8_t* const units = product.matrix + strip * bytes;
-    std::memset(scratch.acc(), 0, sizeof(float) * kStrip * rows);
-    if (rows <= kFewRows)
-      kDenseTiles<Dense>[rows - 1](units, reinterpret_cast<const float* const*>(scratch.rows()), product.depth, scratch.acc());
-    else
-      many_dense_rows<Dense>(rows, units, product.depth, scratch);
+    multiply_dense_strip<Dense>(rows, product.matrix + strip * bytes, product.depth, scratch);
     finish_strip(product, row0, rows, strip, scratch.acc());
   }
 }

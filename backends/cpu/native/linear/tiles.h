@@ -85,6 +85,8 @@ ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* cons
   }
 }
 
+constexpr int64_t kPrefetchDistance = 4096;  // what a core has in flight at its share of the memory's bandwidth
+
 // A stream of weight bytes to bring nearer: `step` bytes a group, so that memory works while the sums do.
 struct Ahead {
   const uint8_t* bytes;
@@ -137,11 +139,10 @@ ENGINE_INLINE void store_sums(const f32x16 (&sums)[kRows][4], float* acc) {
 // A whole strip from its packed form: acc [kRows][64] = the product over all of depth.
 template <class Packed, int kRows>
 void tile_packed(const uint8_t* strip, int64_t depth, const uint8_t* const* rows, const int32_t* corrections, float* acc) {
-  constexpr int64_t kDistance = 4096;  // what one core has in flight at its share of the memory's bandwidth
   constexpr int64_t kStep = Packed::kUnitBytes / (Packed::kUnit / Packed::kGroupSize);
   f32x16 sums[kRows][4] = {};
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes)
-    add_groups<kRows>(Packed(strip), rows, depth, k, Packed::kUnit, corrections, Ahead{strip + kDistance, kStep}, sums);
+    add_groups<kRows>(Packed(strip), rows, depth, k, Packed::kUnit, corrections, Ahead{strip + kPrefetchDistance, kStep}, sums);
   store_sums(sums, acc);
 }
 
