@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,25 @@ from engine.errors import EngineError
 
 BACKENDS = ("reference", "cpu")
 SHARED = Path(__file__).parents[2] / "shared"
+REQUIRE_ALL = bool(os.environ.get("ENGINE_TEST_REQUIRE_ALL"))
+
+
+def _no_skip(report):
+    """Where every package is installed a skip is a failure, unless it is the folder beside the repository that is
+    missing."""
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail") and "../shared" not in str(report.longrepr):
+        report.outcome, report.longrepr = "failed", f"ENGINE_TEST_REQUIRE_ALL is set, and this skips: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    return _no_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return _no_skip((yield))
 
 
 def _unavailable(name: str) -> str | None:
@@ -76,7 +96,9 @@ def install(tmp_path, monkeypatch):
             monkeypatch.delitem(sys.modules, module, raising=False)
         info = tmp_path / f"{name}_{module}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-{module.replace('_', '-')}\nVersion: 1.0\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}-{module.replace('_', '-')}\nVersion: 1.0\n"
+        )
         (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
         importlib.invalidate_caches()
 

@@ -48,6 +48,9 @@ def _step(loaded: Loaded, number: int, ids: Sequence[int], start: int, tables: t
     step = ScheduledStep(number, (part,), int(count == 1), count, ((),), (), ())
     row = RowParams(SamplingParams(temperature=0.0), 1, 0, 0)
     inputs, _ = step_inputs(step, lambda _: row, 1, (loaded.program.vocab + 31) // 32)
-    arrays = dict(inputs.arrays) | {"rows": np.arange(count, dtype=np.int32), "bias_offsets": np.zeros(count + 1, np.int32)}
+    arrays = dict(inputs.arrays) | {
+        "rows": np.arange(count, dtype=np.int32),
+        "bias_offsets": np.zeros(count + 1, np.int32),
+    }
     arrays |= {name: np.repeat(arrays[name], count, axis=0) for name in PER_ROW}
     return StepInputs(replace(inputs.dims, R=count), arrays)

@@ -68,12 +68,18 @@ def llama_tensors(rng: np.random.Generator, config: dict[str, Any]) -> dict[str,
         shapes |= {f"{p}self_attn.{name}_proj.weight": (head * n, hidden) for name, n in (("q", 4), ("k", 2), ("v", 2))}
         shapes |= {p + "self_attn.o_proj.weight": (hidden, head * 4), p + "mlp.down_proj.weight": (hidden, mlp)}
         shapes |= {p + "mlp.gate_proj.weight": (mlp, hidden), p + "mlp.up_proj.weight": (mlp, hidden)}
-    tensors = {name: rng.standard_normal(shape, np.float32) * np.float32(2 * shape[1] ** -0.5) for name, shape in shapes.items()}
-    norms = [f"model.layers.{i}.{n}_layernorm.weight" for i in range(config["num_hidden_layers"]) for n in ("input", "post_attention")]
+    tensors = {
+        name: rng.standard_normal(shape, np.float32) * np.float32(2 * shape[1] ** -0.5)
+        for name, shape in shapes.items()
+    }
+    names = ("input_layernorm", "post_attention_layernorm")
+    norms = [f"model.layers.{i}.{name}.weight" for i in range(config["num_hidden_layers"]) for name in names]
     return tensors | {name: 1 + rng.standard_normal(hidden, np.float32) / 5 for name in (*norms, "model.norm.weight")}
 
 
-def write_llama(folder: Path, rng: np.random.Generator, tensors: dict[str, np.ndarray] | None = None, **config: Any) -> None:
+def write_llama(
+    folder: Path, rng: np.random.Generator, tensors: dict[str, np.ndarray] | None = None, **config: Any
+) -> None:
     """A llama with a tokenizer; ``config`` overrides keys of config.json (None takes one out)."""
     merged = {key: value for key, value in (CONFIG | config).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(merged))
@@ -128,7 +134,8 @@ def to_gguf(folder: Path, path: Path, dtype: type[np.generic] = np.float32, voca
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    return config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
+    old = {"rope_theta": config.get("rope_theta", 10000.0)} | (config.get("rope_scaling") or {})
+    return config.get("rope_parameters") or old
 
 
 def _head_dim(config: dict[str, Any]) -> int:
@@ -167,8 +174,9 @@ def _renamed(config: dict[str, Any], tensors: dict[str, np.ndarray], interleaved
             continue
         if interleaved and inner in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config["num_attention_heads"] if inner.endswith("q_proj") else config["num_key_value_heads"]
-            array = interleave(array, heads)
-        found[f"blk.{layer}.{_NAMES[inner]}.{kind}"] = array
+            found[f"blk.{layer}.{_NAMES[inner]}.{kind}"] = interleave(array, heads)
+        else:
+            found[f"blk.{layer}.{_NAMES[inner]}.{kind}"] = array
     found |= {name: np.stack([members[e] for e in sorted(members)]) for name, members in experts.items()}
     if _rope(config).get("rope_type") == "llama3":
         found["rope_freqs.weight"] = _llama3_divisors(_rope(config), _head_dim(config))
@@ -178,7 +186,8 @@ def _renamed(config: dict[str, Any], tensors: dict[str, np.ndarray], interleaved
 def _llama3_divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray:
     """What Llama 3.1's reference code divides each frequency by, written once more from its three cases."""
     divisors = []
-    low, high, factor, old = (rope[k] for k in ("low_freq_factor", "high_freq_factor", "factor", "original_max_position_embeddings"))
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    factor, old = rope["factor"], rope["original_max_position_embeddings"]
     for i in range(0, head_dim, 2):
         wavelength = 2 * np.pi * rope["rope_theta"] ** (i / head_dim)
         if wavelength < old / high:
@@ -198,7 +207,9 @@ def _add_vocab(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(texts)
-    writer.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(texts))])
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(texts))]
+    )
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)

@@ -57,7 +57,9 @@ def test_a_manifest_by_entry_point(install):
 
 
 def test_a_hook_in_place_of_a_manifest(install):
-    source = good("hooked") + """
+    source = (
+        good("hooked")
+        + """
 import pluggy
 @pluggy.HookimplMarker("engine")
 def engine_backend_manifest():
@@ -65,6 +67,7 @@ def engine_backend_manifest():
 made = manifest
 del manifest
 """
+    )
     install(GROUP, "hooked", "hooked_plugin", source)
     assert open_device("hooked", {})[0] == "a device"
 
@@ -92,7 +95,10 @@ def test_the_best_score_wins_and_the_environment_overrides(install, monkeypatch)
         (good("broken", api="1.99"), ["API 1.99"]),
         (good("broken", api="0.9"), ["API 0.9"]),
         (good("broken", api="one"), ["API one"]),
-        (good("broken").replace("return Probe", "raise OSError('no driver')\n    return Probe"), ["OSError: no driver"]),
+        (
+            good("broken").replace("return Probe", "raise OSError('no driver')\n    return Probe"),
+            ["OSError: no driver"],
+        ),
         (good("broken").replace("return Probe", "raise SystemExit('bye')\n    return Probe"), ["SystemExit: bye"]),
         (good("broken").replace('True, "is there"', 'False, "There is no such card."'), ["There is no such card."]),
         (good("broken").replace('Probe(True, "is there", score=5)', "None"), ["probe"]),
@@ -110,14 +116,14 @@ def test_a_broken_plugin_does_not_keep_the_engine_from_running(install, llama):
 
 
 def test_an_unknown_name_lists_what_there_is():
-    with pytest.raises(BackendError, match="There is no backend 'cuba'; installed are: .*reference"):
+    with pytest.raises(BackendError, match=r"There is no backend 'cuba'; installed are: .*reference"):
         open_device("cuba", {})
 
 
 def test_a_device_that_fails_to_open(install):
     source = good("shut").replace('return ("a device"', 'raise RuntimeError("out of memory")\n    return ("a device"')
     install(GROUP, "shut", "shut_plugin:manifest", source)
-    with pytest.raises(BackendError, match="shut.*out of memory"):
+    with pytest.raises(BackendError, match=r"shut.*out of memory"):
         open_device("shut", {})
 
 
@@ -142,7 +148,8 @@ def test_probing_imports_nothing_heavy():
     """Importing the registry and probing what is installed loads neither frameworks nor the catalogue."""
     code = (
         "import sys; from engine.backend.registry import discover; discover();"
-        "print([m for m in ('torch', 'transformers', 'jax', 'gguf', 'engine.ops', 'engine.models', 'engine.runtime') if m in sys.modules])"
+        "heavy = 'torch', 'transformers', 'jax', 'gguf', 'engine.ops', 'engine.models', 'engine.runtime';"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

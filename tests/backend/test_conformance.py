@@ -72,7 +72,9 @@ def symbolic(name, array, dims):
 
 
 def make_call(spec, case, outputs):
-    values = {name: Value(n, name, symbolic(name, a, case.dims), tag_of(a)) for n, (name, a) in enumerate(case.inputs.items())}
+    values = {
+        name: Value(n, name, symbolic(name, a, case.dims), tag_of(a)) for n, (name, a) in enumerate(case.inputs.items())
+    }
     results = []
     for n, array in enumerate(outputs):
         name = f"out.{n}"

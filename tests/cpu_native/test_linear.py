@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-
-from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 from one_kernel import ISAS, run_kernel
 from weight_cases import DENSE, FORMATS, QUANTIZED, Weight, random_weight
+
+from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 
 ROWS = (1, 2, 3, 5, 8, 9, 17)
 BATCH = 64
@@ -30,7 +30,9 @@ def random_x(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
     return x
 
 
-def run_linear(x: np.ndarray, weights: list[Weight], *, isa: str, threads: int = 2, dim: str = "T", **more) -> list[np.ndarray]:
+def run_linear(
+    x: np.ndarray, weights: list[Weight], *, isa: str, threads: int = 2, dim: str = "T", **more
+) -> list[np.ndarray]:
     """x as f32 for dense weights, as q8g32 (made by the reference) for quantized ones."""
     biases = [(i, b) for i, b in enumerate(more.get("bias", [])) if b is not None]
     packed = quantize_q8g32(x) if x.shape[1] % 32 == 0 else None
@@ -153,7 +155,14 @@ def test_embed_gives_the_rows(rng, name, isa):
     ids[[5, 6]] = -1, 150
     for numbers in ({}, {"scale": 16.0}):
         [y] = run_kernel(
-            "embed", {"T": 40}, [ids], [((40, 256), np.float32)], weights=[weight.packed], numbers=numbers, isa=isa, threads=3
+            "embed",
+            {"T": 40},
+            [ids],
+            [((40, 256), np.float32)],
+            weights=[weight.packed],
+            numbers=numbers,
+            isa=isa,
+            threads=3,
         )
         known = (ids >= 0) & (ids < 150)
         assert np.array_equal(y[known], weight.values[ids[known]] * np.float32(numbers.get("scale", 1)))

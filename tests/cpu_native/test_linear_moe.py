@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from one_kernel import ISAS, native, run_kernel
+from weight_cases import QUANTIZED, dequantized, random_rows
 
 from engine.ops import moe
 from engine.ops.dense import quantize_q8g32
-from one_kernel import ISAS, native, run_kernel
-from weight_cases import QUANTIZED, dequantized, random_rows
 
 
 @pytest.fixture
@@ -22,7 +22,12 @@ def choose(rng: np.random.Generator, tokens: int, experts: int, k: int) -> np.nd
 @pytest.mark.parametrize("per_choice", [False, True])
 @pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q6_K",), ("Q8_0", "Q4_0"), ("F16",)])
 def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, isa):
-    for tokens, experts, k, columns, depth in ((1, 8, 2, 72, 256), (7, 4, 3, 16, 512), (90, 5, 2, 130, 256), (3, 1, 1, 1, 256)):
+    for tokens, experts, k, columns, depth in (
+        (1, 8, 2, 72, 256),
+        (7, 4, 3, 16, 512),
+        (90, 5, 2, 130, 256),
+        (3, 1, 1, 1, 256),
+    ):
         raw = [random_rows(rng, name, experts * columns, depth).reshape(experts, columns, -1) for name in names]
         weights = [native.alloc(name, columns, depth, experts) for name in names]
         for weight, rows in zip(weights, raw, strict=True):
@@ -41,16 +46,27 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, i
             isa=isa,
             threads=3,
         )
-        rows_of_x = np.arange(tokens * k).reshape(tokens, k) if per_choice else np.repeat(np.arange(tokens), k).reshape(tokens, k)
+        rows_of_x = (
+            np.arange(tokens * k).reshape(tokens, k)
+            if per_choice
+            else np.repeat(np.arange(tokens), k).reshape(tokens, k)
+        )
         for name, rows, y in zip(names, raw, got, strict=True):
             for e in range(experts):
                 single = native.alloc(name, columns, depth)
                 native.pack_into(single, rows[e])
                 [want] = run_kernel(
-                    "linear", {"T": len(x)}, [packed, plain, None], [((len(x), columns), np.float32)], weights=[single], isa=isa
+                    "linear",
+                    {"T": len(x)},
+                    [packed, plain, None],
+                    [((len(x), columns), np.float32)],
+                    weights=[single],
+                    isa=isa,
                 )
                 assert np.array_equal(y[ids == e], want[rows_of_x[ids == e]])
-                assert np.allclose(want[0], x[0] @ dequantized(name, rows[e]).T, rtol=0.1, atol=np.abs(want).max() * 0.05)
+                assert np.allclose(
+                    want[0], x[0] @ dequantized(name, rows[e]).T, rtol=0.1, atol=np.abs(want).max() * 0.05
+                )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -62,7 +78,12 @@ def test_moe_route_is_the_reference(rng, score, renormalize, isa):
         want_ids, want = moe.moe_route(logits=logits, k=k, score=score, renormalize=renormalize, scale=1.5)
         numbers = {"experts": experts, "k": k, "score": score == "sigmoid", "renormalize": renormalize, "scale": 1.5}
         ids, weights = run_kernel(
-            "moe_route", {"T": tokens}, [logits], [((tokens, k), np.int32), ((tokens, k), np.float32)], numbers=numbers, isa=isa
+            "moe_route",
+            {"T": tokens},
+            [logits],
+            [((tokens, k), np.int32), ((tokens, k), np.float32)],
+            numbers=numbers,
+            isa=isa,
         )
         assert np.array_equal(ids, want_ids)
         assert np.allclose(weights, want, rtol=1e-5, atol=1e-6)
@@ -72,7 +93,9 @@ def test_moe_route_is_the_reference(rng, score, renormalize, isa):
 def test_moe_route_of_nan_still_names_experts(isa):
     logits = np.array([[np.nan, 1, np.nan, 0], [np.nan] * 4, [-np.inf] * 4], np.float32)
     numbers = {"experts": 4, "k": 3, "score": 0, "renormalize": 1}
-    ids, weights = run_kernel("moe_route", {"T": 3}, [logits], [((3, 3), np.int32), ((3, 3), np.float32)], numbers=numbers, isa=isa)
+    ids, weights = run_kernel(
+        "moe_route", {"T": 3}, [logits], [((3, 3), np.int32), ((3, 3), np.float32)], numbers=numbers, isa=isa
+    )
     assert ids.tolist() == [[1, 3, 0], [0, 1, 2], [0, 1, 2]]
     assert np.isnan(weights).all()
 

@@ -1,10 +1,10 @@
 """Packed weights hold exactly what the file says."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
-
 from one_kernel import native
 from weight_cases import DENSE, FORMATS, HALVES, dequantized, random_rows
 
@@ -37,7 +37,7 @@ def test_ranges_of_columns_and_experts_are_packed_one_by_one(name):
     raw = random_rows(rng, name, columns * experts, depth).reshape(experts, columns, -1)
     weight = native.alloc(name, columns, depth, experts)
     cuts = [0, *sorted(rng.choice(np.arange(1, columns), 5, replace=False)), columns]
-    places = [(e, a, b) for e in range(experts) for a, b in zip(cuts, cuts[1:], strict=False)]
+    places = [(e, a, b) for e in range(experts) for a, b in pairwise(cuts)]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda p: native.pack_into(weight, raw[p[0], p[1] : p[2]], int(p[1]), p[0]), places))
     for e in range(experts):
@@ -58,7 +58,14 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError):
             native.alloc("Q8_0", columns, depth, count)
     weight = native.alloc("Q8_0", 64, 64, 2)
-    for rows, width, first, index in ((1, 67, 0, 0), (65, 68, 0, 0), (1, 68, 64, 0), (1, 68, -1, 0), (1, 68, 0, 2), (1, 68, 0, -1)):
+    for rows, width, first, index in (
+        (1, 67, 0, 0),
+        (65, 68, 0, 0),
+        (1, 68, 64, 0),
+        (1, 68, -1, 0),
+        (1, 68, 0, 2),
+        (1, 68, 0, -1),
+    ):
         with pytest.raises(ValueError):
             native.pack_into(weight, np.zeros((rows, width), np.uint8), first, index)
     for first, count, index in ((0, 65, 0), (-1, 1, 0), (64, 1, 0), (0, 1, 2), (0, -1, 0)):

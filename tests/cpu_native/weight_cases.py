@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
-
 from one_kernel import native
 
 DENSE = ("F32", "F16", "BF16")
@@ -23,7 +22,9 @@ class Weight:
     packed: Any
 
 
-def random_rows(rng: np.random.Generator, name: str, columns: int, depth: int, halves: np.ndarray | None = None) -> np.ndarray:
+def random_rows(
+    rng: np.random.Generator, name: str, columns: int, depth: int, halves: np.ndarray | None = None
+) -> np.ndarray:
     """Every byte random, except scales: normal, or drawn from the f16 array ``halves``."""
     if name in DENSE:
         values = rng.standard_normal((columns, depth), np.float32)

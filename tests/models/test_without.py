@@ -24,7 +24,7 @@ def models(tmp_path_factory):
 
 
 def run(path, backend, **settings):
-    settings = {"kv_cache_dtype": "f32", "threads": 2, "max_num_batched_tokens": 16} | settings
+    settings = {"kv_cache_dtype": "f32", "threads": 2, "max_num_batched_tokens": 16, "max_num_seqs": 8} | settings
     with LLM(path, backend=backend, **settings) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
         return [out.outputs[0].token_ids for out in outputs], llm.loaded

@@ -51,7 +51,7 @@ def test_attributes_at_their_default_are_left_out(builder):
 
 def test_unknown_and_missing_attributes_are_refused(builder):
     x = embedded(builder)
-    with pytest.raises(ModelError, match="rms_norm has no attribute 'epsilon'; it has .*eps"):
+    with pytest.raises(ModelError, match=r"rms_norm has no attribute 'epsilon'; it has .*eps"):
         builder.call("rms_norm", {"x": x}, [("y", x.shape, "act")], eps=1e-5, epsilon=1e-5)
     with pytest.raises(ModelError, match="rms_norm needs the attribute 'eps'"):
         builder.call("rms_norm", {"x": x}, [("y", x.shape, "act")])

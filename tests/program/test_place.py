@@ -51,7 +51,9 @@ def test_an_op_that_is_missing_falls_alone(program, op):
     assert set(fallen(placement)) == {op}
     assert fallen(placement)[op] == f"fake has no provider of {op}."
     assert set(placement.state_places.values()) == {"device"}
-    with pytest.raises(PlacementError, match=rf"--strict: \d+ of \d+ ops would run on the reference, first {op}: fake has"):
+    with pytest.raises(
+        PlacementError, match=rf"--strict: \d+ of \d+ ops would run on the reference, first {op}: fake has"
+    ):
         Placer(lacking(op, "add_rms_norm")).place(program, strict=True)
 
 
@@ -80,7 +82,10 @@ def test_one_layer_alone_moves(program):
     refuses = lambda call: "not this layer." if "kv.1.k" in call.states.values() else None  # noqa: E731
     device.offered["attention"] = [provider("attention", refuses=refuses)]
     placement = Placer(device).place(program)
-    assert {s: p for s, p in placement.state_places.items() if s.endswith(".k")} == {"kv.0.k": "device", "kv.1.k": "host"}
+    assert {s: p for s, p in placement.state_places.items() if s.endswith(".k")} == {
+        "kv.0.k": "device",
+        "kv.1.k": "host",
+    }
     assert placement.layer_layouts == {0: FAKE_LAYOUT, 1: PLAIN}
     copies = {p.place: set(p.call.states.values()) for p in placement.calls if p.call.op == "kv_copy"}
     assert copies == {"device": {"kv.0.k", "kv.0.v"}, "host": {"kv.1.k", "kv.1.v"}}
@@ -127,7 +132,7 @@ def test_without_takes_providers_out(program):
     assert fallen(placement) == {
         op: f"the providers of {op} were taken out on request." for op in ("rope", "gated_act")
     }
-    with pytest.raises(PlacementError, match="no op 'ropes'; the ops are: .*rope"):
+    with pytest.raises(PlacementError, match=r"no op 'ropes'; the ops are: .*rope"):
         Placer(FakeDevice.of(*EVERY_OP), without=("ropes",))
 
 
@@ -161,7 +166,9 @@ def test_a_packed_activation_is_made_once_for_all_that_want_it(program):
 def test_roles_become_storage(program):
     device = FakeDevice.of(*EVERY_OP)
     info = device.describe()
-    device.describe = lambda: type(info)("fake", "fake", kv_layouts=device.layouts, roles={"act": "bf16", "residual": "f32"})
+    device.describe = lambda: type(info)(
+        "fake", "fake", kv_layouts=device.layouts, roles={"act": "bf16", "residual": "f32"}
+    )
     dtypes = {v.name: v.dtype for p in Placer(device).place(program).calls for v in p.call.outputs}
     assert dtypes["x"] == "f32" and dtypes["blk.0.attn_q"] == "bf16"
     assert not {"act", "residual"} & set(dtypes.values())
@@ -177,7 +184,12 @@ def run(llama, monkeypatch):
     def run(device, **settings):
         if device is not None:
             monkeypatch.setattr(engine.runtime.load, "open_device", lambda name, options: device)
-        settings = {"kv_cache_dtype": "f32", "kv_cache_tokens": 512, "max_num_batched_tokens": 16} | settings
+        settings = {
+            "kv_cache_dtype": "f32",
+            "kv_cache_tokens": 512,
+            "max_num_batched_tokens": 16,
+            "max_num_seqs": 8,
+        } | settings
         with LLM(llama, backend="reference", **settings) as llm:
             prompts = [[1, 9, 8], list(range(30, 55)), [4]]
             outputs = [*llm.generate(prompts, GREEDY), *llm.generate(prompts, SAMPLED)]
@@ -202,7 +214,9 @@ def test_with_any_one_op_on_the_host_the_answers_are_the_same(run, expected, op)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "int8"])
-@pytest.mark.parametrize("missing", [("attention",), ("linear", "linear_group"), ("sample", "kv_write", "rope", "embed")])
+@pytest.mark.parametrize(
+    "missing", [("attention",), ("linear", "linear_group"), ("sample", "kv_write", "rope", "embed")]
+)
 def test_mixed_placements_in_other_kv_dtypes(run, dtype, missing):
     answers, _ = run(lacking(*missing), kv_cache_dtype=dtype)
     assert answers == run(FakeDevice.of(*EVERY_OP), kv_cache_dtype=dtype)[0]
@@ -213,7 +227,9 @@ def test_a_single_op_on_the_device(run, expected):
         got, loaded = run(FakeDevice.of(op))
         assert got == expected
         on_device = {placed.call.op for placed in loaded.placement.calls if placed.place == "device"}
-        assert on_device == ({op} if op != "attention" else set()), "attention cannot leave the cache that kv_write fills"
+        assert on_device == ({op} if op != "attention" else set()), (
+            "attention cannot leave the cache that kv_write fills"
+        )
 
 
 def test_one_layers_cache_on_the_host_and_one_on_the_device(run, expected):

@@ -85,7 +85,7 @@ def assert_failed(output):
     assert "The device failed on this request: RuntimeError: the kernel refused" in out.stop_reason
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 8}, {"max_num_seqs": 2}])
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 8, "max_num_seqs": 8}, {"max_num_seqs": 2}])
 def test_a_request_that_breaks_steps_fails_alone(faulty, settings):
     llm, opened = faulty(**settings)
     expected = alone(llm)
@@ -122,7 +122,7 @@ def test_those_already_answering_go_on_with_the_same_tokens(faulty):
 
 
 def test_a_suspect_that_is_aborted_does_not_stop_the_search(faulty):
-    llm, _ = faulty(max_num_batched_tokens=8)
+    llm, _ = faulty(max_num_batched_tokens=8, max_num_seqs=8)
     expected = alone(llm, [PROMPTS[3]])
     for _ in range(5):
         streams = [llm.stream(list(range(200, 260)), GREEDY) for _ in range(3)]
@@ -180,7 +180,13 @@ def damaged(tmp_path_factory):
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "int8"])
 def test_logits_that_are_no_numbers_fail_their_request_alone(damaged, backend, kv_dtype):
-    settings = {"threads": 2, "kv_cache_dtype": kv_dtype, "kv_cache_tokens": 512, "max_num_batched_tokens": 32}
+    settings = {
+        "threads": 2,
+        "kv_cache_dtype": kv_dtype,
+        "kv_cache_tokens": 512,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 8,
+    }
     with LLM(damaged, backend=backend, **settings) as llm:
         expected = alone(llm)
         for _ in range(3):  # the later ones meet blocks that hold what is no number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_a_stream_grows_to_the_whole(llm):
     outputs = list(llm.stream(PROMPT, greedy(max_tokens=30)))
     assert [len(out.outputs[0].token_ids) for out in outputs] == list(range(1, 31))
     assert [out.finished for out in outputs] == [False] * 29 + [True]
-    for earlier, later in zip(outputs, outputs[1:], strict=False):
+    for earlier, later in pairwise(outputs):
         assert later.outputs[0].text.startswith(earlier.outputs[0].text)
     assert outputs[-1].outputs == whole.outputs
 
@@ -286,3 +287,35 @@ def test_without_a_tokenizer_ids_go_in_and_out(llama, tmp_path, backend):
         with pytest.raises(RequestError, match="Stop strings need a tokenizer"):
             llm.generate(list(IDS), greedy(stop=["a"]))
         assert llm.generate(list(IDS), greedy(stop_token_ids=[out.token_ids[0]]))[0].outputs[0].finish_reason == "stop"
+
+
+# -- conversations ---------------------------------------------------------------------------------------------------
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ extra or '' }}"
+
+
+@pytest.fixture
+def chatty(llama, tmp_path):
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    with LLM(tmp_path, backend="reference", kv_cache_tokens=512) as llm:
+        yield llm
+
+
+def test_chat_is_the_rendered_prompt_with_its_tokens_parsed(chatty):
+    hello = [{"role": "user", "content": "Once upon a time"}]
+    out = chatty.chat(hello, greedy(), extra="bot:")[0]
+    text = "<s>user: Once upon a time\nbot:"
+    assert chatty.render(hello, extra="bot:") == text
+    ids = chatty.get_tokenizer().encode(text, parse_special=True)
+    assert list(out.prompt_token_ids) == ids and ids.count(1) == 1, "one beginning of sequence, the template's"
+    assert out.outputs == chatty.generate([ids], greedy())[0].outputs
+    both = chatty.chat([hello, [*hello, {"role": "bot", "content": "The end"}]], greedy(), extra="bot:")
+    assert both[0].outputs == out.outputs and len(both) == 2
+    assert len(both[1].prompt_token_ids) > len(ids)
+
+
+def test_chat_without_a_template(open_llm):
+    with pytest.raises(RequestError, match="no chat template; use generate"):
+        open_llm("reference").chat([{"role": "user", "content": "Hello"}])

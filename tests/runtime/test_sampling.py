@@ -82,7 +82,9 @@ def test_logit_bias_adds_and_bans(sampled):
     plain = sampled()[0].token_ids
     bias = {plain[0]: -np.inf, plain[4]: -3.0, 17: 2.5}
     out, steps = sampled(logit_bias=bias)
-    biased = [row + sum((np.eye(len(row))[t] * (b if np.isfinite(b) else -1e9) for t, b in bias.items())) for _, row in steps]
+    biased = [
+        row + sum((np.eye(len(row))[t] * (b if np.isfinite(b) else -1e9) for t, b in bias.items())) for _, row in steps
+    ]
     assert list(out.token_ids) == [int(row.argmax()) for row in biased]
     assert plain[0] not in out.token_ids
 

@@ -13,7 +13,9 @@ from engine import SamplingParams
 from engine.errors import RequestError
 
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 40), st.floats(-3, 3), st.booleans(), st.none())
-anything = st.one_of(numbers, st.text(max_size=3), st.lists(numbers, max_size=2), st.dictionaries(numbers, numbers, max_size=2))
+anything = st.one_of(
+    numbers, st.text(max_size=3), st.lists(numbers, max_size=2), st.dictionaries(numbers, numbers, max_size=2)
+)
 FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
 
 
@@ -26,7 +28,8 @@ def number(value, low, high):
 
 
 def texts(value):
-    return isinstance(value, str) and value != "" or isinstance(value, list) and all(isinstance(t, str) and t for t in value)
+    listed = [value] if isinstance(value, str) else value
+    return isinstance(listed, list) and all(isinstance(t, str) and t for t in listed)
 
 
 # What each field may be, said once more.
@@ -41,8 +44,12 @@ ALLOWED = {
     "repetition_penalty": lambda v: number(v, 1e-3, 100),
     "frequency_penalty": lambda v: number(v, -100, 100),
     "presence_penalty": lambda v: number(v, -100, 100),
-    "logit_bias": lambda v: isinstance(v, dict)
-    and all(type(k) is int and (number(b, -1e9, 1e9) or (type(b) is float and b == -math.inf)) for k, b in v.items()),
+    "logit_bias": lambda v: (
+        isinstance(v, dict)
+        and all(
+            type(k) is int and (number(b, -1e9, 1e9) or (type(b) is float and b == -math.inf)) for k, b in v.items()
+        )
+    ),
     "seed": lambda v: v is None or integer(v, 0, 2**64 - 1),
     "logprobs": lambda v: v is None or integer(v, 0, 32),
     "stop": texts,

@@ -18,7 +18,8 @@ def requests(seed=7):
     for n in range(COUNT):
         own = rng.integers(3, 320, int(rng.choice([1, 2, 15, 16, 17, 33, 50, 90]))).tolist()
         prompts.append(shared + own if n % 3 == 0 else own)
-        kinds = ({"temperature": 0.0}, {"temperature": 0.9, "seed": n}, {"temperature": 1.2, "seed": n, "top_k": 20, "top_p": 0.9})
+        cut = {"temperature": 1.2, "seed": n, "top_k": 20, "top_p": 0.9}
+        kinds = ({"temperature": 0.0}, {"temperature": 0.9, "seed": n}, cut)
         penalties = {"repetition_penalty": 1.2, "frequency_penalty": 0.2} if n % 4 == 0 else {}
         limits = {"max_tokens": int(rng.integers(1, 24)), "ignore_eos": True, "logprobs": 2}
         params.append(SamplingParams(**kinds[n % 3], **penalties, **limits))

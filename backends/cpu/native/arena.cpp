@@ -11,7 +11,8 @@ size_t plan_arena(std::vector<Lifetime>& values) {
     value.bytes = (value.bytes + 63) / 64 * 64;
     order.push_back(&value);
   }
-  std::stable_sort(order.begin(), order.end(), [](const Lifetime* a, const Lifetime* b) { return a->bytes > b->bytes; });
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Lifetime* a, const Lifetime* b) { return a->bytes > b->bytes; });
   std::vector<Lifetime*> placed;  // by offset
   size_t size = 0;
   for (Lifetime* value : order) {

@@ -21,10 +21,10 @@ struct Variant {
 
 #ifdef ENGINE_HAS_AVX512
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("bmi2");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
+         __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
 }
 #endif
 
@@ -56,8 +56,8 @@ std::string default_isa() {
   if (forced == nullptr || *forced == '\0') return names.front();
   for (const std::string& name : names)
     if (name == forced) return name;
-  throw std::invalid_argument("ENGINE_CPU_ISA is '" + std::string(forced) + "', and this machine can run: " + joined(names) +
-                              ".");
+  throw std::invalid_argument("ENGINE_CPU_ISA is '" + std::string(forced) +
+                              "', and this machine can run: " + joined(names) + ".");
 }
 
 const Table& isa_table(const std::string& name) {
@@ -70,7 +70,8 @@ const Table& isa_table(const std::string& name) {
     variant.enter(table);
     return table;
   }
-  throw std::invalid_argument("The instruction set '" + name + "' is not one this machine can run: " + joined(isa_list()) + ".");
+  throw std::invalid_argument("The instruction set '" + name +
+                              "' is not one this machine can run: " + joined(isa_list()) + ".");
 }
 
 }  // namespace engine_cpu

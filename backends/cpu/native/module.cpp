@@ -26,11 +26,20 @@ using WriteArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
 std::string dtype_name(nb::dlpack::dtype dtype) {
   const char* kind = nullptr;
   switch (static_cast<nb::dlpack::dtype_code>(dtype.code)) {
-    case nb::dlpack::dtype_code::Int: kind = "i"; break;
-    case nb::dlpack::dtype_code::UInt: kind = "u"; break;
-    case nb::dlpack::dtype_code::Float: kind = "f"; break;
-    case nb::dlpack::dtype_code::Bfloat: kind = "bf"; break;
-    default: return "another type";
+    case nb::dlpack::dtype_code::Int:
+      kind = "i";
+      break;
+    case nb::dlpack::dtype_code::UInt:
+      kind = "u";
+      break;
+    case nb::dlpack::dtype_code::Float:
+      kind = "f";
+      break;
+    case nb::dlpack::dtype_code::Bfloat:
+      kind = "bf";
+      break;
+    default:
+      return "another type";
   }
   return kind + std::to_string(dtype.bits);
 }
@@ -39,7 +48,8 @@ template <class Array>
 Array as_array(nb::handle object, const std::string& what) {
   Array array;
   if (!nb::try_cast<Array>(object, array, false))
-    throw nb::type_error((what + " must be a C-contiguous array in host memory, and writable if it is written.").c_str());
+    throw nb::type_error(
+        (what + " must be a C-contiguous array in host memory, and writable if it is written.").c_str());
   return array;
 }
 
@@ -56,7 +66,8 @@ void collect(const Segment& segment, const std::vector<int32_t>& ids, nb::list o
       if (!wanted.empty() && wanted != dtype_name(array.dtype()))
         throw nb::type_error((name + " must be " + wanted + ", not " + dtype_name(array.dtype()) + ".").c_str());
     }
-    bindings.push_back(Binding{static_cast<uint8_t*>(const_cast<void*>(static_cast<const void*>(array.data()))), array.nbytes()});
+    bindings.push_back(
+        Binding{static_cast<uint8_t*>(const_cast<void*>(static_cast<const void*>(array.data()))), array.nbytes()});
   }
 }
 
@@ -69,7 +80,8 @@ void run_segment(Segment& segment, const std::vector<int32_t>& dims, nb::list in
 }
 
 void add_kernel(Segment& segment, const std::string& kernel, std::vector<int32_t> inputs, std::vector<int32_t> outputs,
-                std::vector<std::shared_ptr<PackedWeight>> weights, nb::list states, std::map<std::string, double> numbers) {
+                std::vector<std::shared_ptr<PackedWeight>> weights, nb::list states,
+                std::map<std::string, double> numbers) {
   KernelArgs args;
   args.inputs = std::move(inputs);
   args.outputs = std::move(outputs);
@@ -110,7 +122,8 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
   m.attr("DIMS") = kDimNames;
   m.def("isa_list", &isa_list, "Instruction-set variants that this machine can run, best first.");
-  m.def("isa", &default_isa, "The variant used where none is named: ENGINE_CPU_ISA, else the best. ValueError if it cannot run.");
+  m.def("isa", &default_isa,
+        "The variant used where none is named: ENGINE_CPU_ISA, else the best. ValueError if it cannot run.");
   m.def("kernels", &names_of, nb::arg("isa") = "", "Names of the kernels of a variant.");
 
   nb::class_<PackedWeight>(m, "PackedWeight", "A weight in a kernel family's packed layout.")
@@ -128,17 +141,21 @@ NB_MODULE(_native, m) {
       .def_prop_ro("size", &Pool::size);
 
   nb::class_<Segment>(m, "Segment", "Kernels bound to values, run in order in one call.")
-      .def("__init__",
-           [](Segment* self, std::shared_ptr<Pool> pool, const std::vector<int32_t>& maxima, int64_t max_context,
-              const std::string& isa, bool poison) {
-             new (self) Segment(std::move(pool), isa.empty() ? default_isa() : isa, maxima, max_context, poison);
-           },
-           nb::arg("pool"), nb::arg("maxima"), nb::arg("max_context"), nb::arg("isa") = "", nb::arg("poison") = false,
-           "maxima: the largest counts a step may have, in the order of DIMS; max_context: tokens of the longest sequence.")
+      .def(
+          "__init__",
+          [](Segment* self, std::shared_ptr<Pool> pool, const std::vector<int32_t>& maxima, int64_t max_context,
+             const std::string& isa, bool poison) {
+            new (self) Segment(std::move(pool), isa.empty() ? default_isa() : isa, maxima, max_context, poison);
+          },
+          nb::arg("pool"), nb::arg("maxima"), nb::arg("max_context"), nb::arg("isa") = "", nb::arg("poison") = false,
+          "maxima: the largest counts a step may have, in the order of DIMS; max_context: tokens of the longest "
+          "sequence.")
       .def("value", &Segment::value, nb::arg("id"), nb::arg("row_bytes"), nb::arg("rows"), nb::arg("dtype") = "",
-           "Declares a value of rows ('T', 'S+1', 'S*P', '1', ...) x row_bytes; dtype ('f32', 'i32', ...) is checked at run.")
-      .def("add", &add_kernel, nb::arg("kernel"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("weights") = nb::list(),
-           nb::arg("states") = nb::list(), nb::arg("numbers") = std::map<std::string, double>(),
+           "Declares a value of rows ('T', 'S+1', 'S*P', '1', ...) x row_bytes; dtype ('f32', 'i32', ...) is checked "
+           "at run.")
+      .def("add", &add_kernel, nb::arg("kernel"), nb::arg("inputs"), nb::arg("outputs"),
+           nb::arg("weights") = nb::list(), nb::arg("states") = nb::list(),
+           nb::arg("numbers") = std::map<std::string, double>(),
            "Appends a kernel. Absent inputs are -1. The states' memory must not move while the segment lives.")
       .def("finish", &Segment::finish, nb::arg("inputs"), nb::arg("outputs"),
            "Plans the arena. What is listed is bound at each run; every other value lives inside.")

@@ -16,8 +16,8 @@ namespace engine_cpu {
 class Gate {
  public:
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
-  void open();                               // value += 1 and wake all
-  void wait(uint32_t seen, bool spin);       // until value != seen
+  void open();                          // value += 1 and wake all
+  void wait(uint32_t seen, bool spin);  // until value != seen
 
  private:
   std::atomic<uint32_t> value_{0};

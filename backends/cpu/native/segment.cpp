@@ -12,7 +12,8 @@ namespace {
 
 Dims dims_of(const std::vector<int32_t>& counts) {
   Dims dims;
-  int32_t* const fields[kDims] = {&dims.T, &dims.S, &dims.R, &dims.P, &dims.C, &dims.H, &dims.F, &dims.B, &dims.M, &dims.K};
+  int32_t* const fields[kDims] = {&dims.T, &dims.S, &dims.R, &dims.P, &dims.C,
+                                  &dims.H, &dims.F, &dims.B, &dims.M, &dims.K};
   for (int i = 0; i < kDims; ++i) *fields[i] = counts[i];
   return dims;
 }
@@ -41,7 +42,8 @@ Rows::Rows(const std::string& text) {
     if (dim != nullptr && (factor.size() == 1 || factor.substr(1) == "+1")) {
       factors_.emplace_back(static_cast<int>(dim - kDimNames), factor.size() == 1 ? 0 : 1);
     } else if (factor != "1") {
-      refuse("'" + text + "' is no number of rows; write a product of T, S, R, P, C, H, F, B, M, K or 1, such as S+1 or S*P.");
+      refuse("'" + text +
+             "' is no number of rows; write a product of T, S, R, P, C, H, F, B, M, K or 1, such as S+1 or S*P.");
     }
     at = end + 1;
   }
@@ -53,10 +55,11 @@ size_t Rows::count(const int32_t* dims) const {
   return rows;
 }
 
-Segment::Segment(std::shared_ptr<Pool> pool, const std::string& isa, const std::vector<int32_t>& maxima, int64_t max_context,
-                 bool poison)
+Segment::Segment(std::shared_ptr<Pool> pool, const std::string& isa, const std::vector<int32_t>& maxima,
+                 int64_t max_context, bool poison)
     : pool_(std::move(pool)), table_(isa_table(isa)), maxima_(maxima), max_context_(max_context), poison_(poison) {
-  if (maxima.size() != kDims) refuse("A segment takes " + std::to_string(kDims) + " maxima, one a dimension of " + kDimNames + ".");
+  if (maxima.size() != kDims)
+    refuse("A segment takes " + std::to_string(kDims) + " maxima, one a dimension of " + kDimNames + ".");
   for (int32_t most : maxima)
     if (most < 0) refuse("A segment's maxima are at least 0.");
 }
@@ -112,11 +115,13 @@ void Segment::add(const std::string& name, KernelArgs args) {
 void Segment::finish(const std::vector<int32_t>& inputs, const std::vector<int32_t>& outputs) {
   if (finished_) refuse("The segment is finished already.");
   for (int32_t id : inputs) {
-    if (used("boundary", id).producer >= 0) refuse("Value " + std::to_string(id) + " is an input and also written inside.");
+    if (used("boundary", id).producer >= 0)
+      refuse("Value " + std::to_string(id) + " is an input and also written inside.");
     values_[id].external = true;
   }
   for (int32_t id : outputs) {
-    if (used("boundary", id).producer < 0) refuse("Value " + std::to_string(id) + " is an output that no kernel writes.");
+    if (used("boundary", id).producer < 0)
+      refuse("Value " + std::to_string(id) + " is an output that no kernel writes.");
     values_[id].external = true;
   }
   inputs_ = inputs;
@@ -134,11 +139,13 @@ void Segment::plan() {
     for (int32_t id : nodes_[i].args.inputs) {
       if (id == -1 || values_[id].external) continue;
       if (values_[id].producer < 0 || values_[id].producer >= node)
-        refuse("Kernel '" + nodes_[i].name + "' reads value " + std::to_string(id) + " before anything has written it.");
+        refuse("Kernel '" + nodes_[i].name + "' reads value " + std::to_string(id) +
+               " before anything has written it.");
       lifetimes[id].last = node;
     }
     for (int32_t id : nodes_[i].args.outputs)
-      if (id != -1) lifetimes[id] = Lifetime{values_[id].row_bytes * values_[id].rows.count(maxima_.data()), node, node};
+      if (id != -1)
+        lifetimes[id] = Lifetime{values_[id].row_bytes * values_[id].rows.count(maxima_.data()), node, node};
   }
   std::vector<int32_t> ids;
   std::vector<Lifetime> internal;
@@ -163,13 +170,14 @@ void Segment::bind(const std::vector<int32_t>& ids, const std::vector<Binding>& 
     const Value& value = values_[ids[i]];
     const size_t needed = value.row_bytes * value.rows.count(dims);
     if (bindings[i].nbytes < needed)
-      refuse("Value " + std::to_string(ids[i]) + " needs " + std::to_string(needed) + " bytes in this step, and the array has " +
-             std::to_string(bindings[i].nbytes) + ".");
+      refuse("Value " + std::to_string(ids[i]) + " needs " + std::to_string(needed) +
+             " bytes in this step, and the array has " + std::to_string(bindings[i].nbytes) + ".");
     pointers_[ids[i]] = bindings[i].data;
   }
 }
 
-void Segment::run(const std::vector<int32_t>& dims, const std::vector<Binding>& inputs, const std::vector<Binding>& outputs) {
+void Segment::run(const std::vector<int32_t>& dims, const std::vector<Binding>& inputs,
+                  const std::vector<Binding>& outputs) {
   std::lock_guard<std::mutex> lock(running_);
   if (!finished_) refuse("Call finish before run.");
   if (dims.size() != kDims) refuse("A step has " + std::to_string(kDims) + " dims, in the order " + kDimNames + ".");

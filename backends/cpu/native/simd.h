@@ -106,7 +106,9 @@ ENGINE_INLINE uint32_t lane_bits(i32x16 mask) {
 }
 
 // All ones in the lanes whose bit is set.
-ENGINE_INLINE i32x16 bits_mask(uint32_t bits) { return (splat_i32(static_cast<int32_t>(bits)) >> lane_index() & 1) != 0; }
+ENGINE_INLINE i32x16 bits_mask(uint32_t bits) {
+  return (splat_i32(static_cast<int32_t>(bits)) >> lane_index() & 1) != 0;
+}
 
 ENGINE_INLINE bool any(i32x16 mask) { return lane_bits(mask) != 0; }
 
@@ -279,6 +281,15 @@ ENGINE_INLINE u16x16 narrow_bf16(f32x16 x) {
   const i32x16 r = select(bit_cast<i32x16>(bits & 0x7fffffff) > 0x7f800000, bit_cast<i32x16>((bits >> 16) | 0x40),
                           bit_cast<i32x16>(rounded));
   return narrow_u16(bit_cast<u32x16>(r));
+}
+
+// The low byte of each lane.
+ENGINE_INLINE i8x16 narrow_i8(i32x16 x) {
+#if defined(__AVX512F__)
+  return bit_cast<i8x16>(_mm512_cvtepi32_epi8(bit_cast<__m512i>(x)));
+#else
+  return __builtin_convertvector(x, i8x16);
+#endif
 }
 
 ENGINE_INLINE void narrow(float* p, f32x16 x) { store(p, x); }

@@ -32,8 +32,7 @@ ENGINE_INLINE void merge(Partial target, Partial source, int64_t width) {
   const f32x16 a = exp(splat(*target.m - m)), b = exp(splat(*source.m - m));
   *target.m = m;
   *target.l = *target.l * a[0] + *source.l * b[0];
-  for (int64_t d = 0; d < width; d += 16)
-    store(target.o + d, fma(load(source.o + d), b, load(target.o + d) * a));
+  for (int64_t d = 0; d < width; d += 16) store(target.o + d, fma(load(source.o + d), b, load(target.o + d) * a));
 }
 
 ENGINE_INLINE void assign(Partial target, Partial source, int64_t width) {
@@ -44,11 +43,11 @@ ENGINE_INLINE void assign(Partial target, Partial source, int64_t width) {
 
 // One thread's working memory.
 struct Workspace {
-  float* q;        // [kTileRows][width], scaled
-  float* weights;  // [kTileRows][kChunk]: scores, then probabilities
-  float* chunk;    // [kTileRows] partials of the chunk in hand
-  float* state;    // [kTileRows] partials so far
-  uint8_t* keys;   // tiles put together from blocks of fewer than 16 tokens
+  float* q;            // [kTileRows][width], scaled
+  float* weights;      // [kTileRows][kChunk]: scores, then probabilities
+  float* chunk;        // [kTileRows] partials of the chunk in hand
+  float* state;        // [kTileRows] partials so far
+  uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens
   const void** pages;  // [kChunk] values of a chunk's blocks
   const void** ahead;  // [kChunk] what to prefetch beside each
 };
@@ -60,10 +59,18 @@ struct Workspace {
 class Attention final : public Kernel {
  public:
   explicit Attention(const KernelArgs& args)
-      : q_(args.inputs.at(0)), starts_(args.inputs.at(1)), offsets_(args.inputs.at(2)), table_(args.inputs.at(3)),
-        out_(args.outputs.at(0)), layout_(args), heads_(args.integer("heads")), group_(heads_ / layout_.heads),
-        width_((layout_.dim + 15) / 16 * 16), scale_(static_cast<float>(args.number("scale"))),
-        softcap_(static_cast<float>(args.number_or("softcap", 0))), window_(static_cast<int32_t>(args.number_or("window", 0))),
+      : q_(args.inputs.at(0)),
+        starts_(args.inputs.at(1)),
+        offsets_(args.inputs.at(2)),
+        table_(args.inputs.at(3)),
+        out_(args.outputs.at(0)),
+        layout_(args),
+        heads_(args.integer("heads")),
+        group_(heads_ / layout_.heads),
+        width_((layout_.dim + 15) / 16 * 16),
+        scale_(static_cast<float>(args.number("scale"))),
+        softcap_(static_cast<float>(args.number_or("softcap", 0))),
+        window_(static_cast<int32_t>(args.number_or("window", 0))),
         max_chunks_(args.integer("max_context") / kChunk + 1) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
     for (size_t i = 0; i < args.states.size(); ++i) states_[i] = args.states[i];
@@ -96,11 +103,11 @@ class Attention final : public Kernel {
   template <class T>
   void run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work, T*) const;
   template <int R, class T>
-  void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk, const Workspace& work,
-                 float* partials, T*) const;
+  void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
+                 const Workspace& work, float* partials, T*) const;
   template <class T>
-  void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk, const Workspace& work,
-                float* partials, T* type) const;
+  void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
+                const Workspace& work, float* partials, T* type) const;
   template <class T>
   void find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work, T*) const;
   template <int R, class T>
@@ -156,7 +163,8 @@ int32_t Attention::position(const Frame& frame, const TileTask& task, int32_t ro
 }
 
 // The row's tokens in the chunk, relative to it; empty if begin >= end.
-Span Attention::span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const {
+Span Attention::span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row,
+                     int64_t chunk) const {
   const int32_t own = position(frame, task, row), origin = static_cast<int32_t>(chunk * kChunk);
   const int32_t begin = plan.first_token(own) - origin, end = own + 1 - origin;
   return {begin > 0 ? begin : 0, end < kChunk ? end : kChunk};
@@ -205,7 +213,8 @@ void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionP
 
 // All chunks of a tile, merged as they come.
 template <class T>
-void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work, T* type) const {
+void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work,
+                         T* type) const {
   load_queries(frame, task, work, kTileRows);
   bool begun[kTileRows] = {};
   for (int64_t chunk = task.first_chunk; chunk < task.first_chunk + task.chunks; ++chunk) {
@@ -260,12 +269,14 @@ template <int R, class T>
 void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
                           const Workspace& work, float* partials, T* type) const {
   const int64_t first_block = chunk * kChunk >> block_shift_;
-  const int32_t* blocks = input<int32_t>(frame, table_) + static_cast<int64_t>(task.sequence) * frame.dims.P + first_block;
+  const int32_t* blocks =
+      input<int32_t>(frame, table_) + static_cast<int64_t>(task.sequence) * frame.dims.P + first_block;
   Span spans[R];
   Span all{kChunk, 0}, shared{0, kChunk};
   for (int32_t r = 0; r < R; ++r) {
     spans[r] = span(frame, plan, task, r < task.rows ? r : task.rows - 1, chunk);
-    shared = {spans[r].begin > shared.begin ? spans[r].begin : shared.begin, spans[r].end < shared.end ? spans[r].end : shared.end};
+    shared = {spans[r].begin > shared.begin ? spans[r].begin : shared.begin,
+              spans[r].end < shared.end ? spans[r].end : shared.end};
     if (spans[r].begin >= spans[r].end) continue;
     all = {spans[r].begin < all.begin ? spans[r].begin : all.begin, spans[r].end > all.end ? spans[r].end : all.end};
   }
@@ -276,20 +287,28 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
       softmax(blocks, task.head, spans[r], work.weights + r * kChunk, partial(partials, r));
   const bool more = chunk + 1 < task.first_chunk + task.chunks;
   find_pages(blocks, task.head, all, more ? position(frame, task, task.rows - 1) + 1 - chunk * kChunk : 0, work, type);
-  const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages), reinterpret_cast<const T* const*>(work.ahead),
-                             block_shift_, layout_.dim, work.weights, spans, all, shared};
+  const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages),
+                             reinterpret_cast<const T* const*>(work.ahead),
+                             block_shift_,
+                             layout_.dim,
+                             work.weights,
+                             spans,
+                             all,
+                             shared};
   all_values<R, kVectors<R>>(values, 0, partials, width_ + 16);
 }
 
-// The value pages of a chunk's blocks, and beside each the key page one chunk later, if the task goes on to it: `end` is
-// where its tokens end, relative to this chunk.
+// The value pages of a chunk's blocks, and beside each the key page one chunk later, if the task goes on to it: `end`
+// is where its tokens end, relative to this chunk.
 template <class T>
-void Attention::find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work, T*) const {
+void Attention::find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work,
+                           T*) const {
   for (int32_t block = all.begin >> block_shift_; block <= (all.end - 1) >> block_shift_; ++block) {
     work.pages[block] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[block], head);
     const int64_t later = block + (kChunk >> block_shift_);
     const bool exists = later << block_shift_ < end;
-    work.ahead[block] = exists ? reinterpret_cast<const T*>(states_[0]) + layout_.page(blocks[later], head) : work.pages[block];
+    work.ahead[block] =
+        exists ? reinterpret_cast<const T*>(states_[0]) + layout_.page(blocks[later], head) : work.pages[block];
   }
 }
 
@@ -319,7 +338,8 @@ const T* Attention::key_tile(const int32_t* blocks, int64_t head, int32_t token,
     return keys + layout_.page(blocks[token >> block_shift_], head) + layout_.key(token & (layout_.block - 1));
   for (int64_t i = 0; i < 16 && token + i < end; i += lanes) {
     const T* source = keys + layout_.page(blocks[(token + i) >> block_shift_], head);
-    for (int64_t d = 0; d < layout_.dim; ++d) std::memcpy(assembled + d * 16 + i, source + d * lanes, lanes * sizeof(T));
+    for (int64_t d = 0; d < layout_.dim; ++d)
+      std::memcpy(assembled + d * 16 + i, source + d * lanes, lanes * sizeof(T));
   }
   return assembled;
 }

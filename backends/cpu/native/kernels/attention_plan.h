@@ -1,4 +1,5 @@
-// How the attention of a step is cut into tasks. Every thread walks the same list; nothing here changes a result's bits.
+// How the attention of a step is cut into tasks. Every thread walks the same list; nothing here changes a result's
+// bits.
 #pragma once
 
 #include "../step.h"
@@ -47,7 +48,9 @@ class AttentionPlan {
   }
 
   // The tokens that the row at `position` sees: [first_token(position), position].
-  int32_t first_token(int32_t position) const { return window_ > 0 && position >= window_ ? position + 1 - window_ : 0; }
+  int32_t first_token(int32_t position) const {
+    return window_ > 0 && position >= window_ ? position + 1 - window_ : 0;
+  }
 
  private:
   int32_t rows(int32_t s) const { return (offsets_[s + 1] - offsets_[s]) * group_; }

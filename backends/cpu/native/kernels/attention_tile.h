@@ -1,8 +1,8 @@
 // The inner products of attention: a tile of query rows against the keys, and the values, of one cache chunk.
 //
-// Both are C[row][lane] = sum over k of A[row][k] * B[k][lane], k in ascending order with one fma a step, so a row's bits
-// do not depend on which rows or lanes share its tile. Scores: lanes are 16 tokens, k runs over the head's dimensions.
-// Values: lanes are 16 dimensions, k runs over tokens.
+// Both are C[row][lane] = sum over k of A[row][k] * B[k][lane], k in ascending order with one fma a step, so a row's
+// bits do not depend on which rows or lanes share its tile. Scores: lanes are 16 tokens, k runs over the head's
+// dimensions. Values: lanes are 16 dimensions, k runs over tokens.
 #pragma once
 
 #include <type_traits>
@@ -17,7 +17,9 @@ constexpr int kTileRows = 12;  // (token, query head) rows that share every key 
 
 // Vectors side by side for R rows: enough accumulators to hide the latency, few enough for 32 registers.
 template <int R>
-constexpr int kVectors = R <= 2 ? 8 : R <= 6 ? 4 : 2;
+constexpr int kVectors = R <= 2   ? 8
+                         : R <= 6 ? 4
+                                  : 2;
 
 template <class T>
 ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
@@ -27,10 +29,11 @@ ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
 }
 
 // scores[row * kChunk + 16 j + lane] = q[row] . key of the token at `lane` of tile j; tiles are [dim][16].
-// ahead[j] (as many bytes as a tile) is asked for meanwhile: the blocks of a sequence are scattered, so the hardware does
-// not foresee them.
+// ahead[j] (as many bytes as a tile) is asked for meanwhile: the blocks of a sequence are scattered, so the hardware
+// does not foresee them.
 template <int R, class T>
-void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, const T* const* ahead, int64_t dim, float* scores) {
+void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, const T* const* ahead, int64_t dim,
+                 float* scores) {
   constexpr int N = kVectors<R>;
   constexpr int64_t kLine = 4 / sizeof(T);  // dimensions in a cache line of a tile
   f32x16 sum[R][N] = {};
@@ -70,10 +73,10 @@ struct ValueChunk {
   const T* const* ahead;  // a page to be prefetched for each of them
   int32_t block_shift;    // log2(block_size)
   int64_t dim;
-  const float* weights;   // [row][kChunk], zero or garbage outside a row's span
-  const Span* spans;      // a row's tokens
-  Span all;               // the tokens of any row
-  Span shared;            // the tokens of every row (may be empty)
+  const float* weights;  // [row][kChunk], zero or garbage outside a row's span
+  const Span* spans;     // a row's tokens
+  Span all;              // the tokens of any row
+  Span shared;           // the tokens of every row (may be empty)
 };
 
 // out[row][d .. d + 16 N) = sum over the row's tokens of weight * value. Tokens outside a row's span do not touch it,

@@ -27,7 +27,8 @@ ENGINE_INLINE int32_t key_id(uint64_t key) { return static_cast<int32_t>(~static
 class BestKeys {
  public:
   // `memory` holds `capacity` keys; at least k + 16, or as many as will be offered, + 16.
-  BestKeys(uint64_t* memory, int64_t capacity, int64_t k) : keys_(memory), limit_(std::min(capacity - 16, 2 * k + 1024)), k_(k) {}
+  BestKeys(uint64_t* memory, int64_t capacity, int64_t k)
+      : keys_(memory), limit_(std::min(capacity - 16, 2 * k + 1024)), k_(k) {}
 
   // values[i] has id first_id + i and takes part where `wanted` is set.
   ENGINE_INLINE void offer(f32x16 values, i32x16 wanted, int64_t first_id) {

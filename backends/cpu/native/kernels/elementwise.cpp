@@ -27,7 +27,11 @@ constexpr int64_t kGrain = 256;  // elements: a thread's share starts at whole c
 class Add final : public Kernel {
  public:
   explicit Add(const KernelArgs& args)
-      : x_(args.inputs.at(0)), y_(args.inputs.at(1)), sum_(args.outputs.at(0)), rows_(args), width_(args.integer("width")) {}
+      : x_(args.inputs.at(0)),
+        y_(args.inputs.at(1)),
+        sum_(args.outputs.at(0)),
+        rows_(args),
+        width_(args.integer("width")) {}
 
   void run(const Frame& frame, const Team& team, int) override {
     map(input<float>(frame, x_), input<float>(frame, y_), output<float>(frame, sum_),
@@ -63,7 +67,11 @@ enum class Activation { kSilu, kGelu, kGeluTanh, kRelu };
 class GatedAct final : public Kernel {
  public:
   explicit GatedAct(const KernelArgs& args)
-      : gate_(args.inputs.at(0)), up_(args.inputs.at(1)), y_(args.outputs.at(0)), rows_(args), width_(args.integer("width")),
+      : gate_(args.inputs.at(0)),
+        up_(args.inputs.at(1)),
+        y_(args.outputs.at(0)),
+        rows_(args),
+        width_(args.integer("width")),
         kind_(static_cast<Activation>(args.integer("kind"))) {
     if (args.integer("kind") < 0 || args.integer("kind") > 3)
       throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh) or 3 (relu).");
@@ -72,10 +80,14 @@ class GatedAct final : public Kernel {
   void run(const Frame& frame, const Team& team, int) override {
     const Range range = share(rows_.count(frame.dims) * width_, team, kGrain);
     switch (kind_) {
-      case Activation::kSilu: return apply(frame, range, silu);
-      case Activation::kGelu: return apply(frame, range, gelu);
-      case Activation::kGeluTanh: return apply(frame, range, gelu_tanh);
-      case Activation::kRelu: return apply(frame, range, relu);
+      case Activation::kSilu:
+        return apply(frame, range, silu);
+      case Activation::kGelu:
+        return apply(frame, range, gelu);
+      case Activation::kGeluTanh:
+        return apply(frame, range, gelu_tanh);
+      case Activation::kRelu:
+        return apply(frame, range, relu);
     }
   }
 
@@ -106,7 +118,8 @@ class GatherRows final : public Kernel {
     const int32_t* rows = input<int32_t>(frame, rows_);
     const Range range = share(frame.dims.R, team);
     for (int64_t r = range.begin; r < range.end; ++r)
-      std::memcpy(output<float>(frame, y_) + r * width_, input<float>(frame, x_) + rows[r] * width_, width_ * sizeof(float));
+      std::memcpy(output<float>(frame, y_) + r * width_, input<float>(frame, x_) + rows[r] * width_,
+                  width_ * sizeof(float));
   }
 
  private:

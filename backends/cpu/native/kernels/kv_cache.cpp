@@ -32,9 +32,11 @@ ENGINE_INLINE void convert(const float* x, int64_t dim, int8_t* y, float* scale)
   }
   const float top = reduce_max(most);
   *scale = top / 127.0f + reduce_add(bad);
-  for (int64_t i = 0; i < dim; ++i) {
-    const float q = __builtin_rintf(x[i] / *scale);
-    y[i] = static_cast<int8_t>(q >= -127.0f && q <= 127.0f ? q : 0.0f);  // NaN and 0 / 0 give 0
+  for (int64_t i = 0; i < dim; i += 16) {
+    const int64_t count = dim - i < 16 ? dim - i : 16;
+    const f32x16 v = load_first(x + i, count) / *scale;
+    const i8x16 q = narrow_i8(round_i32(select(abs(v) < 127.5f, v, f32x16{})));  // NaN and 0 / 0 give 0
+    std::memcpy(y + i, &q, count);
   }
 }
 
@@ -43,8 +45,12 @@ ENGINE_INLINE void convert(const float* x, int64_t dim, int8_t* y, float* scale)
 class KvWrite final : public Kernel {
  public:
   explicit KvWrite(const KernelArgs& args)
-      : k_(args.inputs.at(0)), v_(args.inputs.at(1)), slots_(args.inputs.at(2)), layout_(args),
-        scratch_stride_((layout_.dim * 4 + 63) / 64 * 64), scratch_(args.integer("threads") * scratch_stride_) {
+      : k_(args.inputs.at(0)),
+        v_(args.inputs.at(1)),
+        slots_(args.inputs.at(2)),
+        layout_(args),
+        scratch_stride_((layout_.dim * 4 + 63) / 64 * 64),
+        scratch_(args.integer("threads") * scratch_stride_) {
     for (size_t i = 0; i < args.states.size(); ++i) states_[i] = args.states[i];
   }
 

@@ -18,8 +18,11 @@ enum class KvDtype { kF32 = 0, kF16 = 1, kBF16 = 2, kInt8 = 3 };
 
 struct KvLayout {
   explicit KvLayout(const KernelArgs& args)
-      : heads(args.integer("kv_heads")), dim(args.integer("head_dim")), block(args.integer("block_size")),
-        lanes(block < 16 ? block : 16), dtype(static_cast<KvDtype>(args.integer("kv_dtype"))) {
+      : heads(args.integer("kv_heads")),
+        dim(args.integer("head_dim")),
+        block(args.integer("block_size")),
+        lanes(block < 16 ? block : 16),
+        dtype(static_cast<KvDtype>(args.integer("kv_dtype"))) {
     if (block < 1 || block > 256 || (block & (block - 1)) != 0)
       throw std::invalid_argument("block_size must be a power of two, at most 256.");
     const int64_t kind = args.integer("kv_dtype");
@@ -41,10 +44,14 @@ struct KvLayout {
 template <class F>
 ENGINE_INLINE void with_kv_type(KvDtype dtype, F f) {
   switch (dtype) {
-    case KvDtype::kF32: return f(static_cast<float*>(nullptr));
-    case KvDtype::kF16: return f(static_cast<f16*>(nullptr));
-    case KvDtype::kBF16: return f(static_cast<bf16*>(nullptr));
-    case KvDtype::kInt8: return f(static_cast<int8_t*>(nullptr));
+    case KvDtype::kF32:
+      return f(static_cast<float*>(nullptr));
+    case KvDtype::kF16:
+      return f(static_cast<f16*>(nullptr));
+    case KvDtype::kBF16:
+      return f(static_cast<bf16*>(nullptr));
+    case KvDtype::kInt8:
+      return f(static_cast<int8_t*>(nullptr));
   }
 }
 

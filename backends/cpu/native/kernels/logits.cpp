@@ -14,8 +14,25 @@ namespace {
 constexpr float kRemoved = -__builtin_inff();
 
 enum Input {
-  kLogits, kRows, kPositions, kTokenSeq, kSeqSlots, kPromptLengths, kTemperature, kTopK, kTopP, kMinP, kRepetition,
-  kFrequency, kPresence, kBiasOffsets, kBiasIds, kBiasValues, kMaskRows, kMasks, kInputs
+  kLogits,
+  kRows,
+  kPositions,
+  kTokenSeq,
+  kSeqSlots,
+  kPromptLengths,
+  kTemperature,
+  kTopK,
+  kTopP,
+  kMinP,
+  kRepetition,
+  kFrequency,
+  kPresence,
+  kBiasOffsets,
+  kBiasIds,
+  kBiasValues,
+  kMaskRows,
+  kMasks,
+  kInputs
 };
 
 // The sum of exp(value - most) over keys.
@@ -63,8 +80,11 @@ int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted) {
 class ProcessLogits final : public Kernel {
  public:
   explicit ProcessLogits(const KernelArgs& args)
-      : out_(args.outputs.at(0)), history_(reinterpret_cast<const int32_t*>(args.states.at(0))), width_(args.integer("width")),
-        max_len_(args.integer("max_len")), key_memory_(args.integer("threads") * (width_ + 16) * sizeof(uint64_t)),
+      : out_(args.outputs.at(0)),
+        history_(reinterpret_cast<const int32_t*>(args.states.at(0))),
+        width_(args.integer("width")),
+        max_len_(args.integer("max_len")),
+        key_memory_(args.integer("threads") * (width_ + 16) * sizeof(uint64_t)),
         count_memory_(args.integer("threads") * width_ * sizeof(int32_t)) {
     for (int i = 0; i < kInputs; ++i) inputs_[i] = args.inputs.at(i);
     std::memset(count_memory_.data(), 0, count_memory_.size());
@@ -119,14 +139,14 @@ class ProcessLogits final : public Kernel {
         values[id] = values[id] > 0 ? values[id] / repetition : values[id] * repetition;
       });
     if (frequency != 0 || presence != 0)
-      each_distinct(past, in<int32_t>(frame, kPromptLengths)[row], end, counts, [&](int32_t id, int32_t count) {
-        values[id] -= frequency * static_cast<float>(count) + presence;
-      });
+      each_distinct(past, in<int32_t>(frame, kPromptLengths)[row], end, counts,
+                    [&](int32_t id, int32_t count) { values[id] -= frequency * static_cast<float>(count) + presence; });
   }
 
   // visit(id, count) for each distinct id of past[begin .. end) below the width.
   template <class Visit>
-  ENGINE_INLINE void each_distinct(const int32_t* past, int64_t begin, int64_t end, int32_t* counts, Visit visit) const {
+  ENGINE_INLINE void each_distinct(const int32_t* past, int64_t begin, int64_t end, int32_t* counts,
+                                   Visit visit) const {
     const auto known = [this](int32_t id) { return id >= 0 && id < width_; };
     for (int64_t i = begin; i < end; ++i)
       if (known(past[i])) ++counts[past[i]];
@@ -157,7 +177,8 @@ class ProcessLogits final : public Kernel {
   // The greatest finite value; -inf if none is.
   float greatest(const float* values) const {
     f32x16 most = splat(kRemoved);
-    each_vector(values, [&](f32x16 v, i32x16 finite, int64_t) { most = max(select(finite, v, splat(kRemoved)), most); });
+    each_vector(values,
+                [&](f32x16 v, i32x16 finite, int64_t) { most = max(select(finite, v, splat(kRemoved)), most); });
     return reduce_max(most);
   }
 
@@ -186,7 +207,8 @@ class ProcessLogits final : public Kernel {
 
   double total_mass(const float* values, float most) const {
     double sum = 0;
-    each_vector(values, [&](f32x16 v, i32x16 finite, int64_t) { sum += reduce_add(select(finite, exp(v - most), f32x16{})); });
+    each_vector(values,
+                [&](f32x16 v, i32x16 finite, int64_t) { sum += reduce_add(select(finite, exp(v - most), f32x16{})); });
     return sum;
   }
 

@@ -55,8 +55,12 @@ class NormWeight {
 class RmsNorm final : public Kernel {
  public:
   explicit RmsNorm(const KernelArgs& args)
-      : x_(args.inputs.at(0)), y_(args.outputs.at(0)), rows_(args), weight_(args),
-        slices_(args.integer("width") / weight_.width()), eps_(static_cast<float>(args.number("eps"))) {
+      : x_(args.inputs.at(0)),
+        y_(args.outputs.at(0)),
+        rows_(args),
+        weight_(args),
+        slices_(args.integer("width") / weight_.width()),
+        eps_(static_cast<float>(args.number("eps"))) {
     if (slices_ * weight_.width() != args.integer("width"))
       throw std::invalid_argument("the width must be a multiple of the weight's.");
   }
@@ -66,7 +70,8 @@ class RmsNorm final : public Kernel {
     auto* y = output<float>(frame, y_);
     const int64_t width = weight_.width();
     const Range range = share(rows_.count(frame.dims) * slices_, team);
-    for (int64_t i = range.begin; i < range.end; ++i) rms_row(x + i * width, weight_.data(), eps_, y + i * width, width);
+    for (int64_t i = range.begin; i < range.end; ++i)
+      rms_row(x + i * width, weight_.data(), eps_, y + i * width, width);
   }
 
  private:
@@ -81,8 +86,13 @@ class RmsNorm final : public Kernel {
 class AddRmsNorm final : public Kernel {
  public:
   explicit AddRmsNorm(const KernelArgs& args)
-      : x_(args.inputs.at(0)), residual_(args.inputs.at(1)), sum_(args.outputs.at(0)), normed_(args.outputs.at(1)),
-        rows_(args), weight_(args), eps_(static_cast<float>(args.number("eps"))) {}
+      : x_(args.inputs.at(0)),
+        residual_(args.inputs.at(1)),
+        sum_(args.outputs.at(0)),
+        normed_(args.outputs.at(1)),
+        rows_(args),
+        weight_(args),
+        eps_(static_cast<float>(args.number("eps"))) {}
 
   void run(const Frame& frame, const Team& team, int) override {
     const int64_t width = weight_.width();
@@ -105,12 +115,17 @@ class AddRmsNorm final : public Kernel {
   float eps_;
 };
 
-// x [T or R, width] -> (x - mean) / sqrt(variance + eps) * weight (+ bias, the second weight). Numbers: eps, rows_dim (0).
+// x [T or R, width] -> (x - mean) / sqrt(variance + eps) * weight (+ bias, the second weight). Numbers: eps, rows_dim
+// (0).
 class LayerNorm final : public Kernel {
  public:
   explicit LayerNorm(const KernelArgs& args)
-      : x_(args.inputs.at(0)), y_(args.outputs.at(0)), rows_(args), weight_(args.weights.at(0)->f32()),
-        bias_(args.weights.size() > 1 ? args.weights[1]->f32() : nullptr), width_(args.weights.at(0)->columns),
+      : x_(args.inputs.at(0)),
+        y_(args.outputs.at(0)),
+        rows_(args),
+        weight_(args.weights.at(0)->f32()),
+        bias_(args.weights.size() > 1 ? args.weights[1]->f32() : nullptr),
+        width_(args.weights.at(0)->columns),
         eps_(static_cast<float>(args.number("eps"))) {}
 
   void run(const Frame& frame, const Team& team, int) override {

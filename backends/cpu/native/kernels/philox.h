@@ -21,9 +21,9 @@ ENGINE_INLINE void multiply_wide(u32x16 x, uint32_t m, u32x16& high, u32x16& low
 #endif
 }
 
-// words[j][i]: word j of the counter (first + i, c1, c2, 0).
-ENGINE_INLINE void philox(uint32_t first, uint32_t c1, uint32_t c2, const uint32_t* key, u32x16* words) {
-  u32x16 w0 = bit_cast<u32x16>(lane_index()) + first, w1 = u32x16{} + c1, w2 = u32x16{} + c2, w3{};
+// words[j][i]: word j of the counter (c0[i], c1, c2, 0).
+ENGINE_INLINE void philox(u32x16 c0, uint32_t c1, uint32_t c2, const uint32_t* key, u32x16* words) {
+  u32x16 w0 = c0, w1 = u32x16{} + c1, w2 = u32x16{} + c2, w3{};
   uint32_t k0 = key[0], k1 = key[1];
   for (int round = 0; round < 10; ++round) {
     u32x16 high0, low0, high1, low1;
@@ -56,13 +56,23 @@ ENGINE_INLINE f32x16 gumbel(u32x16 word) {
 }
 
 // Gumbel noise of the 64 tokens from 4 * counter on: token t takes word t % 4 of counter t / 4.
-ENGINE_INLINE void gumbel_tokens(uint32_t counter, uint32_t position, uint32_t branch, const uint32_t* key, float* noise) {
+ENGINE_INLINE void gumbel_tokens(uint32_t counter, uint32_t position, uint32_t branch, const uint32_t* key,
+                                 f32x16* noise) {
+  // Lane 4g + r computes counter 4r + g, so that transposing the 4 x 4 blocks of the four words puts tokens in order.
+  const u32x16 c0 = u32x16{0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15} + counter;
   u32x16 words[4];
-  philox(counter, position, branch, key, words);
-  float lanes[4][16];
-  for (int j = 0; j < 4; ++j) store(lanes[j], gumbel(words[j]));
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 4; ++j) noise[4 * i + j] = lanes[j][i];
+  philox(c0, position, branch, key, words);
+  f32x16 g[4];
+  for (int j = 0; j < 4; ++j) g[j] = gumbel(words[j]);
+  f32x16 low[2], high[2];
+  for (int j = 0; j < 2; ++j) {
+    low[j] = __builtin_shufflevector(g[j], g[j + 2], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    high[j] = __builtin_shufflevector(g[j], g[j + 2], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  }
+  noise[0] = __builtin_shufflevector(low[0], low[1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+  noise[1] = __builtin_shufflevector(low[0], low[1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  noise[2] = __builtin_shufflevector(high[0], high[1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+  noise[3] = __builtin_shufflevector(high[0], high[1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
 }
 
 }  // namespace ENGINE_ISA

@@ -61,10 +61,16 @@ ENGINE_INLINE void sine_cosine(Reduced x, f32x16& sine, f32x16& cosine) {
 class Rope final : public Kernel {
  public:
   explicit Rope(const KernelArgs& args)
-      : x_(args.inputs.at(0)), positions_(args.inputs.at(1)), y_(args.outputs.at(0)), heads_(args.integer("heads")),
-        head_dim_(args.integer("head_dim")), half_(args.integer("rotary_dim") / 2),
-        padded_((half_ + 15) / 16 * 16), interleaved_(args.number_or("interleaved", 0) != 0),
-        scale_(static_cast<float>(args.number_or("scale", 1))), frequencies_(padded_ * sizeof(float)),
+      : x_(args.inputs.at(0)),
+        positions_(args.inputs.at(1)),
+        y_(args.outputs.at(0)),
+        heads_(args.integer("heads")),
+        head_dim_(args.integer("head_dim")),
+        half_(args.integer("rotary_dim") / 2),
+        padded_((half_ + 15) / 16 * 16),
+        interleaved_(args.number_or("interleaved", 0) != 0),
+        scale_(static_cast<float>(args.number_or("scale", 1))),
+        frequencies_(padded_ * sizeof(float)),
         tables_(args.integer("threads") * padded_ * 2 * sizeof(float)) {
     if (half_ * 2 > head_dim_ || args.weights.at(0)->columns != half_)
       throw std::invalid_argument("rotary_dim is at most head_dim, and there are rotary_dim / 2 frequencies.");

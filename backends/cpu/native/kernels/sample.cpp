@@ -16,7 +16,17 @@ namespace {
 constexpr int64_t kPiece = 4096;  // tokens of the vocabulary a task looks at; a multiple of 64
 
 enum Input {
-  kProcessed, kLogits, kRows, kPositions, kTokenSeq, kSeqSlots, kTemperature, kSeeds, kBranches, kWantLogprobs, kInputs
+  kProcessed,
+  kLogits,
+  kRows,
+  kPositions,
+  kTokenSeq,
+  kSeqSlots,
+  kTemperature,
+  kSeeds,
+  kBranches,
+  kWantLogprobs,
+  kInputs
 };
 enum Output { kTokens, kStatus, kLogprob, kTopIds, kTopLogprobs, kOutputs };
 enum Status : int32_t { kGood = 0, kNonFinite = 1, kFullyMasked = 2 };
@@ -46,15 +56,17 @@ struct Best {
 // temperature f32 [R], seeds u32 [R, 2], branches u32 [R], want_logprobs i32 [R] (-1: none, n: the token's and the n
 // best). State: history i32 [slots, max_len], into which the token goes at position + 1 if that is below max_len.
 // Outputs: tokens i32 [R], status i32 [R] (0 good, 1 a NaN or +inf in the raw logits, 2 no finite processed logit),
-// logprob f32 [R], top_ids i32 [R, K], top_logprobs f32 [R, K]: of the raw logits' softmax; what is not wanted is id -1,
-// logprob 0. Temperature 0: the greatest processed logit, else the greatest of processed + gumbel noise (philox.h; key
-// seeds[row], counter (token / 4, position + 1, branch, 0), word token % 4). Lowest id on ties.
-// Numbers: width, max_len.
+// logprob f32 [R], top_ids i32 [R, K], top_logprobs f32 [R, K]: of the raw logits' softmax; what is not wanted is id
+// -1, logprob 0. Temperature 0: the greatest processed logit, else the greatest of processed + gumbel noise (philox.h;
+// key seeds[row], counter (token / 4, position + 1, branch, 0), word token % 4). Lowest id on ties. Numbers: width,
+// max_len.
 class Sample final : public Kernel {
  public:
   explicit Sample(const KernelArgs& args)
-      : history_(reinterpret_cast<int32_t*>(args.states.at(0))), width_(args.integer("width")),
-        max_len_(args.integer("max_len")), pieces_((width_ + kPiece - 1) / kPiece),
+      : history_(reinterpret_cast<int32_t*>(args.states.at(0))),
+        width_(args.integer("width")),
+        max_len_(args.integer("max_len")),
+        pieces_((width_ + kPiece - 1) / kPiece),
         found_(args.integer("max_rows") * pieces_ * sizeof(Found)),
         key_memory_(args.integer("threads") * (width_ + 16) * sizeof(uint64_t)) {
     for (int i = 0; i < kInputs; ++i) inputs_[i] = args.inputs.at(i);
@@ -90,11 +102,13 @@ class Sample final : public Kernel {
   Found search(const Frame& frame, int64_t row, int64_t piece) const {
     const int64_t begin = piece * kPiece, end = begin + kPiece < width_ ? begin + kPiece : width_;
     Found found{};
-    search_raw(in<float>(frame, kLogits) + row * width_, begin, end, in<int32_t>(frame, kWantLogprobs)[row] >= 0, found);
+    search_raw(in<float>(frame, kLogits) + row * width_, begin, end, in<int32_t>(frame, kWantLogprobs)[row] >= 0,
+               found);
     const float* processed = in<float>(frame, kProcessed) + row * width_;
     Best best;
     if (in<float>(frame, kTemperature)[row] == 0) {
-      each_vector(processed, begin, end, [&](f32x16 v, i32x16 inside, int64_t i) { best.offer(v, is_finite(v) & inside, i); });
+      each_vector(processed, begin, end,
+                  [&](f32x16 v, i32x16 inside, int64_t i) { best.offer(v, is_finite(v) & inside, i); });
     } else {
       search_random(frame, row, processed, begin, end, best);
     }
@@ -122,11 +136,13 @@ class Sample final : public Kernel {
     found.most = reduce_max(most);
     if (!summed || found.broken || found.most == -__builtin_inff()) return;
     f32x16 sum{};
-    each_vector(raw, begin, end, [&](f32x16 v, i32x16 inside, int64_t) { sum += select(inside, exp(v - found.most), f32x16{}); });
+    each_vector(raw, begin, end,
+                [&](f32x16 v, i32x16 inside, int64_t) { sum += select(inside, exp(v - found.most), f32x16{}); });
     found.sum = reduce_add(sum);
   }
 
-  void search_random(const Frame& frame, int64_t row, const float* processed, int64_t begin, int64_t end, Best& best) const {
+  void search_random(const Frame& frame, int64_t row, const float* processed, int64_t begin, int64_t end,
+                     Best& best) const {
     const uint32_t* key = in<uint32_t>(frame, kSeeds) + 2 * row;
     const auto place = static_cast<uint32_t>(position(frame, row));
     const uint32_t branch = in<uint32_t>(frame, kBranches)[row];
@@ -135,10 +151,10 @@ class Sample final : public Kernel {
       const int64_t stop = i + 64 < end ? i + 64 : end;
       each_vector(processed, i, stop, [&](f32x16 v, i32x16 inside, int64_t) { left |= is_finite(v) & inside; });
       if (!any(left)) continue;
-      float noise[64];
+      f32x16 noise[4];
       gumbel_tokens(static_cast<uint32_t>(i / 4), place, branch, key, noise);
       each_vector(processed, i, stop, [&](f32x16 v, i32x16 inside, int64_t j) {
-        best.offer(v + load(noise + (j - i)), is_finite(v) & inside, j);
+        best.offer(v + noise[(j - i) / 16], is_finite(v) & inside, j);
       });
     }
   }
@@ -151,7 +167,8 @@ class Sample final : public Kernel {
     found.score = -__builtin_inff();
     found.id = -1;
     for (int i = 0; i < 16; ++i) {
-      if (ids[i] < 0 || (found.id >= 0 && (scores[i] < found.score || (scores[i] == found.score && ids[i] > found.id)))) continue;
+      if (ids[i] < 0 || (found.id >= 0 && (scores[i] < found.score || (scores[i] == found.score && ids[i] > found.id))))
+        continue;
       found.score = scores[i];
       found.id = ids[i];
     }
@@ -175,7 +192,8 @@ class Sample final : public Kernel {
     const int32_t sequence = in<int32_t>(frame, kTokenSeq)[in<int32_t>(frame, kRows)[row]];
     if (place < max_len_) history_[in<int32_t>(frame, kSeqSlots)[sequence] * max_len_ + place] = token;
     clear_logprobs(frame, row);
-    if (status == kGood && in<int32_t>(frame, kWantLogprobs)[row] >= 0) give_logprobs(frame, row, token, all.most, memory);
+    if (status == kGood && in<int32_t>(frame, kWantLogprobs)[row] >= 0)
+      give_logprobs(frame, row, token, all.most, memory);
   }
 
   void clear_logprobs(const Frame& frame, int64_t row) const {

@@ -9,16 +9,18 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// Inputs, all i32: token_ids [T] (-1: take history[slot, position]), seq_slots [S], seq_starts [S], query_offsets [S+1],
-// history_copies [H, 2] (source and destination slot), fill_slots, fill_positions, fill_ids [F], page_table [S, P] a group.
-// State: history i32 [slots, max_len]. First the copies, then the fills, then the step's tokens enter the history.
-// Outputs, all i32 [T]: ids, positions, token_seq, then kv_slots a group = table[seq, position / bs] * bs + position % bs.
-// Numbers: max_len, groups, block_size.0, block_size.1, ...
+// Inputs, all i32: token_ids [T] (-1: take history[slot, position]), seq_slots [S], seq_starts [S], query_offsets
+// [S+1], history_copies [H, 2] (source and destination slot), fill_slots, fill_positions, fill_ids [F], page_table [S,
+// P] a group. State: history i32 [slots, max_len]. First the copies, then the fills, then the step's tokens enter the
+// history. Outputs, all i32 [T]: ids, positions, token_seq, then kv_slots a group = table[seq, position / bs] * bs +
+// position % bs. Numbers: max_len, groups, block_size.0, block_size.1, ...
 class StepExpand final : public Kernel {
  public:
   explicit StepExpand(const KernelArgs& args)
-      : history_(reinterpret_cast<int32_t*>(args.states.at(0))), max_len_(args.integer("max_len")),
-        inputs_(args.inputs), outputs_(args.outputs) {
+      : history_(reinterpret_cast<int32_t*>(args.states.at(0))),
+        max_len_(args.integer("max_len")),
+        inputs_(args.inputs),
+        outputs_(args.outputs) {
     for (int64_t g = 0; g < args.integer("groups"); ++g)
       block_sizes_.push_back(args.integer("block_size." + std::to_string(g)));
     if (inputs_.size() != 8 + block_sizes_.size() || outputs_.size() != 3 + block_sizes_.size())
@@ -40,7 +42,8 @@ class StepExpand final : public Kernel {
   void copy_history(const Frame& frame) const {
     const int32_t* copies = in(frame, 4);
     for (int32_t i = 0; i < frame.dims.H; ++i)
-      std::memmove(history_ + copies[2 * i + 1] * max_len_, history_ + copies[2 * i] * max_len_, max_len_ * sizeof(int32_t));
+      std::memmove(history_ + copies[2 * i + 1] * max_len_, history_ + copies[2 * i] * max_len_,
+                   max_len_ * sizeof(int32_t));
   }
 
   void fill_history(const Frame& frame) const {

@@ -17,7 +17,7 @@
 // Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2] (K padded to even):
 // two consecutive k in one 32-bit lane.
 //
-// The last unit of a strip is whole even where K ends inside it (it never does: K is a multiple of the unit).
+// K is a multiple of the unit, but for bf16.
 #pragma once
 
 #include <cstddef>

@@ -24,14 +24,6 @@ ENGINE_INLINE const int32_t* q8g32_sums(const uint8_t* row, int64_t depth) {
   return reinterpret_cast<const int32_t*>(row + depth + depth / 8);
 }
 
-ENGINE_INLINE i8x16 narrow_i8(i32x16 x) {
-#if defined(__AVX512F__)
-  return bit_cast<i8x16>(_mm512_cvtepi32_epi8(bit_cast<__m512i>(x)));
-#else
-  return __builtin_convertvector(x, i8x16);
-#endif
-}
-
 ENGINE_INLINE int32_t sum_i32(i32x16 x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_epi32(bit_cast<__m512i>(x));
