@@ -22,6 +22,11 @@ def _width(low: Lowering, name: str) -> int:
     return int(low.bound.call.inputs[name].shape[-1])
 
 
+def _choices(low: Lowering, name: str) -> int:
+    """Rows a token: k where the leading dimension is ``T*k``."""
+    return int(str(low.bound.call.inputs[name].shape[0]).partition("*")[2] or 1)
+
+
 def _weight(low: Lowering, name: str) -> Any:
     return low.bound.weights[name].handle
 
@@ -80,7 +85,8 @@ def embed(low: Lowering) -> None:
 
 
 def quantize(low: Lowering) -> None:
-    low.emit("quantize", low.inputs("x"), width=_width(low, "x"), rows_dim=_rows_dim(low, "x"))
+    numbers = {"width": _width(low, "x"), "choices": _choices(low, "x")}
+    low.emit("quantize", low.inputs("x"), rows_dim=_rows_dim(low, "x"), **numbers)
 
 
 def _activation(low: Lowering) -> list[int]:
@@ -131,8 +137,7 @@ def rope(low: Lowering) -> None:
 
 def gated_act(low: Lowering) -> None:
     kind = ACTIVATION_NUMBERS[low.bound.call.attr("kind")]
-    rows = low.bound.call.inputs["gate"].shape[0]
-    width = _width(low, "gate") * int(str(rows).partition("*")[2] or 1)
+    width = _width(low, "gate") * _choices(low, "gate")
     low.emit("gated_act", low.inputs("gate", "up"), kind=kind, width=width, rows_dim=_rows_dim(low, "gate"))
 
 

@@ -1,4 +1,4 @@
-"""Element-wise ops: gated_act and add."""
+"""Element-wise ops: gated_act, add and scale_softcap."""
 
 from __future__ import annotations
 
@@ -59,6 +59,18 @@ def add(*, a: Array, b: Array) -> tuple[Array]:
     return (a.astype(np.float32) + b.astype(np.float32),)
 
 
+def scale_softcap(*, x: Array, scale: float = 1.0, softcap: float = 0.0) -> tuple[Array]:
+    """softcap * tanh(scale * x / softcap), or scale * x where softcap is 0: f32, x's shape [rows, d].
+
+    Logits of large vocabularies come through it: of Cohere's models scaled, of Gemma 2 capped (arXiv 2408.00118). An
+    infinity becomes softcap with its sign; a NaN stays.
+    """
+    y = x.astype(np.float64) * scale
+    if softcap:
+        y = softcap * np.tanh(y / softcap)
+    return (y.astype(np.float32),)
+
+
 def gated_act_cases(rng: Generator) -> Iterator[Case]:
     for rows, width, kind, gated in (
         (1, 64, "silu", True),
@@ -83,6 +95,20 @@ def add_cases(rng: Generator) -> Iterator[Case]:
         yield Case(f"{rows}x{width}", Dims(T=rows), inputs)
 
 
+def scale_softcap_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width, scale, softcap in (
+        (1, 64, 1.0, 30.0),
+        (5, 320, 0.0625, 0.0),
+        (3, 33, 1.0, 0.0),
+        (9, 1000, 2.5, 5.0),
+        (2, 1, 1.0, 50.0),
+    ):
+        x = rng.standard_normal((rows, width), np.float32) * np.float32(20)
+        x[0, :1] = 1e30  # beyond any cap
+        attrs = {"scale": scale, "softcap": softcap}
+        yield Case(f"{rows}x{width}, scale {scale}, softcap {softcap}", Dims(R=rows), {"x": x}, attrs=attrs)
+
+
 SPECS = (
     OpSpec(
         "gated_act",
@@ -100,5 +126,14 @@ SPECS = (
         reference=add,
         tolerance=Tolerance(0.0, 0.0),
         cases=add_cases,
+    ),
+    OpSpec(
+        "scale_softcap",
+        inputs=("x",),
+        outputs=("y",),
+        attrs={"scale": 1.0, "softcap": 0.0},
+        reference=scale_softcap,
+        tolerance=Tolerance(1e-5, 1e-5),
+        cases=scale_softcap_cases,
     ),
 )

@@ -147,6 +147,12 @@ class Builder:
         d = weight.shape[-1]
         return self.call("embed", {"ids": self.ids}, [("x", ("T", d), "residual")], {"weight": weight}, scale=scale)[0]
 
+    def embed_positions(self, weight: WeightRef) -> Value:
+        """Learned positions: row p of the table [context, d] for a token at position p."""
+        d = weight.shape[-1]
+        self.name_axes(weight, None, "embed")
+        return self.call("embed", {"ids": self.positions}, [("pos", ("T", d), "residual")], {"weight": weight})[0]
+
     def linear(
         self, x: Value, weight: WeightRef, bias: WeightRef | None = None, axes: tuple[str | None, ...] = ()
     ) -> Value:
@@ -166,6 +172,14 @@ class Builder:
         out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
         attrs: dict[str, Any] = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
         return self.call("rms_norm", {"x": x}, out, {"weight": weight}, **attrs)[0]
+
+    def layer_norm(self, x: Value, weight: WeightRef, bias: WeightRef | None, eps: float) -> Value:
+        """Over the row."""
+        self._needs(weight, (x.shape[-1],))
+        if bias is not None:
+            self._needs(bias, (x.shape[-1],))
+        out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
+        return self.call("layer_norm", {"x": x}, out, {"weight": weight, "bias": bias}, eps=eps)[0]
 
     def rope(
         self, x: Value, inv_freq: ConstantWeight, heads: int, head_dim: int, interleaved: bool, scale: float
@@ -232,14 +246,17 @@ class Builder:
 
     # -- the step's end --------------------------------------------------------------------------------------------
 
-    def finish(self, x: Value, lm_head: WeightRef, logit_scale: float = 1.0) -> Program:
-        """Gather the rows that are wanted, project them to the vocabulary, process and sample."""
+    def finish(self, x: Value, lm_head: WeightRef, logit_scale: float = 1.0, logit_softcap: float = 0.0) -> Program:
+        """Gather the rows that are wanted, project them to the vocabulary, scale and cap, process and sample."""
         self._hidden = int(x.shape[-1])
         rows = self.input("rows")
         hidden = self.call("gather_rows", {"x": x, "rows": rows}, [("hidden", ("R", self._hidden), "act")])[0]
         self._body_end = len(self._calls)
         self._needs(lm_head, (self._vocab, self._hidden))
         logits = self.linear(hidden, lm_head, axes=("vocab", "embed"))
+        if logit_scale != 1.0 or logit_softcap:
+            out, attrs = [("logits", logits.shape, "act")], {"scale": logit_scale, "softcap": logit_softcap}
+            logits = self.call("scale_softcap", {"x": logits}, out, **attrs)[0]
         self._sample(Value(logits.id, "logits", logits.shape, logits.dtype))
         copies = self._kv_copies()
         return Program(

@@ -1,4 +1,5 @@
-"""Weights as references: mapped tensors with lazy concatenation and slicing of rows, and constants worked out at load."""
+"""Weights as references: mapped tensors with lazy concatenation, choice and transposition of rows, and constants worked
+out at load."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ..backend.v1 import Array
+from ..backend.v1 import Array, WeightRef
 from ..errors import ModelError
 from ..formats import Tensor
 
@@ -58,6 +59,84 @@ class ConstantWeight:
 
     def dense(self) -> Array:
         return np.asarray(self.array, np.float32)
+
+
+@dataclass(frozen=True)
+class SelectedWeight:
+    """Some rows of a matrix, in any order, as a weight of its own: a part of a fused projection. ``index`` is a slice with
+    both ends, which stays a view of the file, or an integer array [N]."""
+
+    name: str
+    source: WeightRef
+    index: slice | Array
+
+    @property
+    def format(self) -> str:
+        return self.source.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        count = self.index.stop - self.index.start if isinstance(self.index, slice) else len(self.index)
+        return (count, self.source.shape[1])
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        stop = self.shape[0] if stop is None else min(stop, self.shape[0])
+        if isinstance(self.index, slice):
+            return self.source.rows(self.index.start + start, self.index.start + stop)
+        chosen: Array = self.source.rows()[self.index[start:stop]]
+        return chosen
+
+    def dense(self) -> Array:
+        return np.ascontiguousarray(self.source.dense()[self.index])
+
+
+@dataclass(frozen=True)
+class TransposedWeight:
+    """A stored matrix [K, N] as [N, K]. Blocks cannot be transposed, so the format is one without."""
+
+    name: str
+    source: MappedWeight
+
+    @property
+    def format(self) -> str:
+        return self.source.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape[::-1]
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """A copy of the rows asked for, made anew each time."""
+        width = self.source.tensors[0].format.block_bytes
+        numbers = self.source.rows().reshape(*self.source.shape, width)
+        flipped = np.ascontiguousarray(numbers[:, start:stop].swapaxes(0, 1))
+        return flipped.reshape(len(flipped), -1)
+
+    def dense(self) -> Array:
+        return np.ascontiguousarray(self.source.dense().T)
+
+
+def select(name: str, source: WeightRef, index: slice | Array) -> SelectedWeight | ConstantWeight:
+    """Rows of a matrix, or entries of a vector (which are few, and read at once). ModelError when the source has fewer."""
+    last = index.stop if isinstance(index, slice) else int(index.max()) + 1
+    if len(source.shape) > 2 or last > source.shape[0]:
+        raise ModelError(
+            f"{source.name} has the shape {list(source.shape)}, but {name} needs {last} rows of it; the checkpoint is"
+            " inconsistent."
+        )
+    if len(source.shape) == 1:
+        return ConstantWeight(name, np.ascontiguousarray(source.dense()[index]))
+    return SelectedWeight(name, source, index)
+
+
+def transposed(weight: MappedWeight) -> TransposedWeight:
+    """The matrix turned over. ModelError for one that is stored in blocks."""
+    if len(weight.shape) != 2 or weight.tensors[0].format.block != 1:
+        raise ModelError(
+            f"{weight.name} is stored as {weight.format} {list(weight.shape)}; a matrix that lies transposed in its file must"
+            " be F32, F16 or BF16."
+        )
+    return TransposedWeight(weight.name, weight)
 
 
 def stack(name: str, tensors: tuple[Tensor, ...]) -> MappedWeight:

@@ -43,9 +43,7 @@ class AsyncLLM:
 
         ids = await asyncio.to_thread(self.engine.encode, prompt)
         text = prompt if isinstance(prompt, str) else None
-        submitted = await asyncio.to_thread(
-            self.engine.submit, text, ids, sampling_params, sink, request_id=request_id, priority=priority
-        )
+        submitted = await self._submit(text, ids, sampling_params, sink, request_id, priority)
         finished = False
         try:
             while not finished:
@@ -54,7 +52,20 @@ class AsyncLLM:
                 yield output
         finally:
             if not finished:
-                self.engine.abort(submitted)
+                self.engine.abandon(submitted)
+
+    async def _submit(self, *arguments: Any) -> str:
+        """A cancelled caller leaves no request behind, though the submission itself cannot be stopped."""
+        submission = asyncio.ensure_future(asyncio.to_thread(self.engine.submit, *arguments))
+        try:
+            return await asyncio.shield(submission)
+        except asyncio.CancelledError:
+            submission.add_done_callback(self._abandon)
+            raise
+
+    def _abandon(self, submission: asyncio.Future[str]) -> None:
+        if not submission.cancelled() and submission.exception() is None:
+            self.engine.abandon(submission.result())
 
     async def _next(self, outputs: asyncio.Queue[RequestOutput]) -> RequestOutput:
         while True:

@@ -111,6 +111,10 @@ class EngineCore:
         """End a request in any state; nothing happens when it has ended already."""
         self._call(lambda: self._abort(request_id, "abort", None))
 
+    def abandon(self, request_id: str) -> None:
+        """``abort`` for callers that must not wait, such as an event loop."""
+        self._commands.put(lambda: self._abort(request_id, "abort", None))
+
     def finish(self, request_id: str, index: int) -> None:
         """End one continuation: stage 3 has found a stop string in it. Does not wait."""
         self._commands.put(lambda: self._finish(request_id, index))

@@ -111,6 +111,10 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self._core.abort(request_id)
 
+    def abandon(self, request_id: str) -> None:
+        """``abort`` without waiting for it to be done."""
+        self._core.abandon(request_id)
+
     def health(self) -> Health:
         return self._core.health()
 

@@ -54,9 +54,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     length, blocks = _sizes(config, model, device, placement, notices)
     packed = pack(placement, None if progress is None else lambda done, total: progress("Loading weights", done, total))
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
-    limits = make_limits(
-        max(batched, config.max_num_seqs), config.max_num_seqs, length, config.block_size, MAX_LOGPROBS
-    )
+    limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_LOGPROBS)
     plan, memory = make_plan(placement, packed, config.kv_cache_dtype, blocks, limits, config.keep)
     return Loaded(config, checkpoint, model, device, program, placement, plan, memory, length, tuple(notices))
 
@@ -81,7 +79,7 @@ def _sizes(
     length = config.max_model_len or model.config.max_context
     if config.max_model_len is not None and config.max_model_len > model.config.max_context:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but {config.model} was made for at most {model.config.max_context} tokens."
+            f"max_model_len is {config.max_model_len}, but the model was made for at most {model.config.max_context} tokens."
         )
     affordable = (budget // max(a_block, 1) - 1) * size
     if config.max_model_len is None and affordable < length and affordable >= size:
