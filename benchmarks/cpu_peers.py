@@ -20,6 +20,7 @@ from typing import Any
 from result import write
 
 Case = dict[str, float]
+SHORT = 64
 
 
 def engine(model: Path, args: argparse.Namespace, batches: list[int]) -> dict[int, Case]:

@@ -39,7 +39,7 @@ def peers() -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
     lines.append(
-        f"{result['threads']} threads; {origin(result)} Prompt {result['prompt']}, decode {result['decode']} tokens."
+        f"{result['threads']} threads; {origin(result)} Decode {result['decode']} tokens; prompt {result['prompt']} for one sequence, 64 for several."
     )
     return "\n".join(lines)
 

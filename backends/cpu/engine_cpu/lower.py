@@ -141,6 +141,11 @@ def gated_act(low: Lowering) -> None:
     low.emit("gated_act", low.inputs("gate", "up"), kind=kind, width=width, rows_dim=_rows_dim(low, "gate"))
 
 
+def scale_softcap(low: Lowering) -> None:
+    numbers = {name: low.bound.call.attr(name) for name in ("scale", "softcap")}
+    low.emit("scale_softcap", low.inputs("x"), width=_width(low, "x"), rows_dim=_rows_dim(low, "x"), **numbers)
+
+
 def add(low: Lowering) -> None:
     low.emit("add", low.inputs("a", "b"), width=_width(low, "a"), rows_dim=_rows_dim(low, "a"))
 

@@ -113,6 +113,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("rope", lower.rope, "rotary_dim interleaved scale")
     one("gated_act", lower.gated_act, "up kind", _activation_check)
     one("add", lower.add)
+    one("scale_softcap", lower.scale_softcap, "scale softcap")
     one("gather_rows", lower.gather_rows)
     one("moe_route", lower.moe_route, "score renormalize scale")
     one("moe_linear", lower.moe_linear, "per_choice", _moe_check)

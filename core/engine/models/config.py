@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from ..backend.v1 import Array
 from ..errors import ModelError
 from ..formats import Checkpoint
 from .decoder import DecoderConfig
+from .family import Family
 from .fields import integer, positive
 from .rope import rope_from_gguf, rope_from_hf
 
+_ACTS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
 
 def _checked(config: DecoderConfig) -> DecoderConfig:
-    if config.heads % config.kv_heads:
-        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} KV heads evenly.")
     if config.experts and not 1 <= config.experts_used <= config.experts:
         raise ModelError(f"{config.experts_used} experts a token of {config.experts} is impossible.")
-    rotary = 2 * config.rope.inv_freq.size
+    rotary = 0 if config.rope is None else 2 * config.rope.inv_freq.size
     if rotary > config.head_dim:
         raise ModelError(f"The rotary embedding of {rotary} dimensions is wider than a head of {config.head_dim}.")
     return config
 
 
-def _no_window(window: int, context: int) -> None:
-    if 0 < window < context:
+def _kv_heads(data: Mapping[str, Any], key: str, heads: int) -> int:
+    kv_heads = integer(data, key, heads)
+    if heads % kv_heads:
+        raise ModelError(f"{heads} attention heads cannot share {kv_heads} KV heads evenly.")
+    return kv_heads
+
+
+def _windows(family: Family, window: int, layers: int, context: int, every: int) -> tuple[int, ...]:
+    """The window of each layer; none where it holds the whole context."""
+    if not 0 < window < context:
+        return ()
+    if not family.windowed:
         raise ModelError(
-            f"This model's attention is limited to a sliding window of {window} of its {context} tokens, which is not"
-            " supported yet; use a checkpoint without one."
+            f"This checkpoint limits attention to a sliding window of {window} of its {context} tokens, which the family"
+            f" {family.name} does not have; use a checkpoint without one."
         )
+    return tuple(0 if every and (i + 1) % every == 0 else window for i in range(layers))
 
 
-def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig:
+def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int | None) -> DecoderConfig:
     """Keys of the GGUF specification, prefixed by the architecture."""
     arch, data = checkpoint.architecture, checkpoint.metadata
     embedding = checkpoint.tensors.get("token_embd.weight")
@@ -38,58 +62,119 @@ def config_from_gguf(checkpoint: Checkpoint, interleaved: bool) -> DecoderConfig
         )
     hidden = integer(data, f"{arch}.embedding_length")
     heads = integer(data, f"{arch}.attention.head_count")
+    kv_heads = _kv_heads(data, f"{arch}.attention.head_count_kv", heads)
     head_dim = integer(data, f"{arch}.attention.key_length", hidden // heads)
     rotary = integer(data, f"{arch}.rope.dimension_count", head_dim)
-    factors = checkpoint.tensors.get("rope_freqs.weight")
     experts = integer(data, f"{arch}.expert_count", 0, low=0)
     context = integer(data, f"{arch}.context_length", high=1 << 30)
-    _no_window(integer(data, f"{arch}.attention.sliding_window", 0, low=0, high=1 << 30), context)
+    layers = integer(data, f"{arch}.block_count", high=4096)
+    window = integer(data, f"{arch}.attention.sliding_window", 0, low=0, high=1 << 30)
+    factors = _gguf_factors(checkpoint, arch, context, max_model_len or context)
     return _checked(
         DecoderConfig(
             hidden=hidden,
-            layers=integer(data, f"{arch}.block_count", high=4096),
+            layers=layers,
             heads=heads,
-            kv_heads=integer(data, f"{arch}.attention.head_count_kv", heads),
+            kv_heads=kv_heads,
             head_dim=head_dim,
             mlp=integer(data, f"{arch}.feed_forward_length"),
             vocab=embedding.shape[0],
-            eps=positive(data, f"{arch}.attention.layer_norm_rms_epsilon", 1e-5),
-            rope=rope_from_gguf(data, arch, rotary, None if factors is None else factors.dense(), interleaved),
+            eps=positive(
+                data,
+                f"{arch}.attention.layer_norm_rms_epsilon",
+                positive(data, f"{arch}.attention.layer_norm_epsilon", 1e-5),
+            ),
+            rope=rope_from_gguf(data, arch, rotary, factors, family.interleaved) if family.rotary else None,
             max_context=context,
             experts=experts,
             experts_used=integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
+            act=family.acts[0],
+            windows=_windows(family, window, layers, context, family.full_every),
         )
     )
 
 
-def config_from_hf(checkpoint: Checkpoint) -> DecoderConfig:
-    """Keys of transformers' config.json."""
-    data = checkpoint.metadata
-    kind = data.get("hidden_act", "silu")
-    if kind not in ("silu", "swish"):
-        raise ModelError(f"The activation {kind!r} is not what this family uses (silu).")
+def _gguf_factors(checkpoint: Checkpoint, arch: str, context: int, length: int) -> Array | None:
+    """Divisors of the frequencies that a file carries. Of LongRoPE's two sets the long one is for models that may outgrow
+    their original context."""
+    original = integer(checkpoint.metadata, f"{arch}.rope.scaling.original_context_length", context, high=1 << 30)
+    which = "long" if length > original else "short"
+    for name in ("rope_freqs.weight", f"rope_factors_{which}.weight"):
+        if name in checkpoint.tensors:
+            return checkpoint.tensors[name].dense()
+    return None
+
+
+def config_from_hf(
+    checkpoint: Checkpoint, family: Family, keys: Mapping[str, str], max_model_len: int | None
+) -> DecoderConfig:
+    """Keys of transformers' config.json; ``keys`` tells what a family calls a common key (common -> own)."""
+    data = with_common_keys(checkpoint.metadata, keys)
     hidden = integer(data, "hidden_size")
     heads = integer(data, "num_attention_heads")
+    kv_heads = _kv_heads(data, "num_key_value_heads", heads)
     head_dim = integer(data, "head_dim", hidden // heads)
-    experts = integer(data, "num_local_experts", 0, low=0)
+    experts = integer(data, "num_experts", integer(data, "num_local_experts", 0, low=0), low=0)
     context = integer(data, "max_position_embeddings", 2048, high=1 << 30)
-    # Qwen's files name a window and say beside it whether it is used; others use what they name.
-    if data.get("use_sliding_window", True):
-        _no_window(integer(data, "sliding_window", 0, low=0, high=1 << 30), context)
+    layers = integer(data, "num_hidden_layers", high=4096)
+    tied = data.get("tie_word_embeddings")
+    rope = rope_from_hf(data, head_dim, context, max_model_len or context) if family.rotary else None
     return _checked(
         DecoderConfig(
             hidden=hidden,
-            layers=integer(data, "num_hidden_layers", high=4096),
+            layers=layers,
             heads=heads,
-            kv_heads=integer(data, "num_key_value_heads", heads),
+            kv_heads=kv_heads,
             head_dim=head_dim,
-            mlp=integer(data, "intermediate_size"),
+            mlp=integer(data, "intermediate_size", 4 * hidden),
             vocab=integer(data, "vocab_size"),
             eps=positive(data, "rms_norm_eps", 1e-6),
-            rope=rope_from_hf(data, head_dim),
-            max_context=context,
+            rope=rope,
+            max_context=_reach(data, context, max_model_len),
             experts=experts,
             experts_used=integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
-            may_tie=data.get("tie_word_embeddings") is not False,
+            may_tie=tied is not False,
+            act=_act(data, family),
+            windows=_hf_windows(data, family, layers, context),
         )
     )
+
+
+def with_common_keys(data: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration with a family's own keys under their common names, too."""
+    return dict(data) | {common: data[own] for common, own in keys.items() if own in data}
+
+
+def _act(data: Mapping[str, Any], family: Family) -> str:
+    kind = data.get("hidden_act", family.acts[0])
+    if not isinstance(kind, str) or _ACTS.get(kind, kind) not in family.acts:
+        raise ModelError(f"The activation {kind!r} is not what this family uses ({', '.join(family.acts)}).")
+    return _ACTS.get(kind, kind)
+
+
+def _reach(data: Mapping[str, Any], context: int, max_model_len: int | None) -> int:
+    """Dynamic scaling alone takes a model beyond its context: up to ``factor`` times as far, when asked for at load."""
+    scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if max_model_len is None or "dynamic" not in (scaling.get("rope_type"), scaling.get("type")):
+        return context
+    return max(context, min(max_model_len, int(context * positive(scaling, "factor"))))
+
+
+def _hf_windows(data: Mapping[str, Any], family: Family, layers: int, context: int) -> tuple[int, ...]:
+    # Qwen's files name a window and say beside it whether it is used; others use what they name.
+    if not data.get("use_sliding_window", True):
+        return ()
+    window = integer(data, "sliding_window", 0, low=0, high=1 << 30)
+    every = integer(data, "sliding_window_pattern", family.full_every, low=0)
+    found = _windows(family, window, layers, context, every)
+    types = data.get("layer_types")
+    if not found:
+        return ()
+    if types is None:
+        first = integer(data, "max_window_layers", 0, low=0)
+        return tuple(width if i >= first else 0 for i, width in enumerate(found))
+    if not isinstance(types, list) or len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
+        raise ModelError(
+            f"The configuration's layer_types must name sliding_attention or full_attention for each of {layers} layers."
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)

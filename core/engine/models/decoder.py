@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from ..backend.v1 import Value
+import numpy as np
+
+from ..backend.v1 import Array, Value
 from ..program.build import Builder, Experts, Program
+from ..program.weights import select
 from .rope import Rope
 from .weights import Weights
 
@@ -23,38 +28,107 @@ class DecoderConfig:
     mlp: int
     vocab: int
     eps: float
-    rope: Rope
+    rope: Rope | None
     max_context: int
     experts: int = 0
     experts_used: int = 0
     renormalize: bool = True
     may_tie: bool = True
+    act: str = "silu"
+    windows: tuple[int, ...] = ()
+    """A layer's sliding window, 0 for none; empty when no layer has one."""
+    local_rope: Rope | None = None
+    """The rotary embedding of layers with a window, where it is another."""
+    attention_scale: float | None = None
+    """None: 1 / sqrt(head_dim)."""
+    attention_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    """Added to the weights of RMS norms."""
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    parallel_residual: bool = False
+    """Attention and feed-forward both read the layer's input."""
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
 
 
-def attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, qk_norm: bool = False) -> Value:
-    """Projections, optional per-head norm, rotary embedding, cache write, attention, output projection."""
+def attention_block(
+    b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, qk_norm: Literal["none", "head", "row"] = "none"
+) -> Value:
+    """Projections, optional norm of q and k (of each head or of the whole row), then ``attend``."""
     p = f"blk.{i}."
     q = b.linear(h, w(p + "attn_q.weight"), w.maybe(p + "attn_q.bias"), axes=("heads", "embed"))
     k = b.linear(h, w(p + "attn_k.weight"), w.maybe(p + "attn_k.bias"), axes=("kv_heads", "embed"))
     v = b.linear(h, w(p + "attn_v.weight"), w.maybe(p + "attn_v.bias"), axes=("kv_heads", "embed"))
-    if qk_norm:
-        q = b.rms_norm(q, w(p + "attn_q_norm.weight"), c.eps, head_dim=c.head_dim)
-        k = b.rms_norm(k, w(p + "attn_k_norm.weight"), c.eps, head_dim=c.head_dim)
-    inv_freq = b.constant("rope.inv_freq", c.rope.inv_freq)
-    q = b.rope(q, inv_freq, c.heads, c.head_dim, c.rope.interleaved, c.rope.scale)
-    k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, c.rope.interleaved, c.rope.scale)
+    if qk_norm != "none":
+        width = c.head_dim if qk_norm == "head" else 0
+        q = b.rms_norm(q, w(p + "attn_q_norm.weight"), c.eps, width, c.norm_offset)
+        k = b.rms_norm(k, w(p + "attn_k_norm.weight"), c.eps, width, c.norm_offset)
+    return attend(b, c, w, i, q, k, v)
+
+
+def fused_attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    """``attention_block`` of a checkpoint that keeps the rows of q, k and v in one matrix, in this order."""
+    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    parts = {"q": slice(0, q), "k": slice(q, q + kv), "v": slice(q + kv, q + 2 * kv)}
+    return split_attention_block(b, c, w, i, h, parts)
+
+
+def grouped_attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    """``attention_block`` of a checkpoint whose one matrix has, for each KV head, its query heads, its k and its v."""
+    share = c.heads // c.kv_heads
+    order = np.arange((c.heads + 2 * c.kv_heads) * c.head_dim).reshape(c.kv_heads, share + 2, c.head_dim)
+    parts = {"q": order[:, :share].reshape(-1), "k": order[:, share].reshape(-1), "v": order[:, -1].reshape(-1)}
+    return split_attention_block(b, c, w, i, h, parts)
+
+
+def split_attention_block(
+    b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, parts: Mapping[str, slice | Array]
+) -> Value:
+    """``attend`` with q, k and v from the given rows of the one projection attn_qkv."""
+    weight, bias = w(f"blk.{i}.attn_qkv.weight"), w.maybe(f"blk.{i}.attn_qkv.bias")
+    found = []
+    for part, rows in parts.items():
+        name = f"blk.{i}.attn_{part}"
+        own_bias = None if bias is None else select(name + ".bias", bias, rows)
+        axes = ("heads" if part == "q" else "kv_heads", "embed")
+        found.append(b.linear(h, select(name + ".weight", weight, rows), own_bias, axes=axes))
+    return attend(b, c, w, i, found[0], found[1], found[2])
+
+
+def attend(b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value, v: Value) -> Value:
+    """Rotary embedding if there is one, cache write, attention, output projection."""
+    window = c.window(i)
+    local = window > 0 and c.local_rope is not None
+    rope = c.local_rope if local else c.rope
+    if rope is not None:
+        inv_freq = b.constant("rope_local.inv_freq" if local else "rope.inv_freq", rope.inv_freq)
+        q = b.rope(q, inv_freq, c.heads, c.head_dim, rope.interleaved, rope.scale)
+        k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
     b.kv_write(i, k, v, c.kv_heads, c.head_dim)
-    a = b.attention(q, i, c.heads, scale=c.head_dim**-0.5)
-    return b.linear(a, w(p + "attn_output.weight"), w.maybe(p + "attn_output.bias"), axes=("embed", "heads"))
+    scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
+    a = b.attention(q, i, c.heads, scale=scale, window=window, softcap=c.attention_softcap)
+    p = f"blk.{i}.attn_output"
+    return b.linear(a, w(p + ".weight"), w.maybe(p + ".bias"), axes=("embed", "heads"))
 
 
-def mlp_block(b: Builder, w: Weights, i: int, h: Value, kind: str = "silu") -> Value:
+def mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
     """Gated feed-forward."""
     p = f"blk.{i}."
     gate = b.linear(h, w(p + "ffn_gate.weight"), w.maybe(p + "ffn_gate.bias"), axes=("mlp", "embed"))
     up = b.linear(h, w(p + "ffn_up.weight"), w.maybe(p + "ffn_up.bias"), axes=("mlp", "embed"))
     down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
-    return b.linear(b.gated_act(gate, up, kind), *down, axes=("embed", "mlp"))
+    return b.linear(b.gated_act(gate, up, c.act), *down, axes=("embed", "mlp"))
+
+
+def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    """Feed-forward of two projections with the activation between them."""
+    p = f"blk.{i}."
+    up = b.linear(h, w(p + "ffn_up.weight"), w.maybe(p + "ffn_up.bias"), axes=("mlp", "embed"))
+    down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
+    return b.linear(b.gated_act(up, None, c.act), *down, axes=("embed", "mlp"))
 
 
 def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
@@ -64,7 +138,17 @@ def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Val
     return b.moe(h, w(p + "ffn_gate_inp.weight"), experts, c.experts_used, renormalize=c.renormalize)
 
 
+def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
+    """A layer norm with the bias it may have."""
+    return b.layer_norm(x, w(name + ".weight"), w.maybe(name + ".bias"), c.eps)
+
+
 def output_head(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:
-    """Final norm and the projection to the vocabulary; a tied head uses the embedding table."""
-    x = b.rms_norm(x, w("output_norm.weight"), c.eps)
-    return b.finish(x, w.first("output.weight", "token_embd.weight") if c.may_tie else w("output.weight"))
+    """Final RMS norm, then the logits."""
+    return logits(b, c, w, b.rms_norm(x, w("output_norm.weight"), c.eps, weight_offset=c.norm_offset))
+
+
+def logits(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:
+    """The projection to the vocabulary; a tied head uses the embedding table."""
+    head = w.first("output.weight", "token_embd.weight") if c.may_tie else w("output.weight")
+    return b.finish(x, head, c.logit_scale, c.logit_softcap)

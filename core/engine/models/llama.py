@@ -35,5 +35,5 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
         h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
         x = b.add(x, attention_block(b, c, w, i, h))
         h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, mlp_block(b, w, i, h))
+        x = b.add(x, mlp_block(b, c, w, i, h))
     return output_head(b, c, w, x)

@@ -13,25 +13,23 @@ from ..kv import CacheGroup
 from ..program.build import Builder, Program
 from .config import config_from_gguf, config_from_hf
 from .decoder import DecoderConfig
+from .family import Family
 from .weights import Weights
-
-
-@dataclass(frozen=True)
-class Family:
-    """``gguf`` and ``hf`` are the names that the formats give the architecture; ``interleaved`` tells how GGUF files pair
-    rotary dimensions (Hugging Face files pair halves)."""
-
-    name: str
-    gguf: tuple[str, ...]
-    hf: tuple[str, ...]
-    interleaved: bool
 
 
 FAMILIES: Sequence[Family] = (
     Family("llama", ("llama",), ("llama",), interleaved=True),
-    Family("mixtral", (), ("mixtral",), interleaved=True),
-    Family("qwen2", ("qwen2",), ("qwen2",), interleaved=False),
-    Family("qwen3", ("qwen3",), ("qwen3",), interleaved=False),
+    Family("mixtral", (), ("mixtral",), interleaved=True, windowed=True),
+    Family("qwen2", ("qwen2",), ("qwen2",), windowed=True),
+    Family("qwen3", ("qwen3",), ("qwen3",), windowed=True),
+    Family("mistral", (), ("mistral",), interleaved=True, windowed=True),
+    Family("qwen3_moe", ("qwen3moe",), ("qwen3_moe",), windowed=True),
+    Family("olmo2", ("olmo2",), ("olmo2",)),
+    Family("gemma2", ("gemma2",), ("gemma2",), acts=("gelu_tanh",), windowed=True, full_every=2),
+    Family("gemma3", ("gemma3",), ("gemma3_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
+    Family("phi3", ("phi3",), ("phi3",), windowed=True),
+    Family("gpt2", ("gpt2",), ("gpt2",), acts=("gelu_tanh", "gelu", "relu", "silu"), rotary=False),
+    Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True),
 )
 
 
@@ -57,25 +55,42 @@ class Model:
         return program
 
 
-def load_model(checkpoint: Checkpoint) -> Model:
-    """The model of a checkpoint; ModelError names the families there are when this one is missing."""
+def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Model:
+    """The model of a checkpoint; ModelError names the families there are when this one is missing.
+
+    ``max_model_len``, the longest sequence to come, settles rope scalings that depend on it; by default it is the
+    context that the checkpoint names.
+    """
     family = _family(checkpoint)
     module: Any = import_module(f".{family.name}", __package__)
     if checkpoint.kind == "gguf":
-        config = config_from_gguf(checkpoint, family.interleaved)
+        config = config_from_gguf(checkpoint, family, max_model_len)
     else:
-        config = config_from_hf(checkpoint)
-    names: Mapping[str, str] = module.HF_NAMES
-    return Model(family.name, config, checkpoint, Weights(checkpoint, names, config.experts), module.build)
+        config = config_from_hf(checkpoint, family, getattr(module, "HF_KEYS", {}), max_model_len)
+    if hasattr(module, "configure"):
+        config = module.configure(config, checkpoint)
+    prefix, transposed = getattr(module, "HF_PREFIX", ""), getattr(module, "HF_TRANSPOSED", ())
+    weights = Weights(checkpoint, module.HF_NAMES, config.experts, prefix, transposed)
+    return Model(family.name, config, checkpoint, weights, module.build)
 
 
 def _family(checkpoint: Checkpoint) -> Family:
     name = checkpoint.architecture
+    if name == "llama" and checkpoint.kind == "gguf":
+        return _named(_llama_of_gguf(checkpoint.metadata))
     for family in FAMILIES:
         if name in (family.gguf if checkpoint.kind == "gguf" else family.hf):
-            # GGUF files of Mixtral call themselves llama and name a number of experts.
-            if name == "llama" and checkpoint.kind == "gguf" and checkpoint.metadata.get("llama.expert_count", 0):
-                return next(f for f in FAMILIES if f.name == "mixtral")
             return family
     known = ", ".join(family.name for family in FAMILIES)
     raise ModelError(f"The architecture {name!r} of {checkpoint.path} is not supported; supported are: {known}.")
+
+
+def _llama_of_gguf(metadata: Mapping[str, Any]) -> str:
+    """GGUF files of Mixtral and Mistral call themselves llama, and name a number of experts or a window."""
+    if metadata.get("llama.expert_count", 0):
+        return "mixtral"
+    return "mistral" if metadata.get("llama.attention.sliding_window", 0) else "llama"
+
+
+def _named(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)

@@ -1,4 +1,8 @@
-"""Rotary position embedding: inverse frequencies and their scalings, from either format's keys."""
+"""Rotary position embedding: inverse frequencies and their scalings, from either format's keys.
+
+Two scalings depend on the length of a sequence. Frequencies are fixed when a model is loaded, so that cached keys stay
+valid: what counts here is the longest sequence that may come (``length``), not the one at hand.
+"""
 
 from __future__ import annotations
 
@@ -36,42 +40,138 @@ def llama3_factors(inv_freq: Array, factor: float, low: float, high: float, orig
     return (1.0 / ((1 - smooth) / factor + smooth)).astype(np.float32)
 
 
-def rope_from_hf(config: Mapping[str, Any], rotary: int) -> Rope:
-    """From config.json: ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` of newer files."""
+def dynamic_theta(theta: float, rotary: int, factor: float, length: int, context: int) -> float:
+    """The base of dynamic NTK scaling for sequences up to ``length``: unchanged up to the trained ``context``."""
+    grown = factor * max(length, context) / context - (factor - 1)
+    return float(theta * grown ** (rotary / (rotary - 2)))
+
+
+def yarn_factors(
+    rotary: int, theta: float, factor: float, original: int, fast: float, slow: float, truncate: bool = True
+) -> Array:
+    """Divisors of YaRN (arXiv 2309.00071): none for pairs that turn more than ``fast`` times within the original context,
+    ``factor`` for those that turn less than ``slow`` times, a ramp between. ``truncate``: the ramp ends at whole pairs."""
+
+    def pair(turns: float) -> float:
+        return rotary * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(fast), pair(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary - 1)
+    ramp = np.clip((np.arange(rotary // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    return (1.0 / (ramp / factor + 1 - ramp)).astype(np.float32)
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """YaRN's attention temperature, as a factor of cosine and sine."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def longrope_scale(factor: float, original: int) -> float:
+    """LongRoPE's attention temperature (arXiv 2402.13753), as a factor of cosine and sine."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length: int) -> Rope:
+    """From config.json: ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` of newer files. ``context`` is what
+    the model was made for and ``length`` the longest sequence to come."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise ModelError(f"The configuration's rope scaling is {scaling!r}; it must be an object with a rope_type.")
     theta = positive(scaling, "rope_theta", positive(config, "rope_theta", 10000.0))
+    share = positive(scaling, "partial_rotary_factor", positive(config, "partial_rotary_factor", 1.0))
+    rotary = int(head_dim * share)
+    if rotary < 2 or rotary % 2:
+        raise ModelError(
+            f"The rotary embedding covers {rotary} dimensions of a head; it must be an even number of them."
+        )
     inv_freq = base_frequencies(rotary, theta)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(inv_freq, interleaved=False)
     if kind == "linear":
         return Rope(inv_freq / np.float32(positive(scaling, "factor")), interleaved=False)
+    if kind == "dynamic" and rotary > 2:
+        theta = dynamic_theta(theta, rotary, positive(scaling, "factor"), length, context)
+        return Rope(base_frequencies(rotary, theta), interleaved=False)
     if kind == "llama3":
-        original = integer(scaling, "original_max_position_embeddings")
-        low, high = positive(scaling, "low_freq_factor"), positive(scaling, "high_freq_factor")
-        if low >= high:
-            raise ModelError(f"The rope scaling's low_freq_factor {low} must be below its high_freq_factor {high}.")
-        factors = llama3_factors(inv_freq, positive(scaling, "factor"), low, high, original)
-        return Rope(inv_freq / factors, interleaved=False)
-    raise ModelError(f"Rope scaling {kind!r} is not supported; default, linear and llama3 are.")
+        return Rope(inv_freq / _llama3(scaling, inv_freq), interleaved=False)
+    if kind == "yarn":
+        return _yarn(scaling, rotary, theta)
+    if kind in ("longrope", "su"):
+        return _longrope(scaling, config, inv_freq, context, length)
+    raise ModelError(
+        f"Rope scaling {kind!r} is not supported; default, linear, dynamic, llama3, yarn and longrope are."
+    )
+
+
+def _llama3(scaling: Mapping[str, Any], inv_freq: Array) -> Array:
+    original = integer(scaling, "original_max_position_embeddings")
+    low, high = positive(scaling, "low_freq_factor"), positive(scaling, "high_freq_factor")
+    if low >= high:
+        raise ModelError(f"The rope scaling's low_freq_factor {low} must be below its high_freq_factor {high}.")
+    return llama3_factors(inv_freq, positive(scaling, "factor"), low, high, original)
+
+
+def _yarn(scaling: Mapping[str, Any], rotary: int, theta: float) -> Rope:
+    if scaling.get("original_max_position_embeddings") is None:
+        raise ModelError("Rope scaling 'yarn' needs original_max_position_embeddings, the context it extends.")
+    original = integer(scaling, "original_max_position_embeddings", high=1 << 30)
+    factor = positive(scaling, "factor")
+    fast, slow = positive(scaling, "beta_fast", 32.0), positive(scaling, "beta_slow", 1.0)
+    factors = yarn_factors(rotary, theta, factor, original, fast, slow, scaling.get("truncate") is not False)
+    scale = yarn_scale(factor)
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        over = yarn_scale(factor, positive(scaling, "mscale_all_dim"))
+        scale = yarn_scale(factor, positive(scaling, "mscale")) / over
+    scale = positive(scaling, "attention_factor", scale)
+    return Rope(base_frequencies(rotary, theta) / factors, interleaved=False, scale=scale)
+
+
+def _longrope(
+    scaling: Mapping[str, Any], config: Mapping[str, Any], inv_freq: Array, context: int, length: int
+) -> Rope:
+    """The long factors when a sequence may outgrow the original context, else the short ones."""
+    stated = {**config, **scaling}
+    original = integer(stated, "original_max_position_embeddings", context, high=1 << 30)
+    name = "long_factor" if length > original else "short_factor"
+    factors = np.asarray(scaling.get(name) if isinstance(scaling.get(name), list) else [], dtype=object)
+    usable = all(isinstance(f, (int, float)) and 0 < f < 1e30 for f in factors)
+    if factors.shape != inv_freq.shape or not usable:
+        raise ModelError(f"The rope scaling's {name} must be {inv_freq.size} positive numbers.")
+    scale = longrope_scale(positive(scaling, "factor", context / original), original)
+    scale = positive(scaling, "attention_factor", scale)
+    return Rope(inv_freq / factors.astype(np.float32), interleaved=False, scale=scale)
 
 
 def rope_from_gguf(
     metadata: Mapping[str, Any], arch: str, rotary: int, factors: Array | None, interleaved: bool
 ) -> Rope:
-    """From GGUF keys; ``factors`` is the tensor rope_freqs.weight, which carries Llama 3's scaling as divisors."""
-    inv_freq = base_frequencies(rotary, positive(metadata, f"{arch}.rope.freq_base", 10000.0))
-    kind = metadata.get(f"{arch}.rope.scaling.type", "none")
+    """From GGUF keys; ``factors`` are divisors that a tensor carries: rope_freqs.weight with Llama 3's scaling, or one of
+    rope_factors_long.weight and rope_factors_short.weight."""
+    prefix = f"{arch}.rope.scaling"
+    theta = positive(metadata, f"{arch}.rope.freq_base", 10000.0)
+    inv_freq, scale = base_frequencies(rotary, theta), 1.0
+    kind = metadata.get(f"{prefix}.type", "none")
     if kind == "linear":
-        inv_freq = inv_freq / np.float32(positive(metadata, f"{arch}.rope.scaling.factor"))
-    elif kind not in ("none", ""):
-        raise ModelError(f"Rope scaling {kind!r} is not supported; none and linear are.")
+        inv_freq = inv_freq / np.float32(positive(metadata, f"{prefix}.factor"))
+    elif kind == "yarn":
+        if metadata.get(f"{prefix}.factor") is None or metadata.get(f"{prefix}.original_context_length") is None:
+            raise ModelError(f"Rope scaling 'yarn' needs {prefix}.factor and {prefix}.original_context_length.")
+        factor = positive(metadata, f"{prefix}.factor")
+        original = integer(metadata, f"{prefix}.original_context_length", high=1 << 30)
+        fast = positive(metadata, f"{prefix}.yarn_beta_fast", 32.0)
+        slow = positive(metadata, f"{prefix}.yarn_beta_slow", 1.0)
+        inv_freq = inv_freq / yarn_factors(rotary, theta, factor, original, fast, slow)
+        scale = yarn_scale(factor)
+    elif kind not in ("none", "longrope", ""):
+        raise ModelError(f"Rope scaling {kind!r} is not supported; none, linear, yarn and longrope are.")
+    scale *= positive(metadata, f"{prefix}.attn_factor", 1.0)
     if factors is not None:
         if factors.shape != inv_freq.shape:
-            raise ModelError(f"rope_freqs.weight has {factors.size} numbers, but this model needs {inv_freq.size}.")
+            raise ModelError(f"The rope factors have {factors.size} numbers, but this model needs {inv_freq.size}.")
         if not (np.isfinite(factors) & (factors > 0)).all():
-            raise ModelError("rope_freqs.weight must hold positive numbers alone.")
+            raise ModelError("The rope factors must hold positive numbers alone.")
         inv_freq = inv_freq / factors
-    return Rope(inv_freq, interleaved)
+    return Rope(inv_freq, interleaved, scale)

@@ -7,40 +7,47 @@ from dataclasses import dataclass, field
 
 from ..errors import ModelError
 from ..formats import Checkpoint
-from ..program.weights import MappedWeight, single, stack
+from ..program.weights import MappedWeight, TransposedWeight, single, stack, transposed
+
+FileWeight = MappedWeight | TransposedWeight
 
 LAYER = "{i}"
 EXPERT = "{e}"
-# Rotary frequencies that old files carry; they are worked out, or read by the configuration.
-_NEEDLESS = ("rotary_emb.inv_freq", "rope_freqs.weight")
+# Rotary frequencies and causal masks that files carry; they are worked out, or read by the configuration.
+_NEEDLESS = ("rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NEEDLESS += (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 
 
 @dataclass(frozen=True)
 class Weights:
     """``names`` maps canonical names to Hugging Face names; ``blk.{i}.`` and ``experts.{e}.`` are filled in. A GGUF
-    checkpoint is looked up by canonical name."""
+    checkpoint is looked up by canonical name. Some files leave ``prefix`` out of all names. ``transposed`` are the ends of
+    canonical names whose matrices lie transposed in Hugging Face files."""
 
     checkpoint: Checkpoint
     names: Mapping[str, str]
     experts: int = 0
+    prefix: str = ""
+    transposed: tuple[str, ...] = ()
     _found: dict[str, MappedWeight] = field(default_factory=dict)
 
-    def __call__(self, name: str) -> MappedWeight:
+    def __call__(self, name: str) -> FileWeight:
         """The weight, or a ModelError that names what the checkpoint lacks."""
         found = self.maybe(name)
         if found is None:
             raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the tensor {self._source(name) or name}.")
         return found
 
-    def maybe(self, name: str) -> MappedWeight | None:
+    def maybe(self, name: str) -> FileWeight | None:
         if name not in self._found:
             weight = self._load(name)
             if weight is None:
                 return None
             self._found[name] = weight
-        return self._found[name]
+        weight = self._found[name]
+        return transposed(weight) if self.checkpoint.kind == "hf" and name.endswith(self.transposed) else weight
 
-    def first(self, *names: str) -> MappedWeight:
+    def first(self, *names: str) -> FileWeight:
         """The first of ``names`` that the checkpoint has, as for tied heads."""
         return next((w for w in map(self.maybe, names) if w is not None), None) or self(names[-1])
 
@@ -63,6 +70,10 @@ class Weights:
         pattern = self.names.get(".".join(["blk", LAYER, *parts[2:]]))
         return None if pattern is None else pattern.replace(LAYER, parts[1])
 
+    def _stored(self, source: str) -> str:
+        """The name in this file: as it is, or without the prefix."""
+        return source if source in self.checkpoint.tensors else source.removeprefix(self.prefix)
+
     def _load(self, name: str) -> MappedWeight | None:
         source, tensors = self._source(name), self.checkpoint.tensors
         if source is None:
@@ -75,4 +86,5 @@ class Weights:
             if missing:
                 raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the expert tensor {missing[0]}.")
             return stack(name, tuple(tensors[m] for m in members))
+        source = self._stored(source)
         return single(name, tensors[source]) if source in tensors else None

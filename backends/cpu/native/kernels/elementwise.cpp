@@ -1,4 +1,4 @@
-// add, gated_act, gather_rows: what happens to each element, or each row, by itself.
+// add, gated_act, scale_softcap, gather_rows: what happens to each element, or each row, by itself.
 #include <stdexcept>
 
 #include "../isa.h"
@@ -108,6 +108,35 @@ class GatedAct final : public Kernel {
   Activation kind_;
 };
 
+// x [T or R, width] -> softcap tanh(scale x / softcap), or scale x where softcap is 0.
+// Numbers: width, scale, softcap, rows_dim (0).
+class ScaleSoftcap final : public Kernel {
+ public:
+  explicit ScaleSoftcap(const KernelArgs& args)
+      : x_(args.inputs.at(0)),
+        y_(args.outputs.at(0)),
+        rows_(args),
+        width_(args.integer("width")),
+        scale_(static_cast<float>(args.number("scale"))),
+        softcap_(static_cast<float>(args.number("softcap"))) {}
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const float* x = input<float>(frame, x_);
+    const Range range = share(rows_.count(frame.dims) * width_, team, kGrain);
+    const float scale = scale_, softcap = softcap_;
+    if (softcap == 0)
+      return map(x, x, output<float>(frame, y_), range, [scale](f32x16 a, f32x16) { return a * scale; });
+    map(x, x, output<float>(frame, y_), range,
+        [scale, softcap](f32x16 a, f32x16) { return softcap * tanh(a * scale / softcap); });
+  }
+
+ private:
+  int x_, y_;
+  RowsDim rows_;
+  int64_t width_;
+  float scale_, softcap_;
+};
+
 // x [T, width], rows i32 [R] -> x[rows] [R, width]. Numbers: width.
 class GatherRows final : public Kernel {
  public:
@@ -132,6 +161,7 @@ class GatherRows final : public Kernel {
 void register_elementwise(Table& table) {
   table.kernels["add"] = make_kernel<Add>;
   table.kernels["gated_act"] = make_kernel<GatedAct>;
+  table.kernels["scale_softcap"] = make_kernel<ScaleSoftcap>;
   table.kernels["gather_rows"] = make_kernel<GatherRows>;
 }
 

@@ -1,0 +1,65 @@
+"""Gemma 2 (arXiv 2408.00118): norms on both sides of attention and feed-forward, capped scores and logits, and a window on
+every other layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from ..formats import Checkpoint
+from ..program.build import Builder, Program
+from . import llama
+from .decoder import DecoderConfig, attention_block, mlp_block, output_head
+from .fields import positive
+from .weights import Weights
+
+HF_KEYS = {"hidden_act": "hidden_activation"}
+HF_NAMES = {
+    **llama.HF_NAMES,
+    "blk.{i}.post_attention_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    "blk.{i}.ffn_norm.weight": "model.layers.{i}.pre_feedforward_layernorm.weight",
+    "blk.{i}.post_ffw_norm.weight": "model.layers.{i}.post_feedforward_layernorm.weight",
+}
+LARGEST = 46
+"""Layers of the size whose scores are scaled by the width of the residual a head."""
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    c = with_scales(c, checkpoint, LARGEST)
+    if checkpoint.kind == "gguf":
+        attention, final = f"{arch}.attn_logit_softcapping", f"{arch}.final_logit_softcapping"
+    else:
+        attention, final = "attn_logit_softcapping", "final_logit_softcapping"
+    # A null takes the cap away.
+    caps = [positive(data, key) if data.get(key) is not None else 0.0 for key in (attention, final)]
+    return replace(c, attention_softcap=caps[0], logit_softcap=caps[1])
+
+
+def with_scales(c: DecoderConfig, checkpoint: Checkpoint, largest: int) -> DecoderConfig:
+    """What all Gemmas have: embeddings scaled by the root of the width, norm weights kept less 1 (GGUF files have it added
+    already), and a scale of scores that GGUF files do not name: the model of ``largest`` layers has another."""
+    hf, data = checkpoint.kind == "hf", checkpoint.metadata
+    if hf:
+        scale = positive(data, "query_pre_attn_scalar", float(c.head_dim)) ** -0.5
+    else:
+        scale = (c.hidden / c.heads if c.layers == largest else c.head_dim) ** -0.5
+    return replace(c, embedding_scale=c.hidden**0.5, norm_offset=1.0 if hf else 0.0, attention_scale=scale)
+
+
+def layers(b: Builder, c: DecoderConfig, w: Weights, qk_norm: Literal["none", "head"]) -> Program:
+    """The decoder of Gemma 2 and 3, which differ in their norms of q and k."""
+    x = b.embed(w("token_embd.weight"), scale=c.embedding_scale)
+    for i in range(c.layers):
+        p = f"blk.{i}."
+        h = b.rms_norm(x, w(p + "attn_norm.weight"), c.eps, weight_offset=c.norm_offset)
+        h = attention_block(b, c, w, i, h, qk_norm)
+        x = b.add(x, b.rms_norm(h, w(p + "post_attention_norm.weight"), c.eps, weight_offset=c.norm_offset))
+        h = b.rms_norm(x, w(p + "ffn_norm.weight"), c.eps, weight_offset=c.norm_offset)
+        h = mlp_block(b, c, w, i, h)
+        x = b.add(x, b.rms_norm(h, w(p + "post_ffw_norm.weight"), c.eps, weight_offset=c.norm_offset))
+    return output_head(b, c, w, x)
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    return layers(b, c, w, qk_norm="none")

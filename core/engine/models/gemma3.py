@@ -1,0 +1,47 @@
+"""Gemma 3, text only (arXiv 2503.19786): Gemma 2 with norms of q and k for its caps, a window on five of six layers, and a
+rotary embedding of its own on these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..errors import ModelError
+from ..formats import Checkpoint
+from ..program.build import Builder, Program
+from . import gemma2
+from .decoder import DecoderConfig
+from .fields import positive
+from .rope import Rope, base_frequencies, rope_from_hf
+from .weights import Weights
+
+HF_KEYS = gemma2.HF_KEYS
+HF_NAMES = {
+    **gemma2.HF_NAMES,
+    "blk.{i}.attn_q_norm.weight": "model.layers.{i}.self_attn.q_norm.weight",
+    "blk.{i}.attn_k_norm.weight": "model.layers.{i}.self_attn.k_norm.weight",
+}
+LARGEST = 62
+LOCAL_THETA = 10000.0
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    c, data = gemma2.with_scales(c, checkpoint, LARGEST), checkpoint.metadata
+    if checkpoint.kind == "gguf":
+        theta = positive(data, f"{checkpoint.architecture}.rope.freq_base_swa", LOCAL_THETA)
+        return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
+    ropes = data.get("rope_parameters")
+    if ropes is None:  # files from before rope_parameters keep the two apart
+        theta = positive(data, "rope_local_base_freq", LOCAL_THETA)
+        return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
+    if not isinstance(ropes, Mapping) or {"sliding_attention", "full_attention"} - set(ropes):
+        raise ModelError("The configuration's rope_parameters must name sliding_attention and full_attention.")
+    local, full = (
+        rope_from_hf({"rope_parameters": ropes[kind]}, c.head_dim, c.max_context, c.max_context)
+        for kind in ("sliding_attention", "full_attention")
+    )
+    return replace(c, local_rope=local, rope=full)
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    return gemma2.layers(b, c, w, qk_norm="head")

@@ -1,0 +1,38 @@
+"""Phi 3 and 4 (arXiv 2404.14219): Llama's shape with fused projections, LongRoPE, and a sliding window in some sizes."""
+
+from __future__ import annotations
+
+from ..backend.v1 import Value
+from ..program.build import Builder, Program
+from ..program.weights import select
+from . import llama
+from .decoder import DecoderConfig, fused_attention_block, output_head
+from .weights import Weights
+
+HF_NAMES = {
+    **{name: own for name, own in llama.HF_NAMES.items() if "attn_" not in name and "ffn_" not in name},
+    "blk.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",
+    "blk.{i}.attn_qkv.weight": "model.layers.{i}.self_attn.qkv_proj.weight",
+    "blk.{i}.attn_output.weight": "model.layers.{i}.self_attn.o_proj.weight",
+    "blk.{i}.ffn_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    "blk.{i}.ffn_up.weight": "model.layers.{i}.mlp.gate_up_proj.weight",
+    "blk.{i}.ffn_down.weight": "model.layers.{i}.mlp.down_proj.weight",
+}
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in range(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        x = b.add(x, fused_attention_block(b, c, w, i, h))
+        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
+        x = b.add(x, _mlp(b, c, w, i, h))
+    return output_head(b, c, w, x)
+
+
+def _mlp(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    """The gate's rows lie above those of up, in one matrix that both formats name after the latter."""
+    both, p = w(f"blk.{i}.ffn_up.weight"), f"blk.{i}."
+    gate = b.linear(h, select(p + "ffn_gate_rows.weight", both, slice(0, c.mlp)), axes=("mlp", "embed"))
+    up = b.linear(h, select(p + "ffn_up_rows.weight", both, slice(c.mlp, 2 * c.mlp)), axes=("mlp", "embed"))
+    return b.linear(b.gated_act(gate, up, c.act), w(p + "ffn_down.weight"), axes=("embed", "mlp"))
