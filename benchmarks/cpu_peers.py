@@ -23,57 +23,37 @@ Case = dict[str, float]
 SHORT = 64
 
 
+def by_prompt(args: argparse.Namespace, batches: list[int]) -> list[tuple[list[int], int]]:
+    """Batches with their prompt's length: several sequences take a short one, since decode is what they compare."""
+    single, several = [b for b in batches if b == 1], [b for b in batches if b > 1]
+    return [(group, size) for group, size in ((single, args.prompt), (several, min(args.prompt, SHORT))) if group]
+
+
 def engine(model: Path, args: argparse.Namespace, batches: list[int]) -> dict[int, Case]:
-    command = [
-        sys.executable,
-        "-m",
-        "engine.cli.main",
-        "bench",
-        model,
-        "--backend",
-        "cpu",
-        "--json",
-        "--repetitions",
-        "3",
-    ]
-    command += [
-        "--prompt",
-        args.prompt,
-        "--decode",
-        args.decode,
-        "--batch",
-        ",".join(map(str, batches)),
-        "--depth",
-        "0",
-    ]
-    out = run([*command, "--threads", args.threads])
-    cases = json.loads(out)["cases"]
-    return {c["batch"]: {"prefill": c["prefill_tok_s"]["median"], "decode": c["decode_tok_s"]["median"]} for c in cases}
+    found: dict[int, Case] = {}
+    for group, prompt in by_prompt(args, batches):
+        flags = {"backend": "cpu", "prompt": prompt, "decode": args.decode, "batch": ",".join(map(str, group))}
+        flags |= {"depth": 0, "repetitions": 3, "threads": args.threads}
+        command = [sys.executable, "-m", "engine.cli.main", "bench", model, "--json"]
+        for name, value in flags.items():
+            command += [f"--{name}", value]
+        for c in json.loads(run(command))["cases"]:
+            found[c["batch"]] = {"prefill": c["prefill_tok_s"]["median"], "decode": c["decode_tok_s"]["median"]}
+    return found
 
 
 def llama(model: Path, args: argparse.Namespace, batches: list[int]) -> dict[int, Case]:
     found: dict[int, Case] = {}
-    if 1 in batches:
-        command = [args.peer / "bin/llama-bench", "-m", model, "-t", args.threads, "-p", args.prompt, "-n", args.decode]
-        rows = json.loads(run([*command, "-r", 3, "-o", "json"], args.peer))
-        found[1] = {"prefill": rows[0]["avg_ts"], "decode": rows[1]["avg_ts"]}
-    several = [b for b in batches if b > 1]
-    if several:
-        # The context holds every sequence's prompt; a short prompt keeps the run short, as decode is what is compared.
-        short = min(args.prompt, 64)
-        size = max(several) * (short + args.decode) + 64
-        command = [
-            args.peer / "bin/llama-batched-bench",
-            "-m",
-            model,
-            "-t",
-            args.threads,
-            "-tb",
-            args.threads,
-            "-c",
-            size,
-        ]
-        command += ["-npp", short, "-ntg", args.decode, "-npl", ",".join(map(str, several)), "--output-format", "jsonl"]
+    for group, prompt in by_prompt(args, batches):
+        common = ["-m", model, "-t", args.threads]
+        if group == [1]:
+            command = [args.peer / "bin/llama-bench", *common, "-p", prompt, "-n", args.decode, "-r", 3, "-o", "json"]
+            rows = json.loads(run(command, args.peer))
+            found[1] = {"prefill": rows[0]["avg_ts"], "decode": rows[1]["avg_ts"]}
+            continue
+        size = max(group) * (prompt + args.decode) + 64
+        command = [args.peer / "bin/llama-batched-bench", *common, "-tb", args.threads, "-c", size, "-npp", prompt]
+        command += ["-ntg", args.decode, "-npl", ",".join(map(str, group)), "--output-format", "jsonl"]
         for line in run(command, args.peer).splitlines():
             if line.startswith("{"):
                 row = json.loads(line)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+SHORT = 64  # as cpu_peers.py has it
 RESULTS = ROOT / "benchmarks/results"
 
 
@@ -39,7 +40,8 @@ def peers() -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
     lines.append(
-        f"{result['threads']} threads; {origin(result)} Decode {result['decode']} tokens; prompt {result['prompt']} for one sequence, 64 for several."
+        f"{result['threads']} threads; {origin(result)} Decode {result['decode']} tokens; "
+        f"prompt {result['prompt']} for one sequence, {SHORT} for several."
     )
     return "\n".join(lines)
 

@@ -85,8 +85,8 @@ def embed(low: Lowering) -> None:
 
 
 def quantize(low: Lowering) -> None:
-    numbers = {"width": _width(low, "x"), "choices": _choices(low, "x")}
-    low.emit("quantize", low.inputs("x"), rows_dim=_rows_dim(low, "x"), **numbers)
+    choices = _choices(low, "x")
+    low.emit("quantize", low.inputs("x"), width=_width(low, "x"), choices=choices, rows_dim=_rows_dim(low, "x"))
 
 
 def _activation(low: Lowering) -> list[int]:
