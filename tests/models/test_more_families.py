@@ -1,4 +1,4 @@
-"""Further families against transformers, from both formats; the GGUF files are written by gguf's own table of names."""
+"""Further families against transformers, from both formats."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import json
 from copy import deepcopy
 from functools import cache
 
-import gguf
 import numpy as np
 import pytest
 import tiny_models
-from checkpoints import SIZES, logits_of
-from safetensors.numpy import load_file
+from checkpoints import SIZES, in_half, logits_of
+from family_ggufs import to_gguf
+from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
 
 from engine import LLM, SamplingParams
 from engine.errors import ModelError
-from engine.formats import open_checkpoint
+from engine.formats import FORMATS, Tensor, open_checkpoint
 from engine.models import load_model
+from engine.models.rope import rope_from_hf
+from engine.program.weights import select, single, transposed
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+ROPE_INIT_FUNCTIONS = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
 
 WINDOW = 24
 CHUNKS = ((1,), (15, 1, 1, 7), (40, 1, 9, 1))
@@ -82,7 +85,7 @@ FAMILIES = {
     ),
     "gpt_neox": ("GPTNeoX", "gptneox", {"intermediate_size": 96}),
     "gpt_neox in sequence": ("GPTNeoX", "gptneox", {"intermediate_size": 96, "use_parallel_residual": False}),
-    "cohere": ("Cohere", "command-r", {"logit_scale": 0.25, "tie_word_embeddings": True}),
+    "cohere": ("Cohere", "command-r", {"logit_scale": 1.5, "tie_word_embeddings": True}),
     "falcon 7b": ("Falcon", "falcon", FALCON | {"multi_query": True}),
     "falcon 40b": ("Falcon", "falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon 11b": (
@@ -145,6 +148,10 @@ def model_of(family):
     return model
 
 
+def gguf_of(family, folder, path):
+    return to_gguf(folder, path, FAMILIES[family][1], model_of(family).config, GGUF_KEYS.get(family, {}))
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
     made = {}
@@ -195,109 +202,210 @@ def test_logits_and_tokens_are_those_of_transformers(family, saved, backend):
 
 @pytest.mark.parametrize("family", WITH_GGUF)
 def test_a_gguf_gives_the_same_logits(family, tmp_path, saved, backend):
-    path = to_gguf(family, saved(family), tmp_path / "model.gguf")
+    path = gguf_of(family, saved(family), tmp_path / "model.gguf")
     assert_same_logits(path, backend, family)
 
 
-# -- Hugging Face to GGUF ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything_is_on_the_device(family, saved, cpu):
+    loaded = load_for_logits(saved(family), cpu, strict=True)
+    assert not loaded.placement.fallbacks()
 
 
-def to_gguf(family, folder, path):
-    """The family's checkpoint by the published keys and gguf's own table of tensor names."""
-    arch = FAMILIES[family][1]
-    config = model_of(family).config
-    writer = gguf.GGUFWriter(path, arch)
-    keys = published_keys(arch, config) | GGUF_KEYS.get(family, {})
-    for key, value in keys.items():
-        if value is not None:
-            writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
-    tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
-    tensors = load_file(folder / "model.safetensors")
-    for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
-        writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+# -- what files of other ages and precisions have ------------------------------------------------------------------------
 
 
-def published_keys(arch, config):
-    def first(*names):
-        return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
-
-    rope = getattr(config, "rope_parameters", None) or {}
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r")
-    keys = {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": first("intermediate_size", "ffn_hidden_size", "n_inner") or 4 * config.hidden_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": first("num_key_value_heads", "num_kv_heads") or config.num_attention_heads,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "attention.layer_norm_epsilon" if normal else "attention.layer_norm_rms_epsilon": first(
-            "rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"
-        ),
-        "attention.sliding_window": first("sliding_window"),
-        "rope.freq_base": rope.get("full_attention", rope).get("rope_theta"),
-        "attn_logit_softcapping": first("attn_logit_softcapping"),
-        "final_logit_softcapping": first("final_logit_softcapping"),
-        "logit_scale": first("logit_scale"),
-        "use_parallel_residual": first("use_parallel_residual"),
-    }
-    if arch == "qwen3moe":
-        keys |= {
-            "expert_count": config.num_local_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_feed_forward_length": config.moe_intermediate_size,
-        }
-    if arch in ("gemma2", "gemma3"):
-        # A key that GGUF defines for any architecture; without it the size of the model tells the scale.
-        keys["attention.scale"] = config.query_pre_attn_scalar**-0.5
-    return keys
+def rewrite(folder, target, configure=lambda config: None, rename=lambda tensors: tensors):
+    """A copy of a checkpoint with its configuration and tensors changed."""
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    configure(config)
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(rename(load_file(folder / "model.safetensors")), target / "model.safetensors")
+    return target
 
 
-def rope_factors(config):
-    rope = getattr(config, "rope_parameters", None) or {}
-    names = [name for name in ("long", "short") if f"{name}_factor" in rope]
-    return {f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"], np.float32) for name in names}
+def assert_is(path, family):
+    ids = random_ids(50)
+    got = logits(load_for_logits(path, "reference"), ids, (50,))
+    np.testing.assert_allclose(got, logits_of(model_of(family), ids), rtol=0, atol=2e-4)
 
 
-def converted(arch, config, tensors):
-    names = gguf.get_tensor_name_map(
-        next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), config.num_hidden_layers
+def test_gpt2_without_prefix_and_with_masks(saved, tmp_path):
+    def bare(tensors):
+        mask = {"h.0.attn.bias": np.tril(np.ones((1, 1, 256, 256), np.float32))}
+        return {name.removeprefix("transformer."): array for name, array in tensors.items()} | mask
+
+    assert_is(rewrite(saved("gpt2"), tmp_path, rename=bare), "gpt2")
+
+
+def test_gpt_neox_of_old(saved, tmp_path):
+    def old(config):
+        del config["rope_parameters"]
+        config |= {"rotary_pct": 0.25, "rotary_emb_base": 10000}
+
+    def head(tensors):
+        kept = {name: array for name, array in tensors.items() if name not in ("lm_head.weight", "embed_out.weight")}
+        return kept | {"embed_out.weight": model_of("gpt_neox").state_dict()["lm_head.weight"].numpy()}
+
+    assert_is(rewrite(saved("gpt_neox"), tmp_path, old, head), "gpt_neox")
+
+
+def test_gemma3_of_old(saved, tmp_path):
+    def old(config):
+        del config["rope_parameters"], config["layer_types"]
+        config |= {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6}
+
+    assert_is(rewrite(saved("gemma3"), tmp_path, old), "gemma3")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3"])
+def test_in_f16(family, saved, tmp_path, backend):
+    """Matrices that are turned, permuted and split stay in the format of the file."""
+    path = rewrite(
+        saved(family),
+        tmp_path,
+        rename=lambda tensors: {n: a.astype(np.float16) if a.ndim > 1 else a for n, a in tensors.items()},
     )
-    found, experts = {}, {}
-    for name, array in tensors.items():
-        plain, _, expert = name.partition(".experts.")
-        if expert:
-            number, rest = expert.split(".", 1)
-            experts.setdefault(names.get_name(f"{plain}.experts.{rest}", (".weight",)), {})[int(number)] = array
-            continue
-        own = names.get_name(name, (".weight", ".bias"))
-        assert own is not None, f"gguf knows no name for {name}"
-        found[own] = rearranged(arch, config, name, array)
-    return found | {name: np.stack([members[e] for e in sorted(members)]) for name, members in experts.items()}
+    ids = random_ids(50)
+    got = logits(load_for_logits(path, backend), ids, (49, 1))
+    np.testing.assert_allclose(got, logits_of(in_half(model_of(family)), ids), rtol=0, atol=2e-4)
 
 
-def rearranged(arch, config, name, array):
-    """What llama.cpp's converter does to the numbers."""
-    if arch == "llama" and ".q_proj." in name:
-        return tiny_models.interleave(array, config.num_attention_heads)
-    if arch == "llama" and ".k_proj." in name:
-        return tiny_models.interleave(array, config.num_key_value_heads)
-    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
-        return array + 1
-    if "query_key_value" in name:
-        head_dim = config.hidden_size // config.num_attention_heads
-        kv_heads = len(array) // head_dim - config.num_attention_heads
-        kv_heads = 1 if getattr(config, "multi_query", False) and not config.new_decoder_architecture else kv_heads // 2
-        grouped = array.reshape(kv_heads, -1, head_dim, *array.shape[1:])
-        parts = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
-        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
-    if arch == "gpt2" and array.ndim == 2 and ".h." in name:
-        return array.T
-    return array
+# -- rope scalings that depend on the length to come ---------------------------------------------------------------------
+
+
+def hf_rope(kind, config, length):
+    inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
+    return inv_freq.numpy(), scale
+
+
+@pytest.mark.parametrize("length", [None, 40, 41, 200])
+def test_longrope_goes_by_the_longest_sequence_to_come(length, saved, tmp_path):
+    inv_freq, scale = hf_rope("longrope", model_of("phi3 longrope").config, length or 256)
+    folder = saved("phi3 longrope")
+    for path in (folder, gguf_of("phi3 longrope", folder, tmp_path / "model.gguf")):
+        rope = load_model(open_checkpoint(path), length).config.rope
+        np.testing.assert_allclose(rope.inv_freq, inv_freq, rtol=1e-6)
+        assert rope.scale == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(("length", "context"), [(None, 256), (100, 256), (256, 256), (300, 300), (2000, 1024)])
+def test_dynamic_scaling_goes_by_the_longest_sequence_to_come(length, context, saved, tmp_path):
+    scaling = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    path = rewrite(saved("mistral without a window"), tmp_path, lambda config: config.update(rope_parameters=scaling))
+    config = load_model(open_checkpoint(path), length).config
+    assert config.max_context == context
+    theirs = transformers.AutoConfig.from_pretrained(path)
+    np.testing.assert_allclose(config.rope.inv_freq, hf_rope("dynamic", theirs, length or 256)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "context"), [(None, 256), (200, 256), (700, 700), (9000, 1200)])
+def test_yarn_reaches_as_far_as_its_factor(length, context, saved, tmp_path):
+    scaling = YARN | {"factor": 4.0, "original_max_position_embeddings": 300}
+    path = rewrite(saved("mistral without a window"), tmp_path, lambda config: config.update(rope_parameters=scaling))
+    assert load_model(open_checkpoint(path), length).config.max_context == context
+
+
+def test_yarn_is_that_of_transformers(saved, tmp_path):
+    rng = np.random.default_rng()
+    for number in range(20):
+        scaling = {
+            "rope_type": "yarn",
+            "rope_theta": float(10 ** rng.uniform(2, 7)),
+            "factor": float(rng.uniform(1, 40)),
+            "original_max_position_embeddings": int(rng.integers(16, 9000)),
+            "beta_fast": float(rng.uniform(2, 40)),
+            "beta_slow": float(rng.uniform(0.5, 2)),
+        }
+        scaling |= {"truncate": False} if number % 3 == 0 else {}
+        scaling |= {"mscale": 0.7, "mscale_all_dim": 1.2} if number % 4 == 0 else {}
+        scaling |= {"attention_factor": 1.5} if number % 5 == 0 else {}
+        config = transformers.LlamaConfig(**deepcopy(SIZES | {"rope_parameters": scaling}), head_dim=64)
+        inv_freq, scale = hf_rope("yarn", config, None)
+        rope = rope_from_hf({"rope_parameters": scaling}, 64, 256, 256)
+        np.testing.assert_allclose(rope.inv_freq, inv_freq, rtol=1e-5, err_msg=str(scaling))
+        assert rope.scale == pytest.approx(scale), scaling
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "word"),
+    [
+        ("falcon 7b", {"alibi": True}, "ALiBi"),
+        ("falcon 7b", {"parallel_attn": False}, "sequence"),
+        ("falcon 40b", {"num_kv_heads": 3}, "3 KV heads"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
+        ("gpt2", {"activation_function": "mish"}, "mish"),
+        ("gpt2", {"n_positions": 257}, "position_embd"),
+        ("gpt2", {"n_head": 8, "n_embd": 32}, "inconsistent"),
+        ("phi3", {"intermediate_size": 97}, "ffn_up"),
+        ("phi3", {"num_attention_heads": 8, "head_dim": 16}, "attn_qkv"),
+        ("phi3 longrope", {"rope_parameters": LONGROPE | {"long_factor": [1.0]}}, "long_factor"),
+        ("phi3 longrope", {"rope_parameters": LONGROPE | {"long_factor": ["1"] * 8}}, "long_factor"),
+        ("phi3 longrope", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 1}, "longrope"),
+        ("mistral yarn", {"rope_parameters": YARN | {"rope_theta": 1.0}}, "base above 1"),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.2}}, "even"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ("gemma3", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
+        ("gemma2", {"hidden_activation": "silu"}, "silu"),
+        ("cohere", {"logit_scale": -1}, "logit_scale"),
+    ],
+)
+def test_configurations_that_are_refused(family, keys, word, saved, tmp_path):
+    path = rewrite(saved(family), tmp_path, lambda config: config.update(keys))
+    with pytest.raises(ModelError, match=word) as caught:
+        load_model(open_checkpoint(path)).program(16, "f16")
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+def test_norms_of_cohere_that_are_not_supported(saved, tmp_path):
+    extra = {"model.layers.0.self_attn.q_norm.weight": np.ones((4, 16), np.float32)}
+    path = rewrite(saved("cohere"), tmp_path, rename=lambda tensors: tensors | extra)
+    with pytest.raises(ModelError, match="q_norm"):
+        load_model(open_checkpoint(path)).program(16, "f16")
+
+
+# -- parts of weights ----------------------------------------------------------------------------------------------------
+
+
+def stored(array, name):
+    encoded = FORMATS[name].encode(array)
+    return Tensor("w", array.shape, FORMATS[name], encoded.reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("index", [slice(3, 9), np.array([7, 0, 4, 4])], ids=["slice", "order"])
+def test_selected_rows(name, index):
+    tensor = stored(np.random.default_rng().standard_normal((12, 64), np.float32), name)
+    part = select("part", single("w", tensor), index)
+    assert (part.name, part.format, part.shape) == ("part", name, tensor.dense()[index].shape)
+    np.testing.assert_array_equal(part.dense(), tensor.dense()[index])
+    np.testing.assert_array_equal(part.rows(), tensor.rows()[index])
+    np.testing.assert_array_equal(part.rows(1, 3), tensor.rows()[index][1:3])
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_transposed_matrices(name):
+    tensor = stored(np.random.default_rng().standard_normal((12, 40), np.float32), name)
+    turned = transposed(single("w", tensor))
+    assert (turned.format, turned.shape) == (name, (40, 12))
+    np.testing.assert_array_equal(turned.dense(), tensor.dense().T)
+    np.testing.assert_array_equal(FORMATS[name].decode(turned.rows()), tensor.dense().T)
+    np.testing.assert_array_equal(turned.rows(5, 9), turned.rows()[5:9])
+    part = select("part", turned, slice(10, 30))
+    np.testing.assert_array_equal(FORMATS[name].decode(part.rows(1, 4)), tensor.dense().T[11:14])
+
+
+def test_blocks_cannot_be_transposed():
+    with pytest.raises(ModelError, match="Q8_0"):
+        transposed(single("w", stored(np.ones((4, 32), np.float32), "Q8_0")))
+
+
+def test_rows_that_are_not_there():
+    with pytest.raises(ModelError, match="needs 5 rows"):
+        select("part", single("w", stored(np.ones((4, 8), np.float32), "F32")), slice(1, 5))

@@ -1,0 +1,111 @@
+"""GGUF files of many families, by the published keys and the table of tensor names of the gguf package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import tiny_models
+from safetensors.numpy import load_file
+
+
+def to_gguf(folder: Path, path: Path, arch: str, config: Any, keys: dict[str, Any]) -> Path:
+    """The checkpoint of a folder with transformers' configuration; ``keys``, without the architecture, are added."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in (published_keys(arch, config) | keys).items():
+        if value is not None:
+            writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
+    tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
+    tensors = load_file(folder / "model.safetensors")
+    for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
+        writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def published_keys(arch: str, config: Any) -> dict[str, Any]:
+    def first(*names: str) -> Any:
+        return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+
+    rope = getattr(config, "rope_parameters", None) or {}
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r")
+    keys = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": first("intermediate_size", "ffn_hidden_size", "n_inner") or 4 * config.hidden_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": first("num_key_value_heads", "num_kv_heads") or config.num_attention_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_epsilon" if normal else "attention.layer_norm_rms_epsilon": first(
+            "rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"
+        ),
+        "attention.sliding_window": first("sliding_window"),
+        "rope.freq_base": rope.get("full_attention", rope).get("rope_theta"),
+        "attn_logit_softcapping": first("attn_logit_softcapping"),
+        "final_logit_softcapping": first("final_logit_softcapping"),
+        "logit_scale": first("logit_scale"),
+        "use_parallel_residual": first("use_parallel_residual"),
+    }
+    if arch == "qwen3moe":
+        keys |= {
+            "expert_count": config.num_local_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }
+    if arch in ("gemma2", "gemma3"):
+        # A key that GGUF defines for any architecture; without it the size of the model tells the scale.
+        keys["attention.scale"] = config.query_pre_attn_scalar**-0.5
+    return keys
+
+
+def rope_factors(config: Any) -> dict[str, np.ndarray]:
+    rope = getattr(config, "rope_parameters", None) or {}
+    names = [name for name in ("long", "short") if f"{name}_factor" in rope]
+    return {f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"], np.float32) for name in names}
+
+
+def converted(arch: str, config: Any, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names = gguf.get_tensor_name_map(
+        next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), config.num_hidden_layers
+    )
+    found: dict[str, np.ndarray] = {}
+    experts: dict[str, dict[int, np.ndarray]] = {}
+    for name, array in tensors.items():
+        plain, _, expert = name.partition(".experts.")
+        if expert:
+            number, rest = expert.split(".", 1)
+            experts.setdefault(names.get_name(f"{plain}.experts.{rest}", (".weight",)), {})[int(number)] = array
+            continue
+        own = names.get_name(name, (".weight", ".bias"))
+        assert own is not None, f"gguf knows no name for {name}"
+        found[own] = rearranged(arch, config, name, array)
+    return found | {name: np.stack([members[e] for e in sorted(members)]) for name, members in experts.items()}
+
+
+def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarray:
+    """What llama.cpp's converter does to the numbers."""
+    if arch == "llama" and ".q_proj." in name:
+        return tiny_models.interleave(array, config.num_attention_heads)
+    if arch == "llama" and ".k_proj." in name:
+        return tiny_models.interleave(array, config.num_key_value_heads)
+    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        return array + 1
+    if "query_key_value" in name:
+        head_dim = config.hidden_size // config.num_attention_heads
+        kv_heads = len(array) // head_dim - config.num_attention_heads
+        kv_heads = 1 if getattr(config, "multi_query", False) and not config.new_decoder_architecture else kv_heads // 2
+        grouped = array.reshape(kv_heads, -1, head_dim, *array.shape[1:])
+        parts = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
+        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+    if arch == "gpt2" and array.ndim == 2 and ".h." in name:
+        return array.T
+    return array
