@@ -33,7 +33,8 @@ def _checked(config: DecoderConfig) -> DecoderConfig:
     return config
 
 
-def _kv_heads(data: Mapping[str, Any], key: str, heads: int) -> int:
+def kv_heads_of(data: Mapping[str, Any], key: str, heads: int) -> int:
+    """The KV heads that a key names, ``heads`` by default; ModelError when the heads cannot share them evenly."""
     kv_heads = integer(data, key, heads)
     if heads % kv_heads:
         raise ModelError(f"{heads} attention heads cannot share {kv_heads} KV heads evenly.")
@@ -62,13 +63,13 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
         )
     hidden = integer(data, f"{arch}.embedding_length")
     heads = integer(data, f"{arch}.attention.head_count")
-    kv_heads = _kv_heads(data, f"{arch}.attention.head_count_kv", heads)
+    kv_heads = kv_heads_of(data, f"{arch}.attention.head_count_kv", heads)
     head_dim = integer(data, f"{arch}.attention.key_length", hidden // heads)
     rotary = integer(data, f"{arch}.rope.dimension_count", head_dim)
     experts = integer(data, f"{arch}.expert_count", 0, low=0)
     context = integer(data, f"{arch}.context_length", high=1 << 30)
     layers = integer(data, f"{arch}.block_count", high=4096)
-    window = integer(data, f"{arch}.attention.sliding_window", 0, low=0, high=1 << 30)
+    window = integer(data, f"{arch}.attention.sliding_window", family.window, low=0, high=1 << 30)
     factors = _gguf_factors(checkpoint, arch, context, max_model_len or context)
     return _checked(
         DecoderConfig(
@@ -112,7 +113,7 @@ def config_from_hf(
     data = with_common_keys(checkpoint.metadata, keys)
     hidden = integer(data, "hidden_size")
     heads = integer(data, "num_attention_heads")
-    kv_heads = _kv_heads(data, "num_key_value_heads", heads)
+    kv_heads = kv_heads_of(data, "num_key_value_heads", heads)
     head_dim = integer(data, "head_dim", hidden // heads)
     experts = integer(data, "num_experts", integer(data, "num_local_experts", 0, low=0), low=0)
     context = integer(data, "max_position_embeddings", 2048, high=1 << 30)
@@ -128,9 +129,9 @@ def config_from_hf(
             head_dim=head_dim,
             mlp=integer(data, "intermediate_size", 4 * hidden),
             vocab=integer(data, "vocab_size"),
-            eps=positive(data, "rms_norm_eps", 1e-6),
+            eps=positive(data, "rms_norm_eps", family.eps),
             rope=rope,
-            max_context=_reach(data, context, max_model_len),
+            max_context=_reach(data, context, max_model_len) if family.rotary else context,
             experts=experts,
             experts_used=integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
             may_tie=tied is not False,
@@ -153,11 +154,14 @@ def _act(data: Mapping[str, Any], family: Family) -> str:
 
 
 def _reach(data: Mapping[str, Any], context: int, max_model_len: int | None) -> int:
-    """Dynamic scaling alone takes a model beyond its context: up to ``factor`` times as far, when asked for at load."""
+    """Some rope scalings take a model beyond the context that its file names, as far as ``factor`` says, when asked for
+    at load."""
     scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if max_model_len is None or "dynamic" not in (scaling.get("rope_type"), scaling.get("type")):
+    kind = scaling.get("rope_type") or scaling.get("type")
+    if max_model_len is None or kind not in ("dynamic", "yarn"):
         return context
-    return max(context, min(max_model_len, int(context * positive(scaling, "factor"))))
+    original = integer(scaling, "original_max_position_embeddings", context, high=1 << 30)
+    return max(context, min(max_model_len, int(original * positive(scaling, "factor"))))
 
 
 def _hf_windows(data: Mapping[str, Any], family: Family, layers: int, context: int) -> tuple[int, ...]:

@@ -49,6 +49,8 @@ class DecoderConfig:
     logit_softcap: float = 0.0
     parallel_residual: bool = False
     """Attention and feed-forward both read the layer's input."""
+    norm_after: bool = False
+    """Layer norms follow each residual sum; otherwise they precede attention and feed-forward."""
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0

@@ -16,8 +16,12 @@ class Family:
     interleaved: bool = False
     acts: tuple[str, ...] = ("silu",)
     """The activations that it may have; GGUF files, which do not name one, have the first."""
+    eps: float = 1e-6
+    """Of its norms, where config.json does not say."""
     rotary: bool = True
     windowed: bool = False
     """Whether some or all of its layers may attend to a sliding window."""
+    window: int = 0
+    """The window of GGUF files that name none."""
     full_every: int = 0
     """Each so many-th layer attends to everything where the others have a window; 0: all have it."""

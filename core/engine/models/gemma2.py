@@ -38,12 +38,13 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 def with_scales(c: DecoderConfig, checkpoint: Checkpoint, largest: int) -> DecoderConfig:
     """What all Gemmas have: embeddings scaled by the root of the width, norm weights kept less 1 (GGUF files have it added
-    already), and a scale of scores that GGUF files do not name: the model of ``largest`` layers has another."""
+    already), and a scale of scores that most GGUF files do not name: the model of ``largest`` layers has another."""
     hf, data = checkpoint.kind == "hf", checkpoint.metadata
     if hf:
         scale = positive(data, "query_pre_attn_scalar", float(c.head_dim)) ** -0.5
     else:
         scale = (c.hidden / c.heads if c.layers == largest else c.head_dim) ** -0.5
+        scale = positive(data, f"{checkpoint.architecture}.attention.scale", scale)
     return replace(c, embedding_scale=c.hidden**0.5, norm_offset=1.0 if hf else 0.0, attention_scale=scale)
 
 

@@ -1,4 +1,9 @@
-"""From a checkpoint to its family: which file builds it, with which names and which configuration."""
+"""From a checkpoint to its family: which file builds it, with which names and which configuration.
+
+A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and ``build``. Where it needs them it has
+``HF_KEYS`` (common key -> its own in config.json), ``configure`` (completes the configuration), ``HF_PREFIX`` (which some
+files leave out of all names) and ``HF_TRANSPOSED`` (ends of canonical names of matrices that lie transposed).
+"""
 
 from __future__ import annotations
 
@@ -16,20 +21,23 @@ from .decoder import DecoderConfig
 from .family import Family
 from .weights import Weights
 
-
 FAMILIES: Sequence[Family] = (
     Family("llama", ("llama",), ("llama",), interleaved=True),
-    Family("mixtral", (), ("mixtral",), interleaved=True, windowed=True),
+    Family("mixtral", (), ("mixtral",), interleaved=True, windowed=True, eps=1e-5),
     Family("qwen2", ("qwen2",), ("qwen2",), windowed=True),
     Family("qwen3", ("qwen3",), ("qwen3",), windowed=True),
     Family("mistral", (), ("mistral",), interleaved=True, windowed=True),
     Family("qwen3_moe", ("qwen3moe",), ("qwen3_moe",), windowed=True),
-    Family("olmo2", ("olmo2",), ("olmo2",)),
-    Family("gemma2", ("gemma2",), ("gemma2",), acts=("gelu_tanh",), windowed=True, full_every=2),
+    Family("olmo2", ("olmo2",), ("olmo2",), eps=1e-5),
+    Family("gemma2", ("gemma2",), ("gemma2",), acts=("gelu_tanh",), windowed=True, window=4096, full_every=2),
     Family("gemma3", ("gemma3",), ("gemma3_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
-    Family("phi3", ("phi3",), ("phi3",), windowed=True),
-    Family("gpt2", ("gpt2",), ("gpt2",), acts=("gelu_tanh", "gelu", "relu", "silu"), rotary=False),
-    Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True),
+    Family("phi3", ("phi3",), ("phi3",), windowed=True, eps=1e-5),
+    Family("gpt2", ("gpt2",), ("gpt2",), acts=("gelu_tanh", "gelu", "relu", "silu"), rotary=False, eps=1e-5),
+    Family("opt", (), ("opt",), acts=("relu", "gelu", "gelu_tanh"), rotary=False, eps=1e-5),
+    Family("gpt_neox", ("gptneox",), ("gpt_neox",), acts=("gelu", "gelu_tanh", "relu"), eps=1e-5),
+    Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True, eps=1e-5),
+    Family("cohere", ("command-r",), ("cohere",), interleaved=True, eps=1e-5),
+    Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
 )
 
 

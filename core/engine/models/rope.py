@@ -50,7 +50,10 @@ def yarn_factors(
     rotary: int, theta: float, factor: float, original: int, fast: float, slow: float, truncate: bool = True
 ) -> Array:
     """Divisors of YaRN (arXiv 2309.00071): none for pairs that turn more than ``fast`` times within the original context,
-    ``factor`` for those that turn less than ``slow`` times, a ramp between. ``truncate``: the ramp ends at whole pairs."""
+    ``factor`` for those that turn less than ``slow`` times, a ramp between. ``truncate``: the ramp ends at whole pairs.
+    ModelError for a base of 1 or less, whose pairs all turn alike."""
+    if theta <= 1:
+        raise ModelError(f"Rope scaling 'yarn' needs a rotary base above 1 and not {theta}.")
 
     def pair(turns: float) -> float:
         return rotary * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -60,7 +63,8 @@ def yarn_factors(
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary - 1)
     ramp = np.clip((np.arange(rotary // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
-    return (1.0 / (ramp / factor + 1 - ramp)).astype(np.float32)
+    factors: Array = (1.0 / (ramp / factor + 1 - ramp)).astype(np.float32)
+    return factors
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
@@ -69,7 +73,10 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
 
 
 def longrope_scale(factor: float, original: int) -> float:
-    """LongRoPE's attention temperature (arXiv 2402.13753), as a factor of cosine and sine."""
+    """LongRoPE's attention temperature (arXiv 2402.13753), as a factor of cosine and sine. ModelError for an original
+    context of one token, which has no logarithm to divide by."""
+    if original < 2:
+        raise ModelError("Rope scaling 'longrope' needs an original context of at least 2 tokens.")
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 

@@ -10,22 +10,31 @@ from ..formats import Checkpoint
 from ..program.weights import MappedWeight, TransposedWeight, single, stack, transposed
 
 FileWeight = MappedWeight | TransposedWeight
+Names = Mapping[str, str | tuple[str, ...]]
 
 LAYER = "{i}"
 EXPERT = "{e}"
 # Rotary frequencies and causal masks that files carry; they are worked out, or read by the configuration.
-_NEEDLESS = ("rotary_emb.inv_freq", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_NEEDLESS += (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+_NEEDLESS = (
+    "rotary_emb.inv_freq",
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """``names`` maps canonical names to Hugging Face names; ``blk.{i}.`` and ``experts.{e}.`` are filled in. A GGUF
-    checkpoint is looked up by canonical name. Some files leave ``prefix`` out of all names. ``transposed`` are the ends of
-    canonical names whose matrices lie transposed in Hugging Face files."""
+    """``names`` maps canonical names to Hugging Face names, or to several of which files have one; ``blk.{i}.`` and
+    ``experts.{e}.`` are filled in. A GGUF checkpoint is looked up by canonical name. Some files leave ``prefix`` out of
+    all names. ``transposed`` are the ends of canonical names whose matrices lie transposed in Hugging Face files."""
 
     checkpoint: Checkpoint
-    names: Mapping[str, str]
+    names: Names
     experts: int = 0
     prefix: str = ""
     transposed: tuple[str, ...] = ()
@@ -62,17 +71,20 @@ class Weights:
             )
 
     def _source(self, name: str) -> str | None:
-        if self.checkpoint.kind == "gguf":
-            return name
-        parts = name.split(".")
-        if parts[0] != "blk":
-            return self.names.get(name)
-        pattern = self.names.get(".".join(["blk", LAYER, *parts[2:]]))
-        return None if pattern is None else pattern.replace(LAYER, parts[1])
+        """The name in this file, or the usual one if it has none of those that it may be."""
+        names = self._candidates(name)
+        there = (n for n in names if n.replace(EXPERT, "0") in self.checkpoint.tensors)
+        return next(there, names[0] if names else None)
 
-    def _stored(self, source: str) -> str:
-        """The name in this file: as it is, or without the prefix."""
-        return source if source in self.checkpoint.tensors else source.removeprefix(self.prefix)
+    def _candidates(self, name: str) -> tuple[str, ...]:
+        if self.checkpoint.kind == "gguf":
+            return (name,)
+        parts = name.split(".")
+        layered = parts[0] == "blk"
+        found = self.names.get(".".join(["blk", LAYER, *parts[2:]]) if layered else name, ())
+        patterns = (found,) if isinstance(found, str) else found
+        names = tuple(pattern.replace(LAYER, parts[1]) if layered else pattern for pattern in patterns)
+        return names + tuple(n.removeprefix(self.prefix) for n in names)
 
     def _load(self, name: str) -> MappedWeight | None:
         source, tensors = self._source(name), self.checkpoint.tensors
@@ -86,5 +98,4 @@ class Weights:
             if missing:
                 raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the expert tensor {missing[0]}.")
             return stack(name, tuple(tensors[m] for m in members))
-        source = self._stored(source)
         return single(name, tensors[source]) if source in tensors else None

@@ -255,8 +255,8 @@ class Builder:
         self._needs(lm_head, (self._vocab, self._hidden))
         logits = self.linear(hidden, lm_head, axes=("vocab", "embed"))
         if logit_scale != 1.0 or logit_softcap:
-            out, attrs = [("logits", logits.shape, "act")], {"scale": logit_scale, "softcap": logit_softcap}
-            logits = self.call("scale_softcap", {"x": logits}, out, **attrs)[0]
+            out = [("logits", logits.shape, "act")]
+            logits = self.call("scale_softcap", {"x": logits}, out, scale=logit_scale, softcap=logit_softcap)[0]
         self._sample(Value(logits.id, "logits", logits.shape, logits.dtype))
         copies = self._kv_copies()
         return Program(

@@ -46,7 +46,7 @@ class Loaded:
 def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     """Open, build, fuse, shard, place, pack, plan. Raises an EngineError that says what is wrong."""
     checkpoint = open_checkpoint(config.model)
-    model = load_model(checkpoint)
+    model = load_model(checkpoint, config.max_model_len)
     device = open_device(config.backend, {"threads": config.threads})
     program = shard(model.program(config.block_size, config.kv_cache_dtype), ranks=1)
     placement = Placer(device, config.without, config.round_trip).place(program, config.strict, config.fused)

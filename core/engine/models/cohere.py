@@ -1,0 +1,31 @@
+"""Cohere's Command R: one layer norm without bias for attention and feed-forward side by side, neighbouring rotary pairs,
+scaled logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..formats import Checkpoint
+from ..program.build import Builder, Program
+from . import llama
+from .decoder import DecoderConfig, attention_block, logits, mlp_block
+from .fields import positive
+from .weights import Weights
+
+HF_KEYS = {"rms_norm_eps": "layer_norm_eps"}
+HF_NAMES = {name: own for name, own in llama.HF_NAMES.items() if "ffn_norm" not in name}
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    key = "logit_scale" if checkpoint.kind == "hf" else f"{checkpoint.architecture}.logit_scale"
+    rope = None if c.rope is None else replace(c.rope, interleaved=True)
+    return replace(c, logit_scale=positive(checkpoint.metadata, key, 0.0625), rope=rope)
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in range(c.layers):
+        h = b.layer_norm(x, w(f"blk.{i}.attn_norm.weight"), None, c.eps)
+        summed = b.add(x, attention_block(b, c, w, i, h))
+        x = b.add(summed, mlp_block(b, c, w, i, h))
+    return logits(b, c, w, b.layer_norm(x, w("output_norm.weight"), None, c.eps))
