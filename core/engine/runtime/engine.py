@@ -10,6 +10,7 @@ from operator import index
 from ..errors import RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
 from ..sampling import SamplingParams
+from ..scheduler import SchedulerStats
 from .core import EngineCore, Health, Stage3, TokenEvent
 from .detokenize import continuation
 from .load import Loaded
@@ -114,6 +115,10 @@ class Engine:
     def abandon(self, request_id: str) -> None:
         """``abort`` without waiting for it to be done."""
         self._core.abandon(request_id)
+
+    def scheduler_stats(self) -> SchedulerStats:
+        """Waiting, running and preempted sequences, and the block pools, as of now."""
+        return self._core.scheduler.stats()
 
     def health(self) -> Health:
         return self._core.health()
