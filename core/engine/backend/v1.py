@@ -99,6 +99,10 @@ class WeightRef(Protocol):
         """The decoded weight, f32, in ``shape``."""
         ...
 
+    def release(self) -> None:
+        """It has been read; its file's pages need not stay in memory."""
+        ...
+
 
 @dataclass(frozen=True)
 class StateSpec:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.errors import FormatError
-from engine.formats.mapping import read_errors
+from engine.formats.mapping import read_errors, release
 from engine.formats.quantformats import Bytes, Floats, Format
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class Tensor:
     def dense(self) -> Floats:
         """f32 of `shape`, decoded: a copy."""
         return self.format.decode(self.rows()).reshape(self.shape)
+
+    def release(self) -> None:
+        """The tensor has been read: its pages need not stay in memory."""
+        release(self.data)
 
 
 @dataclass(frozen=True, eq=False)

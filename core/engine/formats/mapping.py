@@ -22,6 +22,20 @@ def read_errors(path: Path) -> Iterator[None]:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
+def release(data: Bytes) -> None:
+    """Lets the memory of mapped bytes go; they are read from the file again if they are touched again."""
+    owner: object = data
+    while isinstance(owner, np.ndarray):
+        whole, owner = owner, owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED") or not data.nbytes:
+        return
+    first = data.ctypes.data - whole.ctypes.data
+    start = first - first % mmap.PAGESIZE
+    owner.madvise(mmap.MADV_DONTNEED, start, first + data.nbytes - start)
+
+
 def map_file(path: Path) -> Bytes:
     """The whole file as a read-only uint8 array, which keeps the mapping alive."""
     with read_errors(path), path.open("rb") as file:

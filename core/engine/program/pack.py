@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..backend.v1 import Packed, Provider, WeightRef
 from .place import Placement
+from .weights import stored_bytes
 
 Progress = Callable[[int, int], None]
 """(bytes packed so far, bytes in all)"""
@@ -26,7 +27,7 @@ def pack(placement: Placement, progress: Progress | None = None) -> Mapping[tupl
         for ref in placed.call.weights.values():
             job = jobs.setdefault((placed.provider.packer, ref.name), _Job(ref, placed.provider, []))
             job.uses.append(placed.call.op)
-    total = sum(job.ref.rows().nbytes for job in jobs.values())
+    total = sum(stored_bytes(job.ref) for job in jobs.values())
     done = 0
 
     def advance(count: int) -> None:
@@ -35,4 +36,8 @@ def pack(placement: Placement, progress: Progress | None = None) -> Mapping[tupl
         if progress is not None:
             progress(done, total)
 
-    return {key: job.provider.pack(job.ref, tuple(job.uses), advance) for key, job in jobs.items()}
+    packed = {}
+    for key, job in jobs.items():
+        packed[key] = job.provider.pack(job.ref, tuple(job.uses), advance)
+        job.ref.release()
+    return packed

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend.v1 import Array, WeightRef
 from ..errors import ModelError
-from ..formats import Tensor
+from ..formats import FORMATS, Tensor
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class MappedWeight:
     def dense(self) -> Array:
         return np.concatenate([t.dense().reshape(-1, self.shape[-1]) for t in self.tensors]).reshape(self.shape)
 
+    def release(self) -> None:
+        for tensor in self.tensors:
+            tensor.release()
+
 
 @dataclass(frozen=True)
 class ConstantWeight:
@@ -59,6 +63,9 @@ class ConstantWeight:
 
     def dense(self) -> Array:
         return np.asarray(self.array, np.float32)
+
+    def release(self) -> None:
+        """It is no part of a file."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,9 @@ class SelectedWeight:
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense()[self.index])
 
+    def release(self) -> None:
+        self.source.release()
+
 
 @dataclass(frozen=True)
 class TransposedWeight:
@@ -114,6 +124,14 @@ class TransposedWeight:
 
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense().T)
+
+    def release(self) -> None:
+        self.source.release()
+
+
+def stored_bytes(ref: WeightRef) -> int:
+    """Bytes of a weight in its file's format."""
+    return prod(ref.shape[:-1]) * FORMATS[ref.format].row_bytes(ref.shape[-1])
 
 
 def select(name: str, source: WeightRef, index: slice | Array) -> SelectedWeight | ConstantWeight:

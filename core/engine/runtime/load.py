@@ -15,6 +15,7 @@ from ..program.pack import pack
 from ..program.place import Placement, Placer
 from ..program.plan import MemoryPlan, choose_blocks, kv_bytes_a_block, make_limits, make_plan
 from ..program.shard import shard
+from ..program.weights import stored_bytes
 from ..sampling.params import MAX_LOGPROBS
 from .config import EngineConfig
 
@@ -71,9 +72,8 @@ def _sizes(
     """The context's length and the pool's blocks: the pool holds one whole context and no more than the budget."""
     size = config.block_size
     a_block = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
-    weights = sum(
-        ref.rows().nbytes for ref in {r.name: r for c in placement.calls for r in c.call.weights.values()}.values()
-    )
+    refs = {ref.name: ref for placed in placement.calls for ref in placed.call.weights.values()}
+    weights = sum(map(stored_bytes, refs.values()))
     free = max(device.memory_info().free - weights, 0)
     budget = config.kv_cache_memory if config.kv_cache_memory is not None else free // 2
     length = config.max_model_len or model.config.max_context
