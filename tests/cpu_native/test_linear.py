@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from one_kernel import ISAS, run_kernel
-from weight_cases import DENSE, FORMATS, QUANTIZED, Weight, random_weight
+from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, QUANTIZED, Weight, random_weight
 
 from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 
@@ -20,7 +20,7 @@ def rng() -> np.random.Generator:
 
 
 def shapes_of(name: str) -> list[tuple[int, int]]:
-    return SHAPES + SMALL_BLOCKS * (name not in ("Q4_K", "Q6_K")) + ANY_DEPTH * (name in DENSE)
+    return SHAPES + SMALL_BLOCKS * (name not in LARGE_BLOCKS) + ANY_DEPTH * (name in DENSE)
 
 
 def random_x(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
@@ -72,7 +72,14 @@ def test_linear_is_near_the_exact_product_and_independent_of_the_batch(rng, name
 @pytest.mark.parametrize("isa", ISAS)
 def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
     """Depths and row counts past every block and chunk of the kernels."""
-    for name, columns, depth, rows in (("Q4_K", 65, 16384, 60), ("Q6_K", 130, 512, 700), ("BF16", 64, 300, 600)):
+    for name, columns, depth, rows in (
+        ("Q4_K", 65, 16384, 60),
+        ("Q5_K", 65, 16384, 60),
+        ("Q2_K", 65, 8192, 60),
+        ("Q6_K", 130, 512, 700),
+        ("MXFP4", 64, 544, 600),
+        ("BF16", 64, 300, 600),
+    ):
         weight = random_weight(rng, name, columns, depth)
         x = random_x(rng, rows, depth)
         [whole] = run_linear(x, [weight], isa=isa, threads=3)
@@ -97,9 +104,9 @@ def test_threads_do_not_change_the_bits(rng, isa, rows):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("rows", [1, 7, 30])
 def test_fused_is_bitwise_the_separate_ops(rng, isa, rows):
-    names, sizes = ("Q4_K", "Q8_0", "BF16", "Q6_K"), (300, 64, 33, 1)
+    names, sizes = ("Q4_K", "Q8_0", "BF16", "Q6_K", "Q5_K", "Q2_K", "IQ4_XS"), (300, 64, 33, 1, 65, 16, 40)
     weights = [random_weight(rng, name, size, 512) for name, size in zip(names, sizes, strict=True)]
-    bias = [None, rng.standard_normal(64, np.float32), rng.standard_normal(33, np.float32), None]
+    bias = [None, rng.standard_normal(64, np.float32), rng.standard_normal(33, np.float32), None, None, None, None]
     x = random_x(rng, rows, 512)
     for threads in (1, 3):
         fused = run_linear(x, weights, bias=bias, isa=isa, threads=threads)
@@ -134,7 +141,7 @@ def test_quantize_is_the_reference(rng, isa, threads):
 def test_non_finite_rows_stay_so_and_alone(rng, isa, bad):
     x = random_x(rng, 12, 256)
     x[3, 100] = bad
-    for name in ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "F32"):
+    for name in (*QUANTIZED, "F32"):
         weight = random_weight(rng, name, 70, 256)
         packed, plain = None, x
         if name in QUANTIZED:

@@ -20,7 +20,9 @@ def choose(rng: np.random.Generator, tokens: int, experts: int, k: int) -> np.nd
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("per_choice", [False, True])
-@pytest.mark.parametrize("names", [("Q4_K", "Q4_K"), ("Q6_K",), ("Q8_0", "Q4_0"), ("F16",)])
+@pytest.mark.parametrize(
+    "names", [("Q4_K", "Q4_K"), ("F16",), *((name,) for name in QUANTIZED), ("Q8_0", "Q2_K", "MXFP4", "Q5_K")]
+)
 def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, isa):
     for tokens, experts, k, columns, depth in (
         (1, 8, 2, 72, 256),

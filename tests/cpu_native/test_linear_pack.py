@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from one_kernel import native
-from weight_cases import DENSE, FORMATS, HALVES, dequantized, random_rows
+from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, dequantized, random_rows
 
 EXTREMES = np.array([0, -0.0, 6e-8, -6.1e-5, 65504, -65504, 1, 0.3], np.float16)
 
@@ -18,10 +18,10 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 @pytest.mark.parametrize("name", FORMATS)
 def test_unpack_is_the_formats_dequantization(name):
     rng = np.random.default_rng()
-    depths = [256, 1280] + [96] * (name not in ("Q4_K", "Q6_K")) + [1, 77] * (name in DENSE)
+    depths = [256, 1280] + [96] * (name not in LARGE_BLOCKS) + [1, 77] * (name in DENSE)
     for depth in depths:
         for columns in (1, 15, 64, 72, 200):
-            raw = random_rows(rng, name, columns, depth, EXTREMES if name in HALVES else None)
+            raw = random_rows(rng, name, columns, depth, EXTREMES)
             weight = native.alloc(name, columns, depth)
             native.pack_into(weight, raw)
             want = dequantized(name, raw)
@@ -49,11 +49,25 @@ def test_packed_weights_are_as_small_as_the_file(name, bits):
     assert native.alloc(name, 128, 512).nbytes == bits * 128 * 512 / 8
 
 
+@pytest.mark.parametrize(
+    ("names", "bits"),
+    [
+        (("Q3_K",), 6.5625),
+        (("Q5_0", "IQ4_NL"), 8.5),
+        (("MXFP4", "IQ4_XS"), 9),
+        (("Q4_1", "Q5_1", "Q5_K"), 10),
+        (("Q2_K",), 12),
+    ],
+)
+def test_widened_weights_take_what_their_layout_says(names, bits):
+    assert [native.alloc(name, 128, 512).nbytes for name in names] == [bits * 128 * 512 / 8] * len(names)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="multiple of 256"):
         native.alloc("Q4_K", 64, 288)
-    with pytest.raises(ValueError, match="Q2_K"):
-        native.alloc("Q2_K", 64, 256)
+    with pytest.raises(ValueError, match="IQ1_S"):
+        native.alloc("IQ1_S", 64, 256)
     for columns, depth, count in ((0, 32, 1), (64, 0, 1), (64, 32, 0), (-1, 32, 1), (2**40, 2**40, 1)):
         with pytest.raises(ValueError):
             native.alloc("Q8_0", columns, depth, count)

@@ -8,9 +8,23 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from one_kernel import native
 
 DENSE = ("F32", "F16", "BF16")
-QUANTIZED = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
+LARGE_BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # of 256
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", *LARGE_BLOCKS)
 FORMATS = DENSE + QUANTIZED
-HALVES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}  # byte offsets of a block's f16 scales
+HALVES = {  # byte offsets of a block's f16 scales
+    "Q4_0": (0,),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q6_K": (208,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q5_K": (0, 2),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +39,8 @@ class Weight:
 def random_rows(
     rng: np.random.Generator, name: str, columns: int, depth: int, halves: np.ndarray | None = None
 ) -> np.ndarray:
-    """Every byte random, except scales: normal, or drawn from the f16 array ``halves``."""
+    """Every byte random, except scales: normal, or drawn from the f16 array ``halves``. MXFP4's are powers of two near one,
+    or with ``halves`` any that keep the weights finite."""
     if name in DENSE:
         values = rng.standard_normal((columns, depth), np.float32)
         if name == "F32":
@@ -35,7 +50,9 @@ def random_rows(
         return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     raw = rng.integers(0, 256, (columns, depth // block, size), np.uint8)
-    for offset in HALVES[name]:
+    if name == "MXFP4":
+        raw[..., 0] = rng.integers(120, 131, raw.shape[:2]) if halves is None else rng.integers(0, 251, raw.shape[:2])
+    for offset in HALVES.get(name, ()):
         shape = raw.shape[:2]
         scales = rng.standard_normal(shape) if halves is None else rng.choice(halves, shape)
         raw[..., offset : offset + 2] = scales.astype(np.float16)[..., None].view(np.uint8)

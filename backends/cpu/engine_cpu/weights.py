@@ -13,7 +13,9 @@ from engine.backend.v1 import Array, Call, Packed, WeightRef
 from . import _native
 
 DENSE = frozenset({"F32", "F16", "BF16"})
-QUANTIZED = frozenset({"Q4_0", "Q8_0", "Q4_K", "Q6_K"})
+QUANTIZED = frozenset(
+    {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
+)
 FORMATS = DENSE | QUANTIZED
 RANGE = 4096
 """Columns packed at a time: whole strips, so that threads never touch one strip together."""

@@ -19,7 +19,7 @@ constexpr int kTileRows = 5, kLeastTileRows = 3;
 #else
 constexpr int kTileRows = 2, kLeastTileRows = 1;
 #endif
-static_assert(sizeof(Chunk<16, false>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true>) <= Scratch::kChunkBytes &&
+static_assert(sizeof(Chunk<16, true>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 

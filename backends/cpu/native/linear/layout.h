@@ -13,6 +13,14 @@
 //                                3 x (4 panels x 64 bytes): step i < 3 in the low six bits of line i, and of step 3 the
 //                                bits 2i, 2i+1 in the high two.  weight = d * scale * (u - 32)
 //   w8        32   2176     128  f16 scale[64]; 8 steps x (4 panels x 64 bytes)
+//   w8s       32   2304     128  f32 scale[64]; steps as in w8
+//   w8m       32   2560       0  f32 scale[64], minimum[64]; steps as in w8.  weight = scale * u - minimum
+//   w8m16     32   3072       0  f32 scale[2][64], minimum[2][64] for groups of 16; steps as in w8
+//
+// Q4_0, Q8_0, Q4_K and Q6_K are packed as small as they are stored. The other formats are widened to layouts that several
+// share, which is exact and costs memory (bits a weight, in the file -> packed): Q3_K 3.44 -> 6.56 as w6; Q5_0 5.5 and
+// IQ4_NL 4.5 -> 8.5 as w8; IQ4_XS and MXFP4 4.25 -> 9 as w8s; Q5_K 5.5, Q4_1 5 and Q5_1 6 -> 10 as w8m; Q2_K 2.625 -> 12 as
+// w8m16. Products are finite only with scales up to 2^104 (dot.h), which MXFP4 alone can pass.
 //
 // Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2] (K padded to even):
 // two consecutive k in one 32-bit lane.
@@ -31,7 +39,7 @@ namespace engine_cpu {
 constexpr int64_t kStrip = 64;
 constexpr int64_t kPanel = 16;
 
-enum class Family { f32, f16, bf16, w4, w4k, w6, w8 };
+enum class Family { f32, f16, bf16, w4, w4k, w6, w8, w8s, w8m, w8m16 };
 
 struct Layout {
   Family family;
@@ -43,7 +51,7 @@ struct Layout {
   int64_t unit_bytes;  // of a strip
 };
 
-// The layout for a format ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K"), or of a packed weight.
+// The layout for a format ("F32", "Q4_K", "MXFP4", ...), or of a packed weight.
 // std::invalid_argument names those that exist.
 const Layout& layout_of_format(const std::string& format);
 const Layout& layout_of(const PackedWeight& weight);

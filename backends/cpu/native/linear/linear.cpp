@@ -19,6 +19,9 @@ const FamilyOps& family_ops(const PackedWeight& weight) {
     case Family::w4k: return kQuantizedOps<W4K>;
     case Family::w6: return kQuantizedOps<W6>;
     case Family::w8: return kQuantizedOps<W8>;
+    case Family::w8s: return kQuantizedOps<W8S>;
+    case Family::w8m: return kQuantizedOps<W8M>;
+    case Family::w8m16: return kQuantizedOps<W8M16>;
   }
   __builtin_unreachable();
 }

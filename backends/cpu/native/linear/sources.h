@@ -56,6 +56,30 @@ struct W8 {
   ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
 };
 
+// Bytes with f32 scales, and f32 minimums where kMinimums.
+template <int kGroup_, bool kMinimums_>
+struct W8F {
+  static constexpr int kUnit = 32, kGroupSize = kGroup_, kOffset = kMinimums_ ? 0 : 128;
+  static constexpr int kPlanes = kUnit / kGroupSize * 256;  // bytes of the scales, and of the minimums
+  static constexpr bool kMinimums = kMinimums_;
+  static constexpr int kUnitBytes = (kMinimums ? 2 : 1) * kPlanes + 2048;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit W8F(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return load_as<u32x16>(unit + (kUnitBytes - 2048) + (group * (kGroupSize / 4) + kStep) * 256 + panel * 64);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const { return load_as<f32x16>(unit + 256 * group + 64 * panel); }
+  ENGINE_INLINE f32x16 minimum(int group, int panel) const {
+    if constexpr (!kMinimums) return f32x16{};
+    return load_as<f32x16>(unit + kPlanes + 256 * group + 64 * panel);
+  }
+};
+using W8S = W8F<32, false>;
+using W8M = W8F<32, true>;
+using W8M16 = W8F<16, true>;
+
 struct W4K {
   static constexpr int kUnit = 256, kUnitBytes = 9216, kGroupSize = 32, kOffset = 0;
   static constexpr bool kMinimums = true;

@@ -29,13 +29,11 @@ void correct_row(const uint8_t* row, int64_t depth, int offset, int32_t* out) {
   const int32_t* const sums = q8g32_sums(row, depth);
   const float* const scales = q8g32_scales(row, depth);
   for (int64_t g = 0; g < depth / Source::kGroupSize; ++g) {
-    if constexpr (Source::kGroupSize == 16) {
-      out[g] = kDotBias + offset * sums[g];
-    } else if constexpr (Source::kMinimums) {
-      out[g] = bit_cast<int32_t>(static_cast<float>(sums[2 * g] + sums[2 * g + 1]) * scales[g]);
-    } else {
-      out[g] = kDotBias + offset * (sums[2 * g] + sums[2 * g + 1]);
-    }
+    const int32_t sum = Source::kGroupSize == 16 ? sums[g] : sums[2 * g] + sums[2 * g + 1];
+    if constexpr (Source::kMinimums)
+      out[g] = bit_cast<int32_t>(static_cast<float>(sum) * scales[g * Source::kGroupSize / 32]);
+    else
+      out[g] = kDotBias + offset * sum;
   }
 }
 

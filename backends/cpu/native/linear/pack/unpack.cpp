@@ -63,6 +63,20 @@ void unpack_w8(const uint8_t* unit, int64_t column, float* out) {
   for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(at(unit + 128, k / 4, column, k % 4) - 128);
 }
 
+// Bytes with f32 scales for groups of kGroup, and minimums or the offset 128.
+template <int kGroup, bool kMinimums>
+void unpack_w8f(const uint8_t* unit, int64_t column, float* out) {
+  constexpr int kPlanes = 32 / kGroup * 256;
+  const auto number = [&](int offset, int group) {
+    return host::load_as<float>(unit + offset + 256 * group + 4 * column);
+  };
+  for (int k = 0; k < 32; ++k) {
+    const int u = at(unit + (kMinimums ? 2 : 1) * kPlanes, k / 4, column, k % 4);
+    const float scale = number(0, k / kGroup);
+    out[k] = kMinimums ? scale * static_cast<float>(u) - number(kPlanes, k / kGroup) : scale * static_cast<float>(u - 128);
+  }
+}
+
 template <class T>
 void unpack_dense(const uint8_t* strip, int64_t column, int64_t depth, float* out) {
   const T* const values = reinterpret_cast<const T*>(strip);
@@ -95,6 +109,9 @@ void unpack_column(const PackedWeight& weight, int64_t column, int64_t index, fl
     case Family::w4k: return unpack_units<unpack_w4k>(strip, column, depth, layout, out);
     case Family::w6: return unpack_units<unpack_w6>(strip, column, depth, layout, out);
     case Family::w8: return unpack_units<unpack_w8>(strip, column, depth, layout, out);
+    case Family::w8s: return unpack_units<unpack_w8f<32, false>>(strip, column, depth, layout, out);
+    case Family::w8m: return unpack_units<unpack_w8f<32, true>>(strip, column, depth, layout, out);
+    case Family::w8m16: return unpack_units<unpack_w8f<16, true>>(strip, column, depth, layout, out);
   }
 }
 
