@@ -10,7 +10,7 @@ cd "$dir"
 [ -f "llama_cpp_python-$version.tar.gz" ] ||
   venv/bin/pip download -q --no-deps --no-binary :all: --no-build-isolation "llama-cpp-python==$version"
 tar xzf "llama_cpp_python-$version.tar.gz"
-# AMX may be announced by a virtual machine's processor and yet not be enabled; then llama.cpp dies in its AMX kernels.
+# On a virtual machine whose processor announces AMX, llama.cpp was seen to die in its AMX kernels.
 flags="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 grep -q '^flags.*avx' /proc/cpuinfo || flags=""
 PATH="$dir/venv/bin:$PATH" cmake -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF \
