@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import LLM
-from engine.backend.v1 import HOST_DTYPES
+from engine.backend.v1 import HOST_DTYPES, DeviceInfo
 from engine.errors import ConfigError
 from engine.formats import open_checkpoint
 from engine.models import load_model
 from engine.program.pack import pack
 from engine.program.place import Placer
-from engine.program.plan import choose_blocks, kv_bytes_a_block, make_limits, make_plan
+from engine.program.plan import check_device, choose_blocks, kv_bytes_a_block, make_limits, make_plan
 from engine.program.segments import segments
 
 RESULTS = {"tokens", "status", "logprob", "top_ids", "top_logprobs"}
@@ -172,3 +172,14 @@ def test_a_context_that_the_memory_cannot_hold(llama):
     with LLM(llama, backend="reference", kv_cache_dtype="f16", kv_cache_memory=256 * 5 * 16) as llm:
         assert llm.loaded.max_model_len == 64
         assert any("limited to 64 of 256 tokens" in notice for notice in llm.loaded.notices)
+
+
+def test_a_device_is_refused_what_it_declares_and_the_core_cannot_keep(program):
+    placement = placed(program)
+    plan, _ = make_plan(placement, pack(placement), "f32", 8, make_limits(16, 2, 64, 16, 4))
+    largest = max(prod(s.shape) * HOST_DTYPES[s.dtype].itemsize for s in plan.states)
+    check_device(plan, DeviceInfo("d", "b", largest_allocation=largest))
+    with pytest.raises(ConfigError, match="allocates at most"):
+        check_device(plan, DeviceInfo("d", "b", largest_allocation=largest - 1))
+    with pytest.raises(ConfigError, match="does not pad steps yet"):
+        check_device(plan, DeviceInfo("d", "b", buckets=(16,)))

@@ -25,10 +25,6 @@ API = "1.0"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Dimension symbols of a step: tokens, sequences, rows for the head, page-table width, block copies, history copies,
-# history fills, bias entries, token masks, logprobs a row.
-DIMENSIONS = ("T", "S", "R", "P", "C", "H", "F", "B", "M", "K")
-
 # Storage tags. Host interchange is contiguous bytes with a tag; bf16 travels as uint16, fp8 as uint8.
 HOST_DTYPES: Mapping[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -43,7 +39,8 @@ HOST_DTYPES: Mapping[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class Dims:
-    """True counts of one step; arrays are exactly this long unless the device declares buckets."""
+    """True counts of one step: tokens, sequences, rows for the head, page-table width, block copies, history copies,
+    history fills, bias entries, token masks, logprobs a row. Arrays are exactly this long."""
 
     T: int = 0
     S: int = 0
@@ -260,7 +257,9 @@ class DeviceInfo:
 
     ``writes``: "into" (providers write state in place) or "replace" (they set ``frame.states[name]`` to a new object).
     ``roles``: storage tags of the roles act and residual. ``kv_layouts`` in order of preference. ``buckets``: sizes of T
-    that step inputs are padded to, empty for exact sizes. ``max_in_flight``: submitted steps at a time.
+    that step inputs would be padded to, empty for exact sizes; this core does not pad yet and refuses a device that has
+    any. ``max_in_flight``: submitted steps at a time. ``alignment``, ``dtypes`` and ``invariant_buckets`` are shown, and
+    decide nothing yet.
     """
 
     name: str

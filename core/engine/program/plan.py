@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
-from ..backend.v1 import HOST_DTYPES, Dims, KVSpec, Limits, Packed, Plan, StateSpec
+from ..backend.v1 import HOST_DTYPES, DeviceInfo, Dims, KVSpec, Limits, Packed, Plan, StateSpec
 from ..errors import ConfigError
 from .build import KVLayer, Program
 from .place import Placement
@@ -95,6 +95,21 @@ def make_plan(
         bytes_a_token=kv // (blocks * size),
     )
     return plan, memory
+
+
+def check_device(plan: Plan, info: DeviceInfo) -> None:
+    """Refuse, with ConfigError, what a device declares and this core or this plan cannot keep to."""
+    if info.buckets:
+        raise ConfigError(
+            f"The device {info.name} takes steps of fixed sizes only (buckets), and this engine does not pad steps yet."
+        )
+    for state in plan.states:
+        size = _size(state.shape, state.dtype)
+        if plan.state_places[state.name] == "device" and info.largest_allocation and size > info.largest_allocation:
+            raise ConfigError(
+                f"The state {state.name} takes {size} bytes, and the device {info.name} allocates at most "
+                f"{info.largest_allocation} at a time; set a smaller --max-context."
+            )
 
 
 def make_limits(max_tokens: int, max_sequences: int, max_context: int, block_size: int, max_logprobs: int) -> Limits:

@@ -62,7 +62,6 @@ class _Member:
     request: Request
     index: int
     row: RowParams
-    failures: int = 0
 
 
 Command = Callable[[], None]

@@ -13,7 +13,7 @@ from ..models import Model, load_model
 from ..program.build import Program
 from ..program.pack import pack
 from ..program.place import Placement, Placer
-from ..program.plan import MemoryPlan, choose_blocks, kv_bytes_a_block, make_limits, make_plan
+from ..program.plan import MemoryPlan, check_device, choose_blocks, kv_bytes_a_block, make_limits, make_plan
 from ..program.shard import shard
 from ..program.weights import stored_bytes
 from ..sampling.params import MAX_LOGPROBS
@@ -21,7 +21,6 @@ from .config import EngineConfig
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much is done, of how much)"""
-Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_LOGPROBS)
     plan, memory = make_plan(placement, packed, config.kv_cache_dtype, blocks, limits, config.keep)
+    check_device(plan, device.describe())
     return Loaded(config, checkpoint, model, device, program, placement, plan, memory, length, tuple(notices))
 
 
