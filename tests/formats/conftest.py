@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .handmade import gguf_bytes
+from handmade import gguf_bytes
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from handmade import gguf_bytes, safetensors_bytes
 
 from engine.errors import FormatError, TemplateError
 from engine.formats import open_checkpoint
 from engine.formats.chat_template import ChatTemplate
-
-from .handmade import gguf_bytes, safetensors_bytes
 
 NAMES = (
     "Qwen-Qwen2.5-7B-Instruct",
@@ -177,14 +176,18 @@ BAD = {
     "escape by format": ("{{ '{0.__class__.__name__}'.format(1) }}", "unsafe"),
     "changes the messages": ("{{ messages.append(1) }}", "not safely callable|unsafe"),
     "division": ("{{ 1 / 0 }}", "division by zero"),
-    "long output": ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "more than 16777216 characters"),
-    "long string": ("{{ 'x' * 99999999999 }}", "repetition is too long"),
-    "long list": ("{{ (99999999999 * [1]) | length }}", "repetition is too long"),
-    "large power": ("{{ 9 ** 99999999 }}", "power is too large"),
+    "long output": ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "makes more than 4200"),
+    "long string": ("{{ 'x' * 99999999999 }}", "makes more than 4200"),
+    "long list": ("{{ (99999999999 * [1]) | length }}", "makes more than 4200"),
+    "large power": ("{{ 9 ** 99999999 }}", "number is too large"),
     "large range": ("{{ range(99999999) | list }}", "Range too big"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     "raises": ("{{ raise_exception('Say\nno') }}", "refuses these messages: Say no"),
-    "no JSON": ("{{ messages.append | tojson }}", "refuses|unsafe"),
+    "no JSON": ("{{ raise_exception | tojson }}", "not JSON serializable"),
+    "slow": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "takes longer than 0.3 s",
+    ),
 }
 
 

@@ -11,13 +11,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from handmade import gguf_bytes, gguf_string
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, FormatError
 from engine.formats import FORMATS, Checkpoint, open_checkpoint
-
-from .handmade import gguf_bytes, gguf_string
 
 Write = Callable[..., Path]
 ARCH = ("general.architecture", "str", "llama")

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handmade import safetensors_bytes, safetensors_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from engine.errors import EngineError, FormatError, TokenizerError
 from engine.formats import open_checkpoint
-
-from .handmade import safetensors_bytes, safetensors_of
 
 Write = Callable[[dict[str, Any]], Path]
 INDEX = "model.safetensors.index.json"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from handmade import gguf_bytes, safetensors_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -22,8 +23,6 @@ from engine.errors import FormatError, TokenizerError
 from engine.formats import open_checkpoint
 from engine.formats.pretokenizers import PRE_TOKENIZERS
 from engine.formats.tokenizer import BYTE_CHARACTERS, Tokenizer
-
-from .handmade import gguf_bytes, safetensors_bytes
 
 VOCABULARIES = ("llama-bpe", "llama-spm", "phi-3", "qwen2")
 TEXT = st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(" \n\t'ab\u00e9\u2581\U0001f999")))

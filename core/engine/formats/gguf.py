@@ -29,6 +29,9 @@ _MAX_KEY = 65535  # bytes, by the specification
 _MAX_NAME = 256  # bytes of a tensor's name; the specification says 64, some writers exceed it
 _MAX_DIMS = 4
 _MAX_NESTING = 4
+_MAX_INNER_ARRAYS = 1 << 16  # of one array; no known key nests at all
+_MAX_KEYS = 1 << 16
+_MAX_TENSORS = 1 << 14  # experts are stacked, so the largest models have some 2,000
 _MIN_KEY_VALUE = 8 + 1 + 4 + 1  # length, key, type and value of the shortest key
 _MIN_TENSOR_INFO = 8 + 1 + 4 + 8 + 4 + 8  # length, name, dimension count, one dimension, type, offset
 
@@ -109,6 +112,8 @@ class _Bytes:
         if kind in _SIZES:
             return pos + count * _SIZES[kind]
         if kind == _ARRAY:
+            if count > _MAX_INNER_ARRAYS:
+                self.fail(f"the array at byte {pos} holds {count} arrays, where {_MAX_INNER_ARRAYS} are the most")
             for _ in range(count):
                 pos = self._skip_array(pos, depth + 1)
             return pos
@@ -219,6 +224,10 @@ def _read_part(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
         file.fail(f"it claims {key_count} keys, more than it has room for")
     if tensor_count > file.size // _MIN_TENSOR_INFO:
         file.fail(f"it claims {tensor_count} tensors, more than it has room for")
+    if key_count > _MAX_KEYS or tensor_count > _MAX_TENSORS:
+        file.fail(
+            f"it has {key_count} keys and {tensor_count} tensors, where {_MAX_KEYS} and {_MAX_TENSORS} are the most"
+        )
     metadata = Metadata(file)
     pos = metadata.scan(key_count, _HEADER.size)
     return metadata, _read_tensors(file, metadata, tensor_count, pos)
@@ -249,11 +258,13 @@ def _read_tensors(file: _Bytes, metadata: Metadata, count: int, pos: int) -> dic
         if offset % alignment:
             file.fail(f"tensor {name!r} lies at offset {offset}, not a multiple of the alignment {alignment}")
         tensors[name] = _tensor(file, name, shape, kind, start + offset)
-    previous_end, previous = 0, ""
+    expected, previous = 0, ""
     for offset, name, _, _ in sorted(infos):
-        if offset < previous_end:
+        if offset < expected:
             file.fail(f"tensor {name!r} overlaps {previous!r}")
-        previous_end, previous = offset + tensors[name].data.size, name
+        if offset > expected:
+            file.fail(f"{offset - expected} bytes before tensor {name!r} belong to no tensor")
+        expected, previous = -(-(offset + tensors[name].data.size) // alignment) * alignment, name
     return tensors
 
 

@@ -10,6 +10,7 @@ from engine.errors import FormatError
 from engine.formats.mapping import read_errors
 
 _MAX_FILE = 64 << 20  # bytes; the largest tokenizer.json and weight indexes have some 30 MB
+_MAX_VALUES = 200_000  # a weight index of the largest models names 150,000 tensors; an empty list takes 64 bytes
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -23,6 +24,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def parse_object(text: bytes, what: str, unique: bool = False) -> dict[str, Any]:
     """A JSON object from UTF-8; FormatError naming `what` if it is anything else, or with `unique` has a key twice."""
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > _MAX_VALUES:
+        raise FormatError(f"{what} has more than {_MAX_VALUES} values.")
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique if unique else None)
     except UnicodeDecodeError as error:

@@ -62,6 +62,11 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
             f"{checkpoint.path} holds a vocabulary but no weights; a model to run needs token_embd.weight."
         )
     hidden = integer(data, f"{arch}.embedding_length")
+    if embedding.shape[-1] != hidden:
+        raise ModelError(
+            f"token_embd.weight has rows of {embedding.shape[-1]}, but {arch}.embedding_length is {hidden};"
+            " the checkpoint is inconsistent."
+        )
     heads = integer(data, f"{arch}.attention.head_count")
     kv_heads = kv_heads_of(data, f"{arch}.attention.head_count_kv", heads)
     head_dim = integer(data, f"{arch}.attention.key_length", hidden // heads)

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ..backend.v1 import Array, Value
+from ..errors import ModelError
 from ..program.build import Builder, Experts, Program
 from ..program.weights import select
 from .rope import Rope
@@ -120,15 +121,26 @@ def mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Val
     """Gated feed-forward."""
     p = f"blk.{i}."
     gate = b.linear(h, w(p + "ffn_gate.weight"), w.maybe(p + "ffn_gate.bias"), axes=("mlp", "embed"))
-    up = b.linear(h, w(p + "ffn_up.weight"), w.maybe(p + "ffn_up.bias"), axes=("mlp", "embed"))
+    up = _up(b, c, w, i, h)
     down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
     return b.linear(b.gated_act(gate, up, c.act), *down, axes=("embed", "mlp"))
+
+
+def _up(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    name = f"blk.{i}.ffn_up"
+    weight = w(name + ".weight")
+    if weight.shape[0] != c.mlp:
+        raise ModelError(
+            f"{weight.name} has {weight.shape[0]} rows, but the configuration's feed-forward layers are {c.mlp} wide;"
+            " the checkpoint is inconsistent."
+        )
+    return b.linear(h, weight, w.maybe(name + ".bias"), axes=("mlp", "embed"))
 
 
 def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
     """Feed-forward of two projections with the activation between them."""
     p = f"blk.{i}."
-    up = b.linear(h, w(p + "ffn_up.weight"), w.maybe(p + "ffn_up.bias"), axes=("mlp", "embed"))
+    up = _up(b, c, w, i, h)
     down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
     return b.linear(b.gated_act(up, None, c.act), *down, axes=("embed", "mlp"))
 

@@ -29,7 +29,11 @@ class Rope:
 
 
 def base_frequencies(rotary: int, theta: float) -> Array:
-    """theta^(-2i/rotary), in f32 (RoFormer, arXiv 2104.09864)."""
+    """theta^(-2i/rotary), in f32 (RoFormer, arXiv 2104.09864). ModelError for an odd number of dimensions, or none."""
+    if rotary < 2 or rotary % 2:
+        raise ModelError(
+            f"The rotary embedding covers {rotary} dimensions of a head; it must be an even number of them."
+        )
     return (1.0 / (theta ** (np.arange(0, rotary, 2, dtype=np.float64) / rotary))).astype(np.float32)
 
 
@@ -89,10 +93,6 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
     theta = positive(scaling, "rope_theta", positive(config, "rope_theta", 10000.0))
     share = positive(scaling, "partial_rotary_factor", positive(config, "partial_rotary_factor", 1.0))
     rotary = int(head_dim * share)
-    if rotary < 2 or rotary % 2:
-        raise ModelError(
-            f"The rotary embedding covers {rotary} dimensions of a head; it must be an even number of them."
-        )
     inv_freq = base_frequencies(rotary, theta)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":

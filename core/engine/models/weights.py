@@ -52,7 +52,7 @@ class Weights:
             weight = self._load(name)
             if weight is None:
                 return None
-            self._found[name] = weight
+            self._found[name] = _numeric(weight)
         weight = self._found[name]
         return transposed(weight) if self.checkpoint.kind == "hf" and name.endswith(self.transposed) else weight
 
@@ -99,3 +99,12 @@ class Weights:
                 raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the expert tensor {missing[0]}.")
             return stack(name, tuple(tensors[m] for m in members))
         return single(name, tensors[source]) if source in tensors else None
+
+
+def _numeric(weight: MappedWeight) -> MappedWeight:
+    """ModelError for a weight stored as plain integers or truth values, which no model multiplies with."""
+    if weight.format in ("I8", "I16", "I32", "I64", "U8", "BOOL"):
+        raise ModelError(
+            f"{weight.name} is stored as {weight.format}; a weight must be of a floating or quantized format."
+        )
+    return weight

@@ -37,7 +37,7 @@ def gguf_value(kind: str, value: Any) -> bytes:
         return struct.pack("<I", 8) + gguf_string(value)
     if kind.startswith("["):
         elements = [gguf_value(kind[1:-1], element) for element in value]
-        element_type = elements[0][:4] if elements else gguf_value(kind[1:-1], 0)[:4]
+        element_type = elements[0][:4] if elements else gguf_value(kind[1:-1], "" if kind == "[str]" else 0)[:4]
         return struct.pack("<I", 9) + element_type + struct.pack("<Q", len(value)) + b"".join(e[4:] for e in elements)
     number, code = SCALARS[kind]
     return struct.pack("<I", number) + struct.pack(code, value)
