@@ -5,21 +5,17 @@ A short form runs always; `pytest -m soak` runs ten minutes and stores its figur
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import result
 
 from engine import LLM, SamplingParams
-from engine.cli.machine import describe_machine
 from engine.errors import EngineError
 
-RESULT = Path(__file__).parents[2] / "benchmarks/results/soak-load.json"
 KV_TOKENS = 512  # far less than the crowd wants, so that sequences are preempted
 CROWD = 24
 
@@ -114,6 +110,4 @@ def test_a_crowd_of_requests(stories, cpu):
 @pytest.mark.timeout(1200)
 def test_a_crowd_of_requests_for_ten_minutes(stories, cpu):
     figures = crowd(stories, cpu, seconds=600, checks=2000)
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    origin = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": dict(describe_machine())}
-    RESULT.write_text(json.dumps({**origin, "commit": head.stdout.strip(), **figures}, indent=1) + "\n")
+    result.write("soak-load", figures)

@@ -79,7 +79,7 @@ class _Tokens:
 
 def _id(metadata: Mapping[str, Any], name: str) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{name}")
-    if value is None or value in (-1, 0xFFFFFFFF):  # how writers say that there is none
+    if value is None or (isinstance(value, int) and value in (-1, 0xFFFFFFFF)):  # how writers say that there is none
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise FormatError(f"tokenizer.ggml.{name} must be a token id.")

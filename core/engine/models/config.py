@@ -10,8 +10,8 @@ from ..errors import ModelError
 from ..formats import Checkpoint
 from .decoder import DecoderConfig
 from .family import Family
-from .fields import integer, positive
-from .rope import rope_from_gguf, rope_from_hf
+from .fields import flag, integer, positive, text
+from .rope import rope_from_gguf, rope_from_hf, rope_scaling
 
 _ACTS = {
     "silu": "silu",
@@ -22,6 +22,7 @@ _ACTS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
+_LAYER_TYPES = ("sliding_attention", "full_attention")
 
 
 def _checked(config: DecoderConfig) -> DecoderConfig:
@@ -123,7 +124,6 @@ def config_from_hf(
     experts = integer(data, "num_experts", integer(data, "num_local_experts", 0, low=0), low=0)
     context = integer(data, "max_position_embeddings", 2048, high=1 << 30)
     layers = integer(data, "num_hidden_layers", high=4096)
-    tied = data.get("tie_word_embeddings")
     rope = rope_from_hf(data, head_dim, context, max_model_len or context) if family.rotary else None
     return _checked(
         DecoderConfig(
@@ -139,7 +139,7 @@ def config_from_hf(
             max_context=_reach(data, context, max_model_len) if family.rotary else context,
             experts=experts,
             experts_used=integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
-            may_tie=tied is not False,
+            may_tie=flag(data, "tie_word_embeddings", True),
             act=_act(data, family),
             windows=_hf_windows(data, family, layers, context),
         )
@@ -152,8 +152,8 @@ def with_common_keys(data: Mapping[str, Any], keys: Mapping[str, str]) -> dict[s
 
 
 def _act(data: Mapping[str, Any], family: Family) -> str:
-    kind = data.get("hidden_act", family.acts[0])
-    if not isinstance(kind, str) or _ACTS.get(kind, kind) not in family.acts:
+    kind = text(data, "hidden_act", family.acts[0])
+    if _ACTS.get(kind, kind) not in family.acts:
         raise ModelError(f"The activation {kind!r} is not what this family uses ({', '.join(family.acts)}).")
     return _ACTS.get(kind, kind)
 
@@ -161,8 +161,8 @@ def _act(data: Mapping[str, Any], family: Family) -> str:
 def _reach(data: Mapping[str, Any], context: int, max_model_len: int | None) -> int:
     """Some rope scalings take a model beyond the context that its file names, as far as ``factor`` says, when asked for
     at load."""
-    scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type")
+    scaling = rope_scaling(data)
+    kind = text(scaling, "rope_type", text(scaling, "type", "default"))
     if max_model_len is None or kind not in ("dynamic", "yarn"):
         return context
     original = integer(scaling, "original_max_position_embeddings", context, high=1 << 30)
@@ -171,7 +171,7 @@ def _reach(data: Mapping[str, Any], context: int, max_model_len: int | None) -> 
 
 def _hf_windows(data: Mapping[str, Any], family: Family, layers: int, context: int) -> tuple[int, ...]:
     # Qwen's files name a window and say beside it whether it is used; others use what they name.
-    if not data.get("use_sliding_window", True):
+    if not flag(data, "use_sliding_window", True):
         return ()
     window = integer(data, "sliding_window", 0, low=0, high=1 << 30)
     every = integer(data, "sliding_window_pattern", family.full_every, low=0)
@@ -182,7 +182,7 @@ def _hf_windows(data: Mapping[str, Any], family: Family, layers: int, context: i
     if types is None:
         first = integer(data, "max_window_layers", 0, low=0)
         return tuple(width if i >= first else 0 for i, width in enumerate(found))
-    if not isinstance(types, list) or len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
+    if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
         raise ModelError(
             f"The configuration's layer_types must name sliding_attention or full_attention for each of {layers} layers."
         )

@@ -26,3 +26,23 @@ def positive(source: Mapping[str, Any], key: str, default: float | None = None) 
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e30:
         raise ModelError(f"The configuration's {key} is {value!r}; it must be a positive number.")
     return float(value)
+
+
+def flag(source: Mapping[str, Any], key: str, default: bool) -> bool:
+    """ModelError unless true or false; an absent or null key is the default."""
+    value = source.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ModelError(f"The configuration's {key} is {value!r}; it must be true or false.")
+    return value
+
+
+def text(source: Mapping[str, Any], key: str, default: str) -> str:
+    """ModelError unless a string; an absent or null key is the default."""
+    value = source.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise ModelError(f"The configuration's {key} is {value!r}; it must be a string.")
+    return value

@@ -19,6 +19,7 @@ from ..program.build import Builder, Program
 from .config import config_from_gguf, config_from_hf
 from .decoder import DecoderConfig
 from .family import Family
+from .fields import integer
 from .weights import Weights
 
 FAMILIES: Sequence[Family] = (
@@ -95,9 +96,9 @@ def _family(checkpoint: Checkpoint) -> Family:
 
 def _llama_of_gguf(metadata: Mapping[str, Any]) -> str:
     """GGUF files of Mixtral and Mistral call themselves llama, and name a number of experts or a window."""
-    if metadata.get("llama.expert_count", 0):
+    if integer(metadata, "llama.expert_count", 0, low=0):
         return "mixtral"
-    return "mistral" if metadata.get("llama.attention.sliding_window", 0) else "llama"
+    return "mistral" if integer(metadata, "llama.attention.sliding_window", 0, low=0, high=1 << 30) else "llama"
 
 
 def _named(name: str) -> Family:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend.v1 import Array
 from ..errors import ModelError
-from .fields import integer, positive
+from .fields import flag, integer, positive, text
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,23 @@ def longrope_scale(factor: float, original: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
-def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length: int) -> Rope:
-    """From config.json: ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` of newer files. ``context`` is what
-    the model was made for and ``length`` the longest sequence to come."""
+def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``rope_parameters`` or ``rope_scaling`` of config.json, empty where it has neither."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise ModelError(f"The configuration's rope scaling is {scaling!r}; it must be an object with a rope_type.")
+    return scaling
+
+
+def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length: int) -> Rope:
+    """From config.json: ``rope_theta`` and ``rope_scaling``, or ``rope_parameters`` of newer files. ``context`` is what
+    the model was made for and ``length`` the longest sequence to come."""
+    scaling = rope_scaling(config)
     theta = positive(scaling, "rope_theta", positive(config, "rope_theta", 10000.0))
     share = positive(scaling, "partial_rotary_factor", positive(config, "partial_rotary_factor", 1.0))
     rotary = int(head_dim * share)
     inv_freq = base_frequencies(rotary, theta)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    kind = text(scaling, "rope_type", text(scaling, "type", "default"))
     if kind == "default":
         return Rope(inv_freq, interleaved=False)
     if kind == "linear":
@@ -127,7 +133,7 @@ def _yarn(scaling: Mapping[str, Any], rotary: int, theta: float) -> Rope:
     original = integer(scaling, "original_max_position_embeddings", high=1 << 30)
     factor = positive(scaling, "factor")
     fast, slow = positive(scaling, "beta_fast", 32.0), positive(scaling, "beta_slow", 1.0)
-    factors = yarn_factors(rotary, theta, factor, original, fast, slow, scaling.get("truncate") is not False)
+    factors = yarn_factors(rotary, theta, factor, original, fast, slow, flag(scaling, "truncate", True))
     scale = yarn_scale(factor)
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
         over = yarn_scale(factor, positive(scaling, "mscale_all_dim"))
@@ -160,7 +166,7 @@ def rope_from_gguf(
     prefix = f"{arch}.rope.scaling"
     theta = positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     inv_freq, scale = base_frequencies(rotary, theta), 1.0
-    kind = metadata.get(f"{prefix}.type", "none")
+    kind = text(metadata, f"{prefix}.type", "none")
     if kind == "linear":
         inv_freq = inv_freq / np.float32(positive(metadata, f"{prefix}.factor"))
     elif kind == "yarn":
