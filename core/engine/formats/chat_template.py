@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import TemplateError
@@ -62,7 +62,7 @@ def _sentence(error: Exception) -> str:
     return text.rstrip(".")
 
 
-@cache
+@lru_cache(maxsize=16)
 def _compile(source: str) -> Template:
     if len(source) > _MAX_SOURCE:
         raise TemplateError(f"the chat template has {len(source)} characters, where {_MAX_SOURCE} are the most.")

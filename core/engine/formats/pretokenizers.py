@@ -82,9 +82,9 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
 )
 
 
-def pre_tokenizer(name: str) -> PreTokenizer:
+def pre_tokenizer(name: object) -> PreTokenizer:
     """The entry for a `tokenizer.ggml.pre`; TokenizerError naming the known ones if there is none."""
-    entry = PRE_TOKENIZERS.get(name)
+    entry = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if entry is None:
         known = ", ".join(PRE_TOKENIZERS)
         raise TokenizerError(f"the pre-tokenizer {name!r} is not known; tokenizer.ggml.pre must be one of {known}.")

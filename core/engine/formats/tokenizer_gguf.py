@@ -94,6 +94,8 @@ def eos_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that the metadata describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`)."""
     model = metadata.get("tokenizer.ggml.model")
+    if not isinstance(model, str | None):
+        raise TokenizerError("tokenizer.ggml.model must be a string.")
     if model == "gpt2":
         return _byte_level(_read_tokens(metadata))
     if model == "llama":

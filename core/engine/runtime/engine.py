@@ -24,17 +24,20 @@ class Engine:
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
-        self._stage3 = Stage3(self._stop_string)
-        self._core = EngineCore(loaded, self._stage3.put)
-        self._ids = 0
-        self._lock = threading.Lock()
-        self._closed = False
-
-        try:
+        try:  # before any thread is there to be left behind
             loaded.checkpoint.tokenizer()
             self.has_tokenizer = True
         except TokenizerError:
             self.has_tokenizer = False  # token ids in, token ids out
+        self._ids = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._stage3 = Stage3(self._stop_string)
+        try:
+            self._core = EngineCore(loaded, self._stage3.put)
+        except BaseException:
+            self._stage3.close()
+            raise
 
     @property
     def tokenizer(self) -> Tokenizer:
