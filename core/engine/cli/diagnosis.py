@@ -78,7 +78,7 @@ def _weights(loaded: Loaded) -> dict[str, dict[str, int]]:
     for tensor in loaded.checkpoint.tensors.values():
         entry = found.setdefault(tensor.format.name, {"tensors": 0, "bytes": 0})
         entry["tensors"] += 1
-        entry["bytes"] += tensor.data.nbytes
+        entry["bytes"] += tensor.nbytes
     return found
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.errors import FormatError
 from engine.formats.mapping import read_errors, release
@@ -19,6 +22,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class InputSpec:
+    """What a matrix [N, K] asks of the rows that it multiplies.
+
+    columns: i32 [K], a permutation: k of the matrix stands for this column of the input; None for their own order.
+    quantized: whether the input may be rounded to 8 bits ("forbidden", "allowed"), or must be ("required").
+    scale: the step of that rounding where the checkpoint fixes it; 0.0 where it is found for each row.
+    """
+
+    columns: npt.NDArray[np.int32] | None = None
+    quantized: Literal["forbidden", "allowed", "required"] = "allowed"
+    scale: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
 class Tensor:
     """A stored tensor.  shape: row-major, outermost first; data: read-only uint8 [nbytes], mapped from the file."""
 
@@ -26,11 +43,13 @@ class Tensor:
     shape: tuple[int, ...]
     format: Format
     data: Bytes
+    input: InputSpec = InputSpec()
 
-    def rows(self) -> Bytes:
-        """uint8 [prod(shape[:-1]), row_bytes], a view of the mapping."""
+    def rows(self, start: int = 0, stop: int | None = None) -> Bytes:
+        """uint8 [rows, row_bytes] of the flattened leading axes, a view of the mapping."""
         count = math.prod(self.shape[:-1])
-        return self.data.reshape(count, self.format.row_bytes(self.shape[-1] if self.shape else 1))
+        rows = self.data.reshape(count, self.format.row_bytes(self.shape[-1] if self.shape else 1))
+        return rows[start:stop]
 
     def dense(self) -> Floats:
         """f32 of `shape`, decoded: a copy."""
@@ -39,6 +58,37 @@ class Tensor:
     def release(self) -> None:
         """The tensor has been read: its pages need not stay in memory."""
         release(self.data)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.data.nbytes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ComposedTensor(Tensor):
+    """A weight that several stored tensors make: codes, scales, zero points. It is read as rows of blocks like any other.
+
+    parts: what it is made of.  read: (start, stop) -> uint8 [stop - start, row_bytes] in blocks of `format`, made anew
+    each time.  `data` is empty.
+    """
+
+    data: Bytes = field(default_factory=lambda: np.empty(0, np.uint8), init=False, repr=False)
+    parts: tuple[Tensor, ...]
+    read: Callable[[int, int], Bytes] = field(repr=False)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Bytes:
+        """uint8 [rows, row_bytes] of the flattened leading axes: a copy."""
+        start, stop, _ = slice(start, stop).indices(math.prod(self.shape[:-1]))
+        return self.read(start, stop)
+
+    def release(self) -> None:
+        for part in self.parts:
+            part.release()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from engine.errors import FormatError
 from engine.formats import tokenizer_hf
 from engine.formats.checkpoint import Checkpoint, Tensor
 from engine.formats.jsonfile import read_object
+from engine.formats.quantized import compose
 from engine.formats.safetensors import read_safetensors
 
 _INDEX = "model.safetensors.index.json"
@@ -34,7 +35,7 @@ def open_folder(folder: Path) -> Checkpoint:
         kind="hf",
         architecture=architecture,
         metadata=config,
-        tensors=_read_tensors(folder),
+        tensors=compose(config, _read_tensors(folder), config_path),
         eos_ids=ends,
         load_tokenizer=partial(tokenizer_hf.build_tokenizer, folder, config, ends),
         load_chat_template=partial(tokenizer_hf.chat_template, folder),

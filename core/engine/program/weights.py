@@ -30,11 +30,11 @@ class MappedWeight:
         stop = total if stop is None else stop
         pieces, first = [], 0
         for tensor in self.tensors:
-            rows = tensor.rows()
-            low, high = max(start - first, 0), min(stop - first, len(rows))
+            count = prod(tensor.shape[:-1])
+            low, high = max(start - first, 0), min(stop - first, count)
             if low < high:
-                pieces.append(rows[low:high])
-            first += len(rows)
+                pieces.append(tensor.rows(low, high))
+            first += count
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def dense(self) -> Array:
