@@ -79,6 +79,9 @@ def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
         ("Q6_K", 130, 512, 700),
         ("MXFP4", 64, 544, 600),
         ("BF16", 64, 300, 600),
+        ("W4Z", 65, 8192, 60),
+        ("FP8", 64, 544, 600),
+        ("NF4", 65, 4096, 60),
     ):
         weight = random_weight(rng, name, columns, depth)
         x = random_x(rng, rows, depth)
@@ -129,7 +132,11 @@ def test_quantize_is_the_reference(rng, isa, threads):
         shape = (rows, depth * 11 // 8)
         [got] = run_kernel("quantize", {"T": rows}, [x], [(shape, np.uint8)], numbers=numbers, isa=isa, threads=threads)
         assert np.array_equal(got, quantize_q8g32(x))
-        numbers |= {"choices": 2}
+        fixed = float(np.float32(rng.lognormal()))
+        numbers |= {"scale": fixed}
+        [saturated] = run_kernel("quantize", {"T": rows}, [x], [(shape, np.uint8)], numbers=numbers, isa=isa)
+        assert np.array_equal(saturated, quantize_q8g32(x, fixed))
+        numbers |= {"choices": 2, "scale": 0}
         [twice] = run_kernel(
             "quantize", {"T": rows}, [np.tile(x, (2, 1))], [((2 * rows, shape[1]), np.uint8)], numbers=numbers, isa=isa
         )

@@ -44,7 +44,13 @@ def test_ranges_of_columns_and_experts_are_packed_one_by_one(name):
         assert same_bits(native.unpack(weight, 0, columns, e), dequantized(name, raw[e]))
 
 
-@pytest.mark.parametrize(("name", "bits"), [("Q4_0", 4.5), ("Q8_0", 8.5), ("Q4_K", 4.5), ("Q6_K", 6.5625), ("F16", 16)])
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        *(("Q4_0", 4.5), ("Q8_0", 8.5), ("Q4_K", 4.5), ("Q6_K", 6.5625), ("F16", 16)),
+        *(("W4Z", 4.75), ("W8S", 9), ("W8M", 10), ("FP8", 9), ("NF4", 4.5), ("FP4", 4.5)),
+    ],
+)
 def test_packed_weights_are_as_small_as_the_file(name, bits):
     assert native.alloc(name, 128, 512).nbytes == bits * 128 * 512 / 8
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_models
 from session_logits import load_for_logits, logits
-from weight_cases import QUANTIZED, dequantized, random_rows
+from weight_cases import GGUF_QUANTIZED, dequantized, random_rows
 
 from engine import LLM, SamplingParams
 from engine.formats import FORMATS
@@ -59,7 +59,7 @@ def write(path: Path, rng: np.random.Generator, matrix: str, embedding: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("matrix", "embedding"), [(name, name) for name in QUANTIZED] + [("Q5_K", "Q6_K"), ("Q5_0", "Q8_0")]
+    ("matrix", "embedding"), [(name, name) for name in GGUF_QUANTIZED] + [("Q5_K", "Q6_K"), ("Q5_0", "Q8_0")]
 )
 def test_a_model_is_the_references_but_for_8_bit_activations(tmp_path, matrix, embedding):
     rng = np.random.default_rng()

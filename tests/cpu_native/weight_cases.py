@@ -4,13 +4,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType, quants
 from one_kernel import native
 
+from engine.formats import FORMATS as ENGINE_FORMATS
+
 DENSE = ("F32", "F16", "BF16")
-LARGE_BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # of 256
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", *LARGE_BLOCKS)
-FORMATS = DENSE + QUANTIZED
+K_BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+GGUF_QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", *K_BLOCKS)
+QUANTIZED = (*GGUF_QUANTIZED, "W4Z", "W8S", "W8M")  # whose kernels read activations of 8 bits
+TABLES = ("NF4", "FP4")
+LARGE_BLOCKS = K_BLOCKS + TABLES  # of more than 32
+FORMATS = (*DENSE, "FP8", *TABLES, *QUANTIZED)
+FLOAT_SCALES = {"W8S": 1, "W8M": 2, "FP8": 1, "NF4": 1, "FP4": 1}  # f32 numbers at the beginning of a block
 HALVES = {  # byte offsets of a block's f16 scales
     "Q4_0": (0,),
     "Q8_0": (0,),
@@ -24,12 +30,13 @@ HALVES = {  # byte offsets of a block's f16 scales
     "Q5_K": (0, 2),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "W4Z": (0,),
 }
 
 
 @dataclass(frozen=True)
 class Weight:
-    """raw u8 [N, row bytes], its f32 values [N, K] by the gguf package, and the packed form."""
+    """raw u8 [N, row bytes], its f32 values [N, K] by the gguf package or the format's decoder, and the packed form."""
 
     raw: np.ndarray
     values: np.ndarray
@@ -48,7 +55,7 @@ def random_rows(
         if name == "F16":
             return values.astype(np.float16).view(np.uint8)
         return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    block, size = ENGINE_FORMATS[name].block, ENGINE_FORMATS[name].block_bytes
     raw = rng.integers(0, 256, (columns, depth // block, size), np.uint8)
     if name == "MXFP4":
         raw[..., 0] = rng.integers(120, 131, raw.shape[:2]) if halves is None else rng.integers(0, 251, raw.shape[:2])
@@ -56,10 +63,19 @@ def random_rows(
         shape = raw.shape[:2]
         scales = rng.standard_normal(shape) if halves is None else rng.choice(halves, shape)
         raw[..., offset : offset + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    if name in FLOAT_SCALES:
+        shape = (*raw.shape[:2], FLOAT_SCALES[name])
+        scales = rng.standard_normal(shape) if halves is None else rng.choice(halves, shape)
+        bits = scales.astype(np.float32).view(np.uint32)
+        raw[..., : 4 * shape[2]] = (bits & ~np.uint32(3) if name in QUANTIZED else bits).view(np.uint8)
+    if name == "FP8":
+        raw[..., 4:][raw[..., 4:] & 127 == 127] = 0  # NaN, which loading refuses
     return raw.reshape(columns, -1)
 
 
 def dequantized(name: str, raw: np.ndarray) -> np.ndarray:
+    if name in ENGINE_FORMATS and ENGINE_FORMATS[name].ggml_type is None:
+        return ENGINE_FORMATS[name].decode(raw)
     return np.asarray(quants.dequantize(raw, GGMLQuantizationType[name]), np.float32)
 
 

@@ -86,7 +86,12 @@ def embed(low: Lowering) -> None:
 
 def quantize(low: Lowering) -> None:
     choices = _choices(low, "x")
-    low.emit("quantize", low.inputs("x"), width=_width(low, "x"), choices=choices, rows_dim=_rows_dim(low, "x"))
+    numbers = {"width": _width(low, "x"), "choices": choices, "scale": low.bound.call.attr("scale")}
+    low.emit("quantize", low.inputs("x"), rows_dim=_rows_dim(low, "x"), **numbers)
+
+
+def gather_columns(low: Lowering) -> None:
+    low.emit("gather_columns", low.inputs("x"), [_weight(low, "columns")], rows_dim=_rows_dim(low, "x"))
 
 
 def _activation(low: Lowering) -> list[int]:

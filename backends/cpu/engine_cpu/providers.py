@@ -70,6 +70,8 @@ def _linear_check(call: Call) -> str | None:
         return "one input cannot be quantized for some weights of a group and not for others."
     if call.attr("quantized_activation") == "forbidden" and any(map(weights.is_quantized, formats)):
         return "8-bit activations are forbidden here, and the CPU's quantized kernels need them."
+    if call.attr("quantized_activation") == "required" and not all(map(weights.is_quantized, formats)):
+        return "8-bit activations are required here, and the CPU's dense kernels do not take them."
     return None
 
 
@@ -104,9 +106,10 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("kv_write", lower.kv_write, "k_scale v_scale", kv=True)
     one("attention", lower.attention, "k_scale v_scale window softcap", kv=True)
     one("embed", lower.embed, "scale", _embed_check)
-    one("quantize", lower.quantize)
-    one("linear", lower.linear, "residual bias quantized_activation", _linear_check)
-    one("linear_group", lower.linear, "bias quantized_activation", _linear_check)
+    one("quantize", lower.quantize, "scale")
+    one("gather_columns", lower.gather_columns)
+    one("linear", lower.linear, "residual bias quantized_activation input_scale", _linear_check)
+    one("linear_group", lower.linear, "bias quantized_activation input_scale", _linear_check)
     one("rms_norm", lower.rms_norm, "head_dim weight_offset")
     one("layer_norm", lower.layer_norm, "bias")
     one("add_rms_norm", lower.add_rms_norm, "weight_offset")

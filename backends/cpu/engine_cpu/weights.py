@@ -12,9 +12,11 @@ from engine.backend.v1 import Array, Call, Packed, WeightRef
 
 from . import _native
 
-DENSE = frozenset({"F32", "F16", "BF16"})
+DENSE = frozenset({"F32", "F16", "BF16", "FP8", "NF4", "FP4"})
+"""Formats whose kernels read f32 activations; those of the others read activations of 8 bits."""
 QUANTIZED = frozenset(
     {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
+    | {"W4Z", "W8S", "W8M"}
 )
 FORMATS = DENSE | QUANTIZED
 RANGE = 4096

@@ -35,6 +35,9 @@ class InputSpec:
     scale: float = 0.0
 
 
+ANY_INPUT = InputSpec()
+
+
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """A stored tensor.  shape: row-major, outermost first; data: read-only uint8 [nbytes], mapped from the file."""
@@ -43,7 +46,7 @@ class Tensor:
     shape: tuple[int, ...]
     format: Format
     data: Bytes
-    input: InputSpec = InputSpec()
+    input: InputSpec = ANY_INPUT
 
     def rows(self, start: int = 0, stop: int | None = None) -> Bytes:
         """uint8 [rows, row_bytes] of the flattened leading axes, a view of the mapping."""

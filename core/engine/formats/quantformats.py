@@ -1,7 +1,8 @@
 """The number formats of stored tensors: block shape, bytes, decoder and encoder.
 
 A row of `cols` elements is `cols // block` blocks of `block_bytes` bytes each.  The layouts of the
-quantized formats are ggml's; the `gguf` package decodes and encodes them, and is imported on first use.
+quantized formats of GGUF are ggml's; the `gguf` package decodes and encodes them, and is imported on first use.
+Those of Hugging Face checkpoints are in `hfblocks`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import FormatError
+from engine.formats import hfblocks
+from engine.formats.hfblocks import Bytes, Floats
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+__all__ = ["FORMATS", "Bytes", "Floats", "Format"]
 
 
 @dataclass(frozen=True)
 class Format:
     """One number format.
 
-    name: ggml's name; block: elements of a block; block_bytes: its size; ggml_type: its number in a GGUF,
+    name: ggml's name, or the engine's own; block: elements of a block; block_bytes: its size; ggml_type: its number in a GGUF,
     or None where GGUF has none.
     decode: uint8 [..., row_bytes] -> f32 [..., cols].
     encode: f32 [..., cols] -> uint8 [..., row_bytes], or None where there is no encoder.
@@ -124,6 +126,13 @@ _TABLE = (
     _blocks("TQ2_0", 256, 66, 35, encodes=True),
     _blocks("MXFP4", 32, 17, 39, encodes=True),
     _blocks("NVFP4", 64, 36, 40),
+    Format("W4Z", 32, 19, None, hfblocks.decode_w4z, None),
+    Format("W8S", 32, 36, None, hfblocks.decode_w8s, None),
+    Format("W8M", 32, 40, None, hfblocks.decode_w8m, None),
+    Format("FP8", 32, 36, None, hfblocks.decode_fp8, None),
+    Format("NF4", 64, 36, None, hfblocks.decode_nf4, None),
+    Format("FP4", 64, 36, None, hfblocks.decode_fp4, None),
+    Format("F8_E4M3", 1, 1, None, hfblocks.decode_e4m3, None),
     # no weights, but buffers that checkpoints carry beside them
     _plain("F64", "<f8", 28),
     _plain("I8", "<i1", 24),

@@ -1,4 +1,4 @@
-"""Dense layers: embed, linear, linear_group, and quantize with its layout "q8g32"."""
+"""Dense layers: embed, linear, linear_group, gather_columns, and quantize with its layout "q8g32"."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ def linear(
     bias: Array | None = None,
     residual: Array | None = None,
     quantized_activation: str = "allowed",
+    input_scale: float = 0.0,
 ) -> tuple[Array]:
     """x [rows, K] times weight [N, K] transposed, plus bias [N], plus residual [rows, N]: f32 [rows, N].
 
-    ``quantized_activation`` ("forbidden", "allowed", "required") tells providers whether x may be packed to 8 bits;
-    this reference computes in f32. One product a row, so that a row never depends on the others.
+    ``quantized_activation`` ("forbidden", "allowed", "required") tells providers whether x may be packed to 8 bits, or
+    must be. Where it must, this reference rounds it: to multiples of ``input_scale`` from -128 to 127, or if that is 0
+    to those of 2 / 255 of the row's absmax; a provider may take a finer step than that, but not than ``input_scale``.
+    Otherwise it computes in f32. One product a row, so that a row never depends on the others.
     """
+    if quantized_activation == "required":
+        x = _rounded(x, input_scale)
     y = np.empty((len(x), len(weight)), np.float32)
     for row in range(len(x)):
         y[row] = weight @ x[row]
@@ -49,35 +54,57 @@ def linear_group(
     weight: Sequence[Array],
     bias: Sequence[Array | None] = (),
     quantized_activation: str = "allowed",
+    input_scale: float = 0.0,
 ) -> tuple[Array, ...]:
     """Several linears on one x: an output [rows, N_i] a weight. A bias that is None or beyond the list is absent."""
     return tuple(
-        linear(x=x, weight=w, bias=b, quantized_activation=quantized_activation)[0]
+        linear(x=x, weight=w, bias=b, quantized_activation=quantized_activation, input_scale=input_scale)[0]
         for w, b in zip_longest(weight, bias)
     )
 
 
-def quantize(*, x: Array, layout: str) -> tuple[Array]:
-    """x f32 [rows, K] as a packed activation, uint8 [rows, bytes of a row]. OpError for a layout other than q8g32."""
+def _rounded(x: Array, scale: float) -> Array:
+    """x to the nearest of 256 steps of ``scale``, or of the row's own; a row's NaN or infinity stays."""
+    step: Array | np.float32 = np.float32(scale)
+    if not scale:
+        absmax = np.abs(x).max(axis=-1, keepdims=True)
+        step = np.where((absmax > 0) & np.isfinite(absmax), absmax / np.float32(127.5), np.float32(1))
+    return np.where(np.isfinite(x), np.clip(np.rint(x / step), -128, 127) * step, x).astype(np.float32)
+
+
+def gather_columns(*, x: Array, columns: Array) -> tuple[Array]:
+    """x [rows, K] with its columns in the order of ``columns`` f32 [K], whole numbers: f32 [rows, K]."""
+    return (np.ascontiguousarray(x[:, columns.astype(np.intp)], np.float32),)
+
+
+def quantize(*, x: Array, layout: str, scale: float = 0.0) -> tuple[Array]:
+    """x f32 [rows, K] as a packed activation, uint8 [rows, bytes of a row]. OpError for a layout other than q8g32.
+
+    ``scale`` is the scale of all groups, where x saturates from -128 to 127; if it is 0 each has its own.
+    """
     if layout != "q8g32":
         raise OpError(f"The reference of quantize knows the layout q8g32 and not {layout}.")
-    return (quantize_q8g32(x),)
+    return (quantize_q8g32(x, scale),)
 
 
-def quantize_q8g32(x: Array) -> Array:
+def quantize_q8g32(x: Array, fixed_scale: float = 0.0) -> Array:
     """x f32 [rows, K], K a multiple of 32, as rows of [int8 q[K]][f32 scale[K/32]][i32 nsum16[K/16]].
 
     scale = absmax / 127 over each 32; q = x / scale to nearest, ties to even (0 where scale is 0); nsum16 = minus the
-    sum of each 16 q. A group with a NaN or an infinity has that scale and q 0, so that it stays non-finite.
+    sum of each 16 q. A group with a NaN or an infinity has that scale and q 0, so that it stays non-finite. With
+    ``fixed_scale`` every other group has that scale, and q is from -128 to 127.
     """
     rows, width = x.shape
     if width % GROUP:
         raise OpError(f"The layout q8g32 needs rows of a multiple of {GROUP} values and not of {width}.")
     groups = x.astype(np.float32).reshape(rows, width // GROUP, GROUP)
     scale = np.abs(groups).max(axis=-1) / np.float32(127)
+    if fixed_scale:
+        scale = np.where(np.isfinite(scale), np.float32(fixed_scale), scale)
     usable = np.isfinite(scale) & (scale > 0)
     divisor = np.where(usable, scale, np.float32(1))[..., None]
-    q = np.where(usable[..., None], np.clip(np.rint(groups / divisor), -127, 127), 0).astype(np.int8)
+    lowest = -128 if fixed_scale else -127
+    q = np.where(usable[..., None], np.clip(np.rint(groups / divisor), lowest, 127), 0).astype(np.int8)
     nsum16 = -q.reshape(rows, width // 16, 16).sum(axis=-1, dtype=np.int32)
     return np.concatenate(
         [q.reshape(rows, width).view(np.uint8), _bytes(scale), _bytes(nsum16)], axis=1, dtype=np.uint8
@@ -147,12 +174,19 @@ def linear_group_cases(rng: Generator) -> Iterator[Case]:
         yield Case(f"{rows} rows, {len(members)} linears", Dims(T=rows), inputs, weights)
 
 
+def gather_columns_cases(rng: Generator) -> Iterator[Case]:
+    for rows, width in ((1, 64), (19, 96), (3, 1), (2, 4099)):
+        columns = rng.permutation(width).astype(np.float32)
+        weights = {"columns": ("F32", columns.view(np.uint8).reshape(1, -1), (width,))}
+        yield Case(f"{rows}x{width}", Dims(T=rows), {"x": rng.standard_normal((rows, width), np.float32)}, weights)
+
+
 def quantize_cases(rng: Generator) -> Iterator[Case]:
-    for rows, width in ((1, 64), (3, 32), (17, 288), (2, 1024), (5, 96)):
+    for rows, width, scale in ((1, 64, 0.0), (3, 32, 0.0), (17, 288, 0.0), (2, 1024, 0.02), (5, 96, 0.5), (5, 96, 0.0)):
         x = rng.standard_normal((rows, width), np.float32) * rng.lognormal(0, 3, (rows, 1)).astype(np.float32)
         x[rng.random(x.shape) < 0.01] *= 100  # outliers
         x[0, :GROUP] = 0
-        yield Case(f"{rows}x{width}", Dims(T=rows), {"x": x}, attrs={"layout": "q8g32"})
+        yield Case(f"{rows}x{width} {scale}", Dims(T=rows), {"x": x}, attrs={"layout": "q8g32", "scale": scale})
 
 
 SPECS = (
@@ -170,7 +204,7 @@ SPECS = (
         inputs=("x", "residual?"),
         weights=("weight", "bias?"),
         outputs=("y",),
-        attrs={"quantized_activation": "allowed"},
+        attrs={"quantized_activation": "allowed", "input_scale": 0.0},
         reference=linear,
         tolerance=Tolerance(2e-5, 2e-5),
         cases=linear_cases,
@@ -180,16 +214,24 @@ SPECS = (
         inputs=("x",),
         weights=("weight*", "bias*?"),
         outputs=("y*",),
-        attrs={"quantized_activation": "allowed"},
+        attrs={"quantized_activation": "allowed", "input_scale": 0.0},
         reference=linear_group,
         tolerance=Tolerance(2e-5, 2e-5),
         cases=linear_group_cases,
     ),
     OpSpec(
+        "gather_columns",
+        inputs=("x",),
+        weights=("columns",),
+        outputs=("y",),
+        reference=gather_columns,
+        cases=gather_columns_cases,
+    ),
+    OpSpec(
         "quantize",
         inputs=("x",),
         outputs=("packed",),
-        attrs={"layout": REQUIRED},
+        attrs={"layout": REQUIRED, "scale": 0.0},
         reference=quantize,
         cases=quantize_cases,
     ),

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..backend.v1 import Call, Value, WeightRef
+from ..backend.v1 import Array, Call, Value, WeightRef
 from ..errors import ModelError
 from ..kv import CacheGroup
 from ..ops import OPS, STEP_INPUTS
 from ..ops.spec import REQUIRED
-from .weights import ConstantWeight
+from .weights import ConstantWeight, input_spec
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Builder:
         self._calls: list[Call] = []
         self._count = 0
         self._inputs: dict[str, Value] = {}
+        self._ordered: dict[tuple[int, bytes], Value] = {}
         self._kv_layers: list[KVLayer] = []
         self._axes: dict[str, tuple[str | None, ...]] = {}
         self._body_end: int | None = None
@@ -144,6 +145,8 @@ class Builder:
     def embed(self, weight: WeightRef, scale: float = 1.0) -> Value:
         self._needs(weight, (self._vocab, weight.shape[-1]))
         self.name_axes(weight, "vocab", "embed")
+        if input_spec(weight).columns is not None:
+            raise ModelError(f"{weight.name} has its columns in another order (act-order); an embedding cannot.")
         d = weight.shape[-1]
         return self.call("embed", {"ids": self.ids}, [("x", ("T", d), "residual")], {"weight": weight}, scale=scale)[0]
 
@@ -163,8 +166,22 @@ class Builder:
             self._needs(bias, (n,))
         if axes:
             self.name_axes(weight, *axes)
+        spec = input_spec(weight)
+        if spec.columns is not None:
+            x = self._gather_columns(x, weight.name, spec.columns)
         out = [(weight.name.removesuffix(".weight"), (x.shape[0], n), "act")]
-        return self.call("linear", {"x": x}, out, {"weight": weight, "bias": bias})[0]
+        asked: dict[str, Any] = {"quantized_activation": spec.quantized, "input_scale": spec.scale}
+        return self.call("linear", {"x": x}, out, {"weight": weight, "bias": bias}, **asked)[0]
+
+    def _gather_columns(self, x: Value, name: str, columns: Array) -> Value:
+        """x with its columns in another order, once for all weights that ask for the same."""
+        key = (x.id, columns.tobytes())
+        if key not in self._ordered:
+            order = {"columns": self.constant(f"{name}.columns", columns)}
+            self._ordered[key] = self.call("gather_columns", {"x": x}, [(f"{x.name}.ordered", x.shape, "act")], order)[
+                0
+            ]
+        return self._ordered[key]
 
     def rms_norm(self, x: Value, weight: WeightRef, eps: float, head_dim: int = 0, weight_offset: float = 0.0) -> Value:
         """Over the row, or over each head_dim slice of it."""
@@ -237,6 +254,10 @@ class Builder:
 
     def _moe_linear(self, x: Value, ids: Value, weight: WeightRef, per_choice: bool) -> Value:
         n, rows = weight.shape[1], f"T*{ids.shape[1]}"
+        if input_spec(weight).scale:
+            raise ModelError(
+                f"{weight.name} has a static activation scale, which is supported for single matrices only."
+            )
         self.name_axes(weight, "experts", "mlp", "embed")
         out = [(weight.name.removesuffix(".weight"), (rows, n), "act")]
         return self.call("moe_linear", {"x": x, "ids": ids}, out, {"weight": weight}, per_choice=per_choice)[0]

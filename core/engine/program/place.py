@@ -102,16 +102,17 @@ class Placer:
         self, calls: Sequence[Call], layouts: Mapping[int, KVLayout], homes: Mapping[str, str], first_id: int
     ) -> tuple[PlacedCall, ...]:
         result: list[PlacedCall] = []
-        packed: dict[tuple[int, str], Value] = {}
+        packed: dict[tuple[int, str, float], Value] = {}
         for call in calls:
             placed = self._placed(call, layouts, homes)
             for name, layout in placed.provider.wants(placed.call).items():
-                value = placed.call.inputs[name]
-                if (value.id, layout) not in packed:
-                    packed[value.id, layout] = Value(first_id, f"{value.name}.{layout}", value.shape, layout)
+                value, scale = placed.call.inputs[name], placed.call.attrs.get("input_scale", 0.0)
+                key = (value.id, layout, scale)
+                if key not in packed:
+                    packed[key] = Value(first_id, f"{value.name}.{layout}", value.shape, layout)
                     first_id += 1
-                    result.append(self._quantize(value, packed[value.id, layout], layout))
-                inputs = {**placed.call.inputs, name: packed[value.id, layout]}
+                    result.append(self._quantize(value, packed[key], scale))
+                inputs = {**placed.call.inputs, name: packed[key]}
                 placed = replace(placed, call=replace(placed.call, inputs=inputs))
             result.append(placed)
         return tuple(result)
@@ -128,8 +129,9 @@ class Placer:
         why = why or "not every op on the same state can run on the device."
         return PlacedCall(call, ReferenceProvider(call.op), "host", layout, why)
 
-    def _quantize(self, value: Value, output: Value, layout: str) -> PlacedCall:
-        call = Call("quantize", {"x": value}, (output,), {}, {}, {"layout": layout})
+    def _quantize(self, value: Value, output: Value, scale: float) -> PlacedCall:
+        attrs = {"layout": output.dtype} | ({"scale": scale} if scale else {})
+        call = Call("quantize", {"x": value}, (output,), {}, {}, attrs)
         provider, why = self._find(call, None)
         if provider is None:
             return PlacedCall(call, ReferenceProvider("quantize"), "host", None, why)

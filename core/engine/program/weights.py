@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend.v1 import Array, WeightRef
 from ..errors import ModelError
-from ..formats import FORMATS, Tensor
+from ..formats import ANY_INPUT, FORMATS, InputSpec, Tensor
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,23 @@ class TransposedWeight:
 
     def release(self) -> None:
         self.source.release()
+
+
+def input_spec(ref: WeightRef) -> InputSpec:
+    """What a matrix asks of its input. ModelError for stacked tensors that ask for different things."""
+    if isinstance(ref, SelectedWeight):
+        return input_spec(ref.source)
+    if not isinstance(ref, MappedWeight):
+        return ANY_INPUT
+    first = ref.tensors[0].input
+    if any(t.input.quantized != first.quantized or t.input.scale != first.scale for t in ref.tensors) or (
+        len(ref.tensors) > 1 and any(t.input.columns is not None for t in ref.tensors)
+    ):
+        raise ModelError(
+            f"The tensors of {ref.name} take their inputs in different orders or steps (act-order, static activation scales);"
+            " these are supported for single matrices, not for experts."
+        )
+    return first
 
 
 def stored_bytes(ref: WeightRef) -> int:

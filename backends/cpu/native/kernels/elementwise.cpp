@@ -1,5 +1,6 @@
-// add, gated_act, scale_softcap, gather_rows: what happens to each element, or each row, by itself.
+// add, gated_act, scale_softcap, gather_rows, gather_columns: what happens to each element, or each row, by itself.
 #include <stdexcept>
+#include <vector>
 
 #include "../isa.h"
 #include "../simd.h"
@@ -156,6 +157,36 @@ class GatherRows final : public Kernel {
   int64_t width_;
 };
 
+// x [T or R, K], columns plain f32 [K], whole numbers -> x with its columns in that order. Numbers: rows_dim.
+class GatherColumns final : public Kernel {
+ public:
+  explicit GatherColumns(const KernelArgs& args)
+      : x_(args.inputs.at(0)), y_(args.outputs.at(0)), rows_(args), width_(args.weights.at(0)->columns) {
+    const PackedWeight& columns = *args.weights[0];
+    if (columns.family != "plain") throw std::invalid_argument("gather_columns takes its columns as a plain weight.");
+    for (int64_t k = 0; k < width_; ++k) {
+      const float column = columns.f32()[k];
+      if (!(column >= 0 && column < static_cast<float>(width_)))
+        throw std::invalid_argument("gather_columns needs columns from 0 to one less than their number.");
+      columns_.push_back(static_cast<int32_t>(column));
+    }
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const Range range = share(rows_.count(frame.dims) * width_, team);
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const int64_t row = i / width_;
+      output<float>(frame, y_)[i] = input<float>(frame, x_)[row * width_ + columns_[i - row * width_]];
+    }
+  }
+
+ private:
+  int x_, y_;
+  RowsDim rows_;
+  int64_t width_;
+  std::vector<int32_t> columns_;
+};
+
 }  // namespace
 
 void register_elementwise(Table& table) {
@@ -163,6 +194,7 @@ void register_elementwise(Table& table) {
   table.kernels["gated_act"] = make_kernel<GatedAct>;
   table.kernels["scale_softcap"] = make_kernel<ScaleSoftcap>;
   table.kernels["gather_rows"] = make_kernel<GatherRows>;
+  table.kernels["gather_columns"] = make_kernel<GatherColumns>;
 }
 
 }  // namespace ENGINE_ISA

@@ -3,46 +3,65 @@
 // for every number of rows, chunk and thread.
 #pragma once
 
+#include "four_bits.h"
 #include "tiles.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// What a strip holds: kPerUnit consecutive k in kUnitBytes; weights<i>(unit, panel) gives k = i of it in 16 columns.
+// What a strip holds: kPerUnit consecutive k in kUnitBytes; weights(unit, panel, i) gives k = i of it in 16 columns.
 struct DenseF32 {
   static constexpr int kPerUnit = 1, kUnitBytes = 256;
-  template <int kIndex>
-  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel) {
+  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int) {
     return load_as<f32x16>(unit + 64 * panel);
   }
 };
 
 struct DenseF16 {
   static constexpr int kPerUnit = 1, kUnitBytes = 128;
-  template <int kIndex>
-  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel) {
+  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int) {
     return widen_f16(load_as<u16x16>(unit + 32 * panel));
   }
 };
 
 struct DenseBF16 {
   static constexpr int kPerUnit = 2, kUnitBytes = 256;
-  template <int kIndex>
-  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel) {
+  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int index) {
     const u32x16 pair = load_as<u32x16>(unit + 64 * panel);
-    return bit_cast<f32x16>(kIndex == 0 ? pair << 16 : pair & 0xffff0000);
+    return bit_cast<f32x16>(index == 0 ? pair << 16 : pair & 0xffff0000);
   }
 };
 
-template <int kIndex, class Dense, int kRows, int kPanels>
-ENGINE_INLINE void add_unit(const uint8_t* unit, int panel0, const float* const (&x)[kRows], int64_t k,
+// E4M3: seven bits of exponent and fraction, shifted, are those of an f16 that is 2^-8 of the number.
+struct DenseF8 {
+  static constexpr int kPerUnit = 32, kUnitBytes = 2304;
+  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int index) {
+    const u16x16 byte = widen_bytes(unit + 256 + 64 * index + 16 * panel);
+    const f32x16 number = widen_f16((byte & 0x80) << 8 | (byte & 0x7f) << 7) * 256.0f;
+    return number * load_as<f32x16>(unit + 64 * panel);
+  }
+};
+
+template <const float (&kTable)[16]>
+struct DenseTable {
+  static constexpr int kPerUnit = 64, kUnitBytes = 2304;
+  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int index) {
+    const u32x16 byte = widen_u16(widen_bytes(unit + 256 + 64 * (index / 2) + 16 * panel));
+    return look_up(kTable, index % 2 == 0 ? byte >> 4 : byte & 15) * load_as<f32x16>(unit + 64 * panel);
+  }
+};
+using DenseNF4 = DenseTable<kNF4>;
+using DenseFP4 = DenseTable<kFP4>;
+
+template <class Dense, int kRows, int kPanels>
+ENGINE_INLINE void add_unit(const uint8_t* unit, int index, int panel0, const float* const (&x)[kRows], int64_t k,
                             f32x16 (&sums)[kRows][kPanels]) {
   f32x16 w[kPanels];
 #pragma GCC unroll 8
-  for (int p = 0; p < kPanels; ++p) w[p] = Dense::template weights<kIndex>(unit, panel0 + p);
+  for (int p = 0; p < kPanels; ++p) w[p] = Dense::weights(unit, panel0 + p, index);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const f32x16 a = splat(x[r][k + kIndex]);
+    const f32x16 a = splat(x[r][k + index]);
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) sums[r][p] = fma(w[p], a, sums[r][p]);
   }
@@ -65,10 +84,10 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, fl
     int64_t k = 0;
     for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, at += Dense::kUnitBytes) {
       for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
-      add_unit<0, Dense>(at, panel0, x, k, sums);
-      if constexpr (Dense::kPerUnit == 2) add_unit<1, Dense>(at, panel0, x, k, sums);
+#pragma GCC unroll 2
+      for (int i = 0; i < Dense::kPerUnit; ++i) add_unit<Dense>(at, i, panel0, x, k, sums);
     }
-    if (k < depth) add_unit<0, Dense>(at, panel0, x, k, sums);  // an odd depth's last k
+    if (k < depth) add_unit<Dense>(at, 0, panel0, x, k, sums);  // an odd depth's last k
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
@@ -83,10 +102,9 @@ template <class Dense>
 void widen_chunk(const uint8_t* units, int64_t depth, float* out) {
   for (int64_t k = 0; k < depth; k += Dense::kPerUnit, units += Dense::kUnitBytes) {
     for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(units + kPrefetchDistance + i, 0, 2);
-    for (int p = 0; p < 4; ++p) {
-      store(out + k * kStrip + 16 * p, Dense::template weights<0>(units, p));
-      if constexpr (Dense::kPerUnit == 2) store(out + (k + 1) * kStrip + 16 * p, Dense::template weights<1>(units, p));
-    }
+#pragma GCC unroll 2
+    for (int i = 0; i < Dense::kPerUnit; ++i)
+      for (int p = 0; p < 4; ++p) store(out + (k + i) * kStrip + 16 * p, Dense::weights(units, p, i));
   }
 }
 

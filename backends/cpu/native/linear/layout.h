@@ -7,6 +7,7 @@
 //
 //   family  unit  bytes  offset  unit contents (columns 0..63 in each plane)
 //   w4        32   1152       8  f16 scale[64]; 4 x (4 panels x 64 bytes: step 2i in the low nibbles, 2i+1 in the high)
+//   w4z       32   1216       0  f16 scale[64]; u8 zero[64]; groups as in w4.  weight = scale * (u - zero)
 //   w4k      256   9216       0  f16 d[64], dmin[64]; u8 packed[12][64]: 6-bit scales and minimums of 8 groups as in Q4_K;
 //                                8 groups of 32 as in w4.         weight = d * scale * u - dmin * minimum
 //   w6       256  13440      32  f16 d[64]; i8 scale[16][64] for groups of 16; then for each group of 16 its four steps in
@@ -17,13 +18,19 @@
 //   w8m       32   2560       0  f32 scale[64], minimum[64]; steps as in w8.  weight = scale * u - minimum
 //   w8m16     32   3072       0  f32 scale[2][64], minimum[2][64] for groups of 16; steps as in w8
 //
-// Q4_0, Q8_0, Q4_K and Q6_K are packed as small as they are stored. The other formats are widened to layouts that several
+// Q4_0, W4Z, Q8_0, W8S, W8M, Q4_K and Q6_K are packed as small as they are stored. The other formats are widened to layouts that several
 // share, which is exact and costs memory (bits a weight, in the file -> packed): Q3_K 3.44 -> 6.56 as w6; Q5_0 5.5 and
 // IQ4_NL 4.5 -> 8.5 as w8; IQ4_XS and MXFP4 4.25 -> 9 as w8s; Q5_K 5.5, Q4_1 5 and Q5_1 6 -> 10 as w8m; Q2_K 2.625 -> 12 as
 // w8m16. Products are finite only with scales up to 2^104 (dot.h), which MXFP4 alone can pass.
 //
 // Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2] (K padded to even):
-// two consecutive k in one 32-bit lane.
+// two consecutive k in one 32-bit lane. Of the weights that their kernels widen to f32 as they read them,
+//
+//   f8        32   2304  f32 scale[64]; E4M3 [32][64]
+//   nf4, fp4  64   2304  f32 scale[64]; bytes [32][64]: k = 2i in the high nibble of byte i, 2i + 1 in the low, both of them
+//                        indices into the format's table (four_bits.h)
+//
+// FP8's scales lie at 9 bits a weight, where a file has one a row or a block; NF4 and FP4 are as large as in the file.
 //
 // K is a multiple of the unit, but for bf16.
 #pragma once
@@ -39,7 +46,7 @@ namespace engine_cpu {
 constexpr int64_t kStrip = 64;
 constexpr int64_t kPanel = 16;
 
-enum class Family { f32, f16, bf16, w4, w4k, w6, w8, w8s, w8m, w8m16 };
+enum class Family { f32, f16, bf16, f8, nf4, fp4, w4, w4z, w4k, w6, w8, w8s, w8m, w8m16 };
 
 struct Layout {
   Family family;

@@ -15,7 +15,11 @@ const FamilyOps& family_ops(const PackedWeight& weight) {
     case Family::f32: return kDenseOps<DenseF32>;
     case Family::f16: return kDenseOps<DenseF16>;
     case Family::bf16: return kDenseOps<DenseBF16>;
+    case Family::f8: return kDenseOps<DenseF8>;
+    case Family::nf4: return kDenseOps<DenseNF4>;
+    case Family::fp4: return kDenseOps<DenseFP4>;
     case Family::w4: return kQuantizedOps<W4>;
+    case Family::w4z: return kQuantizedOps<W4Z>;
     case Family::w4k: return kQuantizedOps<W4K>;
     case Family::w6: return kQuantizedOps<W6>;
     case Family::w8: return kQuantizedOps<W8>;

@@ -10,12 +10,13 @@ namespace ENGINE_ISA {
 namespace {
 
 // inputs x [rows, K] f32; outputs q8g32 rows. Numbers: width K (a multiple of 32), rows_dim, choices (rows = T * choices,
-// 1 if absent).
+// 1 if absent), scale (of every group; 0 or absent: each has its own).
 class Quantize final : public Kernel {
  public:
   explicit Quantize(const KernelArgs& args)
       : x_(args.inputs.at(0)), y_(args.outputs.at(0)), rows_(args), width_(args.integer("width")),
-        choices_(static_cast<int64_t>(args.number_or("choices", 1))) {
+        choices_(static_cast<int64_t>(args.number_or("choices", 1))),
+        scale_(static_cast<float>(args.number_or("scale", 0))) {
     if (width_ <= 0 || width_ % kGroup != 0) throw std::invalid_argument("q8g32 needs a width that is a multiple of 32.");
   }
 
@@ -27,7 +28,7 @@ class Quantize final : public Kernel {
       uint8_t* row = frame.values[y_] + i / groups * q8g32_row_bytes(width_);
       const int64_t g = i % groups;
       quantize_group(load(x + i * kGroup), load(x + i * kGroup + 16), q8g32_values(row) + g * kGroup,
-                     q8g32_scales(row, width_) + g, q8g32_sums(row, width_) + 2 * g);
+                     q8g32_scales(row, width_) + g, q8g32_sums(row, width_) + 2 * g, scale_);
     }
   }
 
@@ -35,6 +36,7 @@ class Quantize final : public Kernel {
   int x_, y_;
   RowsDim rows_;
   int64_t width_, choices_;
+  float scale_;
 };
 
 }  // namespace

@@ -56,6 +56,21 @@ struct W8 {
   ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
 };
 
+// Nibbles with an f16 scale and a zero point: the minimum is their product, which is exact in f32.
+struct W4Z {
+  static constexpr int kUnit = 32, kUnitBytes = 1216, kGroupSize = 32, kOffset = 0;
+  static constexpr bool kMinimums = true;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit W4Z(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int, int panel) const {
+    return nibble_step<kStep>(unit + 192, panel);
+  }
+  ENGINE_INLINE f32x16 scale(int, int panel) const { return load_half(unit + 32 * panel); }
+  ENGINE_INLINE f32x16 minimum(int, int panel) const { return scale(0, panel) * widen_u8(unit + 128 + 16 * panel); }
+};
+
 // Bytes with f32 scales, and f32 minimums where kMinimums.
 template <int kGroup_, bool kMinimums_>
 struct W8F {

@@ -16,7 +16,16 @@ from engine.formats.checkpoint import Tensor
 from engine.formats.quantized.parts import Parts
 
 # quant_method in config.json -> the module here
-_METHODS: Mapping[str, str] = {}
+_METHODS: Mapping[str, str] = {
+    "gptq": "gptq",
+    "awq": "awq",
+    "compressed-tensors": "compressed",
+    "fp8": "fp8",
+    "bitsandbytes": "bitsandbytes",
+}
+# Formats that are no weights by themselves, and the ends of names under which they would be.
+_CODES = ("U8", "I8", "I32", "F8_E4M3")
+_ENDINGS = (".weight", ".qweight", ".weight_packed")
 
 
 def compose(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
@@ -24,10 +33,19 @@ def compose(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Pat
 
     FormatError names the methods there are when this one is missing, and what is wrong with a damaged weight.
     """
-    settings = config.get("quantization_config")
     parts = Parts(dict(tensors))
-    if settings is None:
-        return parts.tensors
+    settings = config.get("quantization_config")
+    if settings is not None:
+        _compose(settings, parts, where)
+    for name, tensor in parts.tensors.items():
+        if tensor.format.name in _CODES and name.endswith(_ENDINGS):
+            raise FormatError(
+                f"{name} is stored as {tensor.format.name}, and {where} describes no quantization that gives it a scale."
+            )
+    return parts.tensors
+
+
+def _compose(settings: Any, parts: Parts, where: Path) -> None:
     if not isinstance(settings, dict):
         raise FormatError(f"quantization_config in {where} must be an object.")
     method = settings.get("quant_method")
@@ -36,4 +54,3 @@ def compose(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Pat
             f"{where} names the quantization method {method!r}; supported are {', '.join(_METHODS)}, and GGUF files."
         )
     import_module(f".{_METHODS[method]}", __package__).compose(settings, parts)
-    return parts.tensors

@@ -21,7 +21,7 @@ class Parts:
         return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
 
     def take(self, name: str, formats: tuple[str, ...], *shapes: Shape) -> Tensor:
-        """Takes a tensor of one of the formats and shapes (None: any size) out; FormatError for another, or for none."""
+        """Takes a tensor of one of the formats and shapes (None: any size but 0) out; FormatError for another, or for none."""
         tensor = self.maybe(name, formats, *shapes)
         if tensor is None:
             raise FormatError(
@@ -49,4 +49,6 @@ class Parts:
 
 
 def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
-    return len(shape) == len(wanted) and all(w in (None, s) for s, w in zip(shape, wanted, strict=True))
+    return len(shape) == len(wanted) and all(
+        s == w if w is not None else s > 0 for s, w in zip(shape, wanted, strict=True)
+    )

@@ -1,6 +1,7 @@
 // The packed layouts back to f32, exactly as the formats define their values.
 #define ENGINE_ISA host
 #include "../../simd.h"
+#include "../four_bits.h"
 #include "../layout.h"
 
 namespace engine_cpu {
@@ -25,6 +26,27 @@ uint8_t nibble(const uint8_t* lines, int64_t column, int k) {
 void unpack_w4(const uint8_t* unit, int64_t column, float* out) {
   const float d = half_at(unit, column);
   for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(nibble(unit + 128, column, k) - 8);
+}
+
+void unpack_w4z(const uint8_t* unit, int64_t column, float* out) {
+  const float scale = half_at(unit, column);
+  const int zero = unit[128 + column];
+  for (int k = 0; k < 32; ++k) out[k] = scale * static_cast<float>(nibble(unit + 192, column, k) - zero);
+}
+
+void unpack_f8(const uint8_t* unit, int64_t column, float* out) {
+  const float scale = host::load_as<float>(unit + 4 * column);
+  for (int k = 0; k < 32; ++k) out[k] = host::e4m3(unit[256 + 64 * k + column]) * scale;
+}
+
+template <const float (&kTable)[16]>
+void unpack_table(const uint8_t* unit, int64_t column, float* out) {
+  const float scale = host::load_as<float>(unit + 4 * column);
+  for (int i = 0; i < 32; ++i) {
+    const uint8_t byte = unit[256 + 64 * i + column];
+    out[2 * i] = kTable[byte >> 4] * scale;
+    out[2 * i + 1] = kTable[byte & 15] * scale;
+  }
 }
 
 void unpack_w4k(const uint8_t* unit, int64_t column, float* out) {
@@ -105,6 +127,10 @@ void unpack_column(const PackedWeight& weight, int64_t column, int64_t index, fl
     case Family::f32: return unpack_dense<float>(strip, column, depth, out);
     case Family::f16: return unpack_dense<f16>(strip, column, depth, out);
     case Family::bf16: return unpack_pairs(strip, column, depth, out);
+    case Family::f8: return unpack_units<unpack_f8>(strip, column, depth, layout, out);
+    case Family::nf4: return unpack_units<unpack_table<host::kNF4>>(strip, column, depth, layout, out);
+    case Family::fp4: return unpack_units<unpack_table<host::kFP4>>(strip, column, depth, layout, out);
+    case Family::w4z: return unpack_units<unpack_w4z>(strip, column, depth, layout, out);
     case Family::w4: return unpack_units<unpack_w4>(strip, column, depth, layout, out);
     case Family::w4k: return unpack_units<unpack_w4k>(strip, column, depth, layout, out);
     case Family::w6: return unpack_units<unpack_w6>(strip, column, depth, layout, out);

@@ -1,0 +1,80 @@
+"""8-bit floats (E4M3) with one scale, one a row, or one a block such as 128 x 128 (DeepSeek-V3, arXiv 2412.19437, 3.3).
+
+A module [N, K] has weight F8_E4M3 [N, K] and weight_scale_inv or weight_scale, by which the weight is multiplied. The
+activations stay as they are, whatever the checkpoint's scheme: that is nearer to the unquantized model, and what engines
+do on devices without 8-bit floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from engine.errors import FormatError
+from engine.formats.checkpoint import ComposedTensor, Tensor
+from engine.formats.quantformats import FORMATS, Bytes, Floats
+from engine.formats.quantized.grouped import BLOCK, check_scales
+from engine.formats.quantized.parts import Parts
+from engine.formats.quantized.settings import Settings, parse
+from engine.formats.quantized.stored import FLOATS, floats
+
+_SCALES = (".weight_scale_inv", ".weight_scale")
+
+
+class _Settings(Settings):
+    fmt: Literal["e4m3"] = "e4m3"
+    activation_scheme: Literal["dynamic", "static"] = "dynamic"
+    weight_block_size: list[int] | None = None
+    scale_fmt: Literal["float"] | None = None
+
+
+def compose(settings: Mapping[str, Any], parts: Parts) -> None:
+    known = parse(_Settings, settings)
+    block = known.weight_block_size
+    if block is not None and (len(block) != 2 or min(block) < 1):
+        raise FormatError(f"weight_block_size is {block}; it must be two positive numbers.")
+    for ending in _SCALES:
+        for stem in parts.stems(ending):
+            compose_fp8(parts, stem, ending, None if block is None else (block[0], block[1]))
+
+
+def compose_fp8(parts: Parts, stem: str, ending: str, block: tuple[int, int] | None) -> None:
+    """The weight of the module ``stem``, whose scales' name has this ending; ``block`` is that of scales [N / n, K / k]."""
+    name = f"{stem}.weight"
+    weight = parts.take(name, ("F8_E4M3",), (None, None))
+    rows, depth = weight.shape
+    if depth % BLOCK:
+        raise FormatError(f"{name} has {depth} inputs; quantized weights have a multiple of {BLOCK}.")
+    scale, block = _scale(parts, stem + ending, weight.shape, block)
+    parts.maybe(f"{stem}.input_scale", FLOATS, (), (1,))
+    check_scales(name, floats(scale))
+    high, wide = block
+    blocks = np.arange(0, depth, BLOCK) // wide
+
+    def scales(start: int, stop: int) -> Floats:
+        table = floats(scale).reshape(-(-rows // high), -(-depth // wide))
+        return table[np.arange(start, stop) // high][:, blocks]
+
+    def read(start: int, stop: int) -> Bytes:
+        codes = weight.rows(start, stop)
+        if (codes & 127 == 127).any():
+            raise FormatError(f"{name} holds numbers that are NaN; the file is damaged.")
+        found = scales(start, stop).astype("<f4")[..., None].view(np.uint8)
+        return np.concatenate([found, codes.reshape(*found.shape[:-1], BLOCK)], axis=-1).reshape(len(codes), -1)
+
+    parts.put(ComposedTensor(name, (rows, depth), FORMATS["FP8"], parts=(weight, scale), read=read))
+
+
+def _scale(
+    parts: Parts, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
+) -> tuple[Tensor, tuple[int, int]]:
+    """The scales, and how many rows and inputs share one."""
+    rows, depth = shape
+    if block is not None:
+        if block[1] % BLOCK and block[1] < depth:
+            raise FormatError(f"The blocks of {name} are {block[1]} inputs wide; supported are multiples of {BLOCK}.")
+        return parts.take(name, FLOATS, (-(-rows // block[0]), -(-depth // block[1]))), block
+    tensor = parts.take(name, FLOATS, (), (1,), (1, 1), (rows,), (rows, 1))
+    return tensor, (1 if tensor.data.size // tensor.format.block_bytes == rows else rows, depth)
