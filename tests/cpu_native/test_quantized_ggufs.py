@@ -11,6 +11,7 @@ from session_logits import load_for_logits, logits
 from weight_cases import GGUF_QUANTIZED, dequantized, random_rows
 
 from engine import LLM, SamplingParams
+from engine.errors import PlacementError
 from engine.formats import FORMATS
 
 pytestmark = pytest.mark.usefixtures("cpu")
@@ -56,6 +57,25 @@ def write(path: Path, rng: np.random.Generator, matrix: str, embedding: str) -> 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "matrix", ["IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NVFP4"]
+)
+def test_formats_without_a_kernel_run_on_the_reference_and_say_so(tmp_path, monkeypatch, matrix):
+    offsets = {"IQ2_XXS": 0, "IQ2_XS": 0, "IQ2_S": 0, "IQ3_XXS": 0, "IQ3_S": 0, "IQ1_S": 0, "TQ1_0": 52, "TQ2_0": 64}
+    monkeypatch.setattr("weight_cases.HALVES", {matrix: (offsets[matrix],)} if matrix in offsets else {})
+    rng = np.random.default_rng()
+    path = tmp_path / "model.gguf"
+    write(path, rng, matrix, "F16")
+    loaded = load_for_logits(path, "cpu")
+    assert any(f"linear: the CPU has no kernel for {matrix} weights" in notice for notice in loaded.notices)
+    assert {placed.call.op for placed in loaded.placement.fallbacks()} == {"linear"}
+    ids = rng.integers(3, tiny_models.VOCAB, 20).tolist()
+    want = logits(load_for_logits(path, "reference"), ids, (20,))
+    np.testing.assert_allclose(logits(loaded, ids, (20,)), want, rtol=0, atol=2e-4)
+    with pytest.raises(PlacementError, match="it has them for BF16"):
+        load_for_logits(path, "cpu", strict=True)
 
 
 @pytest.mark.parametrize(

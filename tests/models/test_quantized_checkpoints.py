@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 import tiny_models
 from checkpoints import SIZES, logits_of
 from hf_quantizers import METHODS
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from session_logits import load_for_logits, logits
 
 torch = pytest.importorskip("torch")
@@ -52,8 +55,6 @@ def quantized(model: Any, folder: Path, rng: np.random.Generator, method: str, s
     quantize, how, settings, _ = METHODS[method]
     original = folder / "original"
     model.save_pretrained(original)
-    from safetensors.torch import load_file
-
     stored, values = {}, {}
     orders: dict[tuple[str, int], np.ndarray] = {}
     for name, weight in load_file(original / "model.safetensors").items():
@@ -81,11 +82,11 @@ def quantized(model: Any, folder: Path, rng: np.random.Generator, method: str, s
     return type(model).from_pretrained(rewritten, dtype=torch.float32).eval()
 
 
-def rounds_inputs(model: Any, step: float | None) -> Any:
+def rounds_inputs(model: Any, step: float | None, others: Mapping[str, float] = MappingProxyType({})) -> Any:
     """The model with the inputs of its quantized layers rounded as compressed-tensors does: to 256 steps of the row's
-    absmax, or of ``step``."""
+    absmax, or of ``step``, or of the step that ``others`` has for the end of a layer's name."""
 
-    def rounded(module: Any, inputs: tuple[Any, ...]) -> Any:
+    def rounded(step: float | None, module: Any, inputs: tuple[Any, ...]) -> Any:
         x = inputs[0]
         scale = step if step is not None else x.abs().amax(dim=-1, keepdim=True) / 127.5
         return (torch.clamp(torch.round(x / scale), -128, 127) * scale,)
@@ -93,7 +94,8 @@ def rounds_inputs(model: Any, step: float | None) -> Any:
     model = deepcopy(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
-            module.register_forward_pre_hook(rounded)
+            own = others.get(name.rpartition(".")[2], step)
+            module.register_forward_pre_hook(partial(rounded, own))
     return model
 
 
@@ -147,6 +149,21 @@ def test_activations_are_rounded_as_the_checkpoint_says(tmp_path, backend, metho
         assert relative(got, want) < NEAR < relative(unrounded, want)
     else:  # finer steps than a row's: nearer to no rounding at all
         assert relative(got, unrounded) < min(relative(want, unrounded), ROUNDED)
+
+
+def test_layers_on_one_input_may_have_different_steps(tmp_path, backend):
+    rng = np.random.default_rng()
+    plain = quantized(random_model("llama", rng), tmp_path, rng, "w8a8 static")
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    for name in stored:
+        if name.endswith("k_proj.input_scale"):
+            stored[name] *= 3
+    save_file(stored, path)
+    ids = sequence(rng)
+    want = logits_of(rounds_inputs(plain, STEP, {"k_proj": 3 * STEP}), ids)
+    got = logits(load_for_logits(tmp_path, backend, strict=backend == "cpu"), ids, (29,))
+    assert relative(got, want) < NEAR < relative(logits_of(rounds_inputs(plain, STEP), ids), want)
 
 
 def test_layers_on_one_input_share_its_order(tmp_path, cpu):

@@ -53,6 +53,34 @@ def test_embed(rng):
             assert np.array_equal(row, table[token] * np.float32(case.attrs["scale"]))
 
 
+def test_linear_rounds_activations_where_it_must(rng):
+    x = rng.standard_normal((4, 96), np.float32)
+    x[1] = 0
+    weight = rng.standard_normal((7, 96), np.float32)
+    for scale in (0.0, 0.005):
+        rounded = np.zeros_like(x)
+        for row, values in enumerate(x):
+            step = np.float32(scale) or max(abs(values)) / np.float32(127.5)
+            steps = [max(-128, min(127, round(float(v / step)))) if v else 0 for v in values]
+            rounded[row] = np.array(steps, np.float32) * step
+        assert np.abs(rounded - x).max() > (0.5 if scale else 0.001)  # 128 steps of 0.005 do not reach all of x
+        required = {"quantized_activation": "required", "input_scale": scale}
+        for name, matrix in (("linear", weight), ("linear_group", [weight])):
+            (got,) = OPS[name].reference(x=x, weight=matrix, **required)
+            np.testing.assert_allclose(got, rounded @ weight.T, rtol=1e-4, atol=1e-4)
+        broken = x.copy()
+        broken[2, 5] = np.nan
+        (got,) = OPS["linear"].reference(x=broken, weight=weight, **required)
+        assert np.isnan(got[2]).all() and np.isfinite(got[[0, 1, 3]]).all()
+
+
+def test_gather_columns_against_loops(rng):
+    for case in OPS["gather_columns"].cases(rng):
+        x, columns = case.inputs["x"], dense_weight(case.weights["columns"])
+        (got,), _ = evaluate(OPS["gather_columns"], case)
+        assert got.tolist() == [[row[int(column)] for column in columns] for row in x]
+
+
 def fields(packed, width):
     """q, scales and nsum16 of one packed row."""
     row = packed.tobytes()
@@ -70,9 +98,11 @@ def test_quantize_against_loops(rng):
             q, scale, nsum16 = fields(packed_row, len(row))
             for group in range(len(row) // 32):
                 values = row[32 * group : 32 * group + 32]
-                assert scale[group] == max(abs(values)) / np.float32(127)
+                fixed = np.float32(case.attrs["scale"])
+                assert scale[group] == (fixed or max(abs(values)) / np.float32(127))
                 ratio = np.array([v / scale[group] if scale[group] else 0 for v in values], np.float32)
-                assert q[32 * group : 32 * group + 32].tolist() == [round(float(r)) for r in ratio]
+                steps = [min(max(round(float(r)), -128), 127) for r in ratio]
+                assert q[32 * group : 32 * group + 32].tolist() == steps
             assert nsum16.tolist() == [-sum(q[i : i + 16].tolist()) for i in range(0, len(row), 16)]
 
 

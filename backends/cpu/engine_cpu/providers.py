@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,11 +61,16 @@ class CpuProvider:
         return run
 
 
+def _no_kernel(formats: Collection[str]) -> str:
+    known = ", ".join(sorted(weights.FORMATS))
+    return f"the CPU has no kernel for {min(formats)} weights, and the reference widens them to f32; it has them for {known}."
+
+
 def _linear_check(call: Call) -> str | None:
     formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
     unknown = formats - weights.FORMATS
     if unknown:
-        return f"the CPU has no kernel for {sorted(unknown)[0]} weights."
+        return _no_kernel(unknown)
     if len({weights.is_quantized(f) for f in formats}) > 1:
         return "one input cannot be quantized for some weights of a group and not for others."
     if call.attr("quantized_activation") == "forbidden" and any(map(weights.is_quantized, formats)):
@@ -77,12 +82,12 @@ def _linear_check(call: Call) -> str | None:
 
 def _moe_check(call: Call) -> str | None:
     unknown = {call.weights["weight"].format} - weights.FORMATS
-    return f"the CPU has no kernel for {unknown.pop()} experts." if unknown else None
+    return _no_kernel(unknown) if unknown else None
 
 
 def _embed_check(call: Call) -> str | None:
     found = call.weights["weight"].format
-    return None if found in weights.FORMATS else f"the CPU cannot read rows of {found} weights."
+    return None if found in weights.FORMATS else _no_kernel({found})
 
 
 def _activation_check(call: Call) -> str | None:

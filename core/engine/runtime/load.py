@@ -62,8 +62,9 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
 
 def _fallback_notice(placement: Placement) -> str:
     falls = placement.fallbacks()
-    ops = sorted({placed.call.op for placed in falls})
-    return f"{len(falls)} of {len(placement.calls)} ops run on the reference, slowly ({', '.join(ops)}); see engine doctor."
+    reasons = {placed.call.op: (placed.why or "").rstrip(".") for placed in falls}
+    shown = "; ".join(f"{op}: {reasons[op]}" for op in sorted(reasons))
+    return f"{len(falls)} of {len(placement.calls)} ops run on the reference, slowly ({shown}); see engine doctor."
 
 
 def _sizes(
