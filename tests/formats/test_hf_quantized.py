@@ -10,11 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hf_quantizers import METHODS, Stored, fp8, gptq, normal_float_table, tensor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine.errors import FormatError
-from engine.formats import FORMATS, Checkpoint, open_checkpoint
+from engine.formats import FORMATS, Checkpoint, Tensor, open_checkpoint
 from engine.formats.hfblocks import E4M3_TABLE, FP4_TABLE, NF4_TABLE
+from engine.formats.quantized import compose
 
 torch = pytest.importorskip("torch")
 
@@ -263,3 +266,57 @@ def test_codes_without_a_quantization_config_are_refused(tmp_path, rng):
     stored, _ = gptq(NAME, random_weights(rng), rng)
     with pytest.raises(FormatError, match="qweight is stored as I32"):
         write(tmp_path, stored, None)
+
+
+# -- anything at all: a sentence, or a weight of the shape that it says --------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.floats() | st.sampled_from(["gptq", "int", "block", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["weights", "num_bits", "a"]), inner),
+    max_leaves=6,
+)
+KEYS = ("bits", "group_size", "checkpoint_format", "version", "weight_block_size", "fmt", "format", "config_groups")
+DTYPES = ("I8", "U8", "I32", "I64", "F16", "BF16", "F32", "F8_E4M3")
+
+
+def random_parts(name: str) -> dict[str, Tensor]:
+    """The parts of a method's weight, with the contents of a file."""
+    quantize, how, _, _ = METHODS[name]
+    rng = np.random.default_rng(1)
+    stored, _ = quantize(NAME, rng.standard_normal((40, 128), np.float32), rng, **how)
+    names = {torch.int8: "I8", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.float16: "F16"}
+    names |= {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3"}
+    found = {}
+    for part, value in stored.items():
+        raw = value.contiguous().reshape(-1).view(torch.uint8).numpy().copy()
+        found[part] = Tensor(part, tuple(value.shape), FORMATS[names[value.dtype]], raw)
+    return found
+
+
+@given(method=st.sampled_from(list(METHODS)), data=st.data())
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_spoiled_parts_and_settings_give_a_weight_or_a_sentence(method, data):
+    parts = random_parts(method)
+    config = dict(METHODS[method][2])
+    if data.draw(st.booleans()):
+        config[data.draw(st.sampled_from(KEYS))] = data.draw(JSON)
+    part = data.draw(st.sampled_from(list(parts)))
+    shape = tuple(data.draw(st.lists(st.sampled_from([0, 1, 2, 5, 8, 40, 64, 128]), max_size=3)))
+    form = FORMATS[data.draw(st.sampled_from(DTYPES))]
+    kind = data.draw(st.sampled_from(["gone", "another", "bytes"]))
+    if kind == "gone":
+        del parts[part]
+    elif kind == "another":
+        size = int(np.prod(shape)) * form.block_bytes
+        parts[part] = Tensor(part, shape, form, np.resize(parts[part].data, size) if size else np.empty(0, np.uint8))
+    else:
+        raw = parts[part].data
+        places = data.draw(st.lists(st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255)), max_size=20))
+        for place, byte in places:
+            raw[place] = byte
+    try:
+        for weight in compose({"quantization_config": config}, parts, Path("config.json")).values():
+            if len(weight.shape) == 2:
+                assert weight.rows().shape == (weight.shape[0], weight.format.row_bytes(weight.shape[1]))
+    except FormatError as error:
+        assert "\n" not in str(error)
