@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .runtime.outputs import CompletionOutput as CompletionOutput
     from .runtime.outputs import RequestOutput as RequestOutput
     from .sampling import SamplingParams as SamplingParams
+    from .sampling import StructuredOutputs as StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -19,11 +20,21 @@ _LAZY = {
     "LLM": ".runtime.llm",
     "AsyncLLM": ".runtime.async_llm",
     "SamplingParams": ".sampling",
+    "StructuredOutputs": ".sampling",
     "RequestOutput": ".runtime.outputs",
     "CompletionOutput": ".runtime.outputs",
     "EngineError": ".errors",
 }
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineError", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineError",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.cli.options import EngineOptions, ModelPath, SamplingOptions
+from engine.cli.options import EngineOptions, FormOptions, ModelPath, SamplingOptions
 from engine.cli.running import Streamed, note, open_llm, rates
 from engine.errors import AdmissionError, RequestError, TemplateError, TokenizerError, UsageError
 
 if TYPE_CHECKING:
-    from engine import LLM
+    from engine import LLM, SamplingParams
 
 HELP = """Type a message and press Enter. Ctrl-C stops an answer.
   /reset  forget the conversation
@@ -35,13 +36,15 @@ def chat(
         int | None, typer.Option(help="Most tokens of an answer; up to the context's end if not given.")
     ] = None,
     sampling: SamplingOptions,
+    form: FormOptions,
     engine: EngineOptions,
 ) -> None:
     """Talk with a model through its chat template."""
-    sampling.params(max_tokens=max_tokens)  # what is wrong with them is told before the model loads
+    # what is wrong with them is told before the model loads
+    params = sampling.params(max_tokens=max_tokens, structured_outputs=form.outputs())
     _check_template(model)
     with open_llm(model, engine.settings()) as llm:
-        talk = Conversation(llm, system, sampling, max_tokens)
+        talk = Conversation(llm, system, params)
         if prompt is not None:
             talk.answer(prompt)
         else:
@@ -58,11 +61,10 @@ def _check_template(model: Path) -> None:
 class Conversation:
     """The messages so far, and the model that answers them."""
 
-    def __init__(self, llm: LLM, system: str | None, sampling: SamplingOptions, max_tokens: int | None) -> None:
+    def __init__(self, llm: LLM, system: str | None, params: SamplingParams) -> None:
         self._llm = llm
         self._system = system
-        self._sampling = sampling
-        self._max_tokens = max_tokens
+        self._params = params
         self._streamed = Streamed(llm, echo=True)
         self.reset()
 
@@ -97,8 +99,8 @@ class Conversation:
                 f"The conversation takes {len(ids)} tokens and the context holds {limit}; start anew with /reset, or "
                 "use a larger --max-context."
             )
-        most = min(room, self._max_tokens or room)
-        output = self._streamed.run(ids, self._sampling.params(max_tokens=most))
+        most = min(room, self._params.max_tokens or room)
+        output = self._streamed.run(ids, replace(self._params, max_tokens=most))
         print(flush=True)
         if output.outputs[0].finish_reason == "length":
             full = f"the context of {limit} tokens is full" if most == room else f"--max-tokens is {most}"

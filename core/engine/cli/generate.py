@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson, EngineOptions, ModelPath, SamplingOptions, parse_integers
+from engine.cli.options import AsJson, EngineOptions, FormOptions, ModelPath, SamplingOptions, parse_integers
 from engine.cli.running import Stopwatch, Streamed, note, open_llm, rates, read_stdin
 from engine.errors import UsageError
 
@@ -33,6 +33,7 @@ def generate(
         typer.Option(help="Report so many best tokens with their log-probabilities, before temperature; needs --json."),
     ] = None,
     sampling: SamplingOptions,
+    form: FormOptions,
     as_json: AsJson = False,
     engine: EngineOptions,
 ) -> None:
@@ -47,7 +48,12 @@ def generate(
     if not as_json and (n > 1 or logprobs is not None):
         raise UsageError("--n above 1 and --logprobs need --json.")
     params = sampling.params(
-        max_tokens=max_tokens, min_tokens=min_tokens, ignore_eos=ignore_eos, n=n, logprobs=logprobs
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=ignore_eos,
+        n=n,
+        logprobs=logprobs,
+        structured_outputs=form.outputs(),
     )
     wanted: str | list[int]
     if prompt_ids is not None:

@@ -14,7 +14,7 @@ import typer
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine import SamplingParams
+    from engine import SamplingParams, StructuredOutputs
 
 ModelPath = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A GGUF file, or a folder with config.json and safetensors.")
@@ -79,6 +79,48 @@ class SamplingOptions:
 
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return SamplingParams(**{**own, "stop": tuple(self.stop or ())}, **others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormOptions:
+    """The form that a text must have."""
+
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Generate JSON that is valid by this JSON schema.")
+    ] = None
+    regex: Annotated[str | None, typer.Option(metavar="REGEX", help="Generate a text that this matches.")] = None
+    grammar: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Generate a text of this grammar, in Lark or GBNF.")
+    ] = None
+
+    def outputs(self) -> StructuredOutputs | None:
+        """As a sampling parameter, the files read; None where no form is asked for."""
+        from engine import StructuredOutputs
+
+        given = [name for name in ("schema", "regex", "grammar") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(f"Give one of --schema, --regex and --grammar, not {len(given)}.")
+        if self.regex is not None:
+            return StructuredOutputs(regex=self.regex)
+        if self.schema is not None:
+            return StructuredOutputs(json=_read(self.schema))
+        return None if self.grammar is None else StructuredOutputs(grammar=_read(self.grammar))
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FORM_FILE + 1)
+        if len(data) > _MAX_FORM_FILE:
+            raise UsageError(f"{path} is larger than {_MAX_FORM_FILE >> 20} MiB.")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8.") from error
+
+
+_MAX_FORM_FILE = 1 << 20  # bytes
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:

@@ -238,10 +238,16 @@ class EngineCore:
         if self._suspects and flight.rows:  # a token came: it has run past where the step broke
             self._suspects.popleft()
         tokens = dict(zip(flight.rows, result.tokens.tolist(), strict=True))
-        failed = {s: STATUS[int(c)] for s, c in zip(flight.rows, result.status, strict=True) if c}
+        failed = {s: self._fault(s, int(c)) for s, c in zip(flight.rows, result.status, strict=True) if c}
         logprobs = {seq: n for n, seq in enumerate(flight.rows)}
         for update in self.scheduler.complete(flight.step, tokens, failed):
             self._publish(update, result, logprobs)
+
+    def _fault(self, seq_id: int, status: int) -> str:
+        """Why a row has failed; its sequence may have ended meanwhile."""
+        member = self._members.get(seq_id)
+        matcher = member.row.matcher if member else None
+        return (matcher.error if matcher else None) or STATUS[status]
 
     def _publish(self, update: Update, result: StepResult, rows: Mapping[int, int]) -> None:
         seq = update.sequence
@@ -255,8 +261,9 @@ class EngineCore:
             return
         token, reason, why = update.token_id, None, None
         is_stop = token in member.request.stop_ids and seq.num_output >= member.request.params.min_tokens
-        if is_stop:
-            reason, why = "stop", token
+        complete = member.row.matcher is not None and member.row.matcher.advance(token)
+        if is_stop or complete:
+            reason, why = "stop", token if is_stop else None
             if not update.finished:
                 self.scheduler.finish(seq.seq_id)
         elif update.finished:
@@ -294,13 +301,21 @@ class EngineCore:
         params = request.params
         room = self._loaded.max_model_len - len(request.prompt_ids)
         limit = params.max_tokens if params.max_tokens is not None else max(room, 1)
-        first = Sequence(self._next_id, request.request_id, list(request.prompt_ids), limit, request.priority)
+        first = Sequence(
+            self._next_id,
+            request.request_id,
+            list(request.prompt_ids),
+            limit,
+            request.priority,
+            synchronous=bool(request.matchers),
+        )
         added = self.scheduler.add(first, params.n)
         self._next_id += len(added)
         bias = tuple(params.logit_bias.items())
         banned = tuple(sorted(request.stop_ids))
         for seq in added:
-            row = RowParams(params, len(request.prompt_ids), seq.branch, request.seed, banned, bias)
+            matcher = request.matchers[seq.branch] if request.matchers else None
+            row = RowParams(params, len(request.prompt_ids), seq.branch, request.seed, banned, bias, matcher)
             self._members[seq.seq_id] = _Member(request, seq.branch, row)
 
     def _abort(self, request_id: str, reason: str, why: str | None) -> None:

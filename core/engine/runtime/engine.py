@@ -10,6 +10,7 @@ from operator import index
 from ..errors import RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
 from ..sampling import SamplingParams
+from ..sampling.grammar import GrammarCompiler, Matcher
 from ..scheduler import SchedulerStats
 from .core import EngineCore, Health, Stage3, TokenEvent
 from .detokenize import continuation
@@ -29,6 +30,7 @@ class Engine:
             self.has_tokenizer = True
         except TokenizerError:
             self.has_tokenizer = False  # token ids in, token ids out
+        self._grammars: GrammarCompiler | None = None
         self._ids = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -94,7 +96,21 @@ class Engine:
             raise RequestError("Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.")
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids())
         seed = params.seed if params.seed is not None else secrets.randbits(64)
-        return Request(request_id, prompt, tuple(prompt_ids), params, seed, priority, sink, stream, texts, stops)
+        matchers = self._matchers(params)
+        return Request(
+            request_id, prompt, tuple(prompt_ids), params, seed, priority, sink, stream, texts, stops, matchers
+        )
+
+    def _matchers(self, params: SamplingParams) -> list[Matcher]:
+        """A grammar's state for each sample; RequestError says what is wrong with the grammar."""
+        if params.structured_outputs is None:
+            return []
+        if not self.has_tokenizer:
+            raise RequestError("structured_outputs needs a tokenizer, and this checkpoint has none.")
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(self.tokenizer, self.loaded.program.vocab, self.eos_ids())
+        return self._grammars.matchers(params.structured_outputs, params.n, params.ignore_eos)
 
     def admit(self, *requests: Request) -> None:
         """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..sampling import SamplingParams
+from ..sampling.grammar import Matcher
 from .detokenize import Continuation
 from .outputs import RequestMetrics, RequestOutput
 
@@ -15,7 +16,8 @@ Sink = Callable[[RequestOutput], None]
 
 @dataclass
 class Request:
-    """What a caller asked for, and what has become of it. Stage 3 owns ``continuations``; the step loop the rest."""
+    """What a caller asked for, and what has become of it. Stage 3 owns ``continuations``; the step loop the rest.
+    ``matchers``: a grammar's state for each continuation, or none."""
 
     request_id: str
     prompt: str | None
@@ -27,6 +29,7 @@ class Request:
     stream: bool
     continuations: list[Continuation]
     stop_ids: frozenset[int]
+    matchers: list[Matcher] = field(default_factory=list)
     num_cached: int = 0
     arrival: float = field(default_factory=time.monotonic)
     first_token: float | None = None

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..backend.v1 import Array, Dims, StepInputs
 from ..sampling import SamplingParams
+from ..sampling.grammar import Matcher
 from ..scheduler import ScheduledSequence, ScheduledStep
 
 I32, F32, U32 = np.int32, np.float32, np.uint32
@@ -25,6 +26,7 @@ class RowParams:
     seed: int
     banned: tuple[int, ...] = ()
     bias: tuple[tuple[int, float], ...] = field(default=())
+    matcher: Matcher | None = None
 
     @property
     def want(self) -> int:
@@ -54,8 +56,9 @@ def step_inputs(
     copies = _copies(arrays, step, groups)
     fills = _fills(arrays, step)
     rows = [parts[n] for n in emitting]
-    bias = _sampling(arrays, rows, [row_params(part.seq_id) for part in rows])
-    arrays["masks"] = np.zeros((0, mask_words), U32)
+    params = [row_params(part.seq_id) for part in rows]
+    masks = _masks(arrays, params, mask_words)  # first: it tells which texts are complete
+    bias = _sampling(arrays, rows, params)
     wanted = int(arrays["want_logprobs"].max(initial=0))
     dims = Dims(
         T=step.num_tokens,
@@ -67,6 +70,7 @@ def step_inputs(
         F=fills,
         B=bias,
         K=wanted,
+        M=masks,
     )
     return StepInputs(dims, arrays), tuple(part.seq_id for part in rows)
 
@@ -118,12 +122,24 @@ def _sampling(arrays: dict[str, Array], parts: Sequence[ScheduledSequence], rows
     flat = [pair for entry in entries for pair in entry]
     arrays["bias_ids"] = column([i for i, _ in flat], I32)
     arrays["bias_values"] = column([b for _, b in flat], F32)
-    arrays["mask_rows"] = np.full(len(rows), -1, I32)
     return len(flat)
+
+
+def _masks(arrays: dict[str, Array], rows: Sequence[RowParams], words: int) -> int:
+    """A mask for each row that has a grammar, in its state after the last token."""
+    matchers = [row.matcher for row in rows]
+    arrays["mask_rows"] = np.full(len(rows), -1, I32)
+    having = [n for n, matcher in enumerate(matchers) if matcher is not None]
+    arrays["mask_rows"][having] = np.arange(len(having), dtype=I32)
+    arrays["masks"] = np.zeros((len(having), words), U32)
+    for n, mask in zip(having, arrays["masks"], strict=True):
+        if (matcher := matchers[n]) is not None:
+            matcher.fill(mask)
+    return len(having)
 
 
 def _bias(part: ScheduledSequence, row: RowParams) -> Sequence[tuple[int, float]]:
     done = part.start + part.count - row.prompt_length
-    if done >= row.params.min_tokens:
+    if done >= row.params.min_tokens or (row.matcher is not None and row.matcher.complete):
         return row.bias
     return (*row.bias, *((token, -np.inf) for token in row.banned))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RequestError
+from .structured import StructuredOutputs
 
 MAX_LOGPROBS = 32
 MAX_SEED = 2**64
@@ -22,7 +23,9 @@ class SamplingParams:
 
     Processors run in this order: logit bias, repetition penalty, frequency and presence penalties, temperature, top-k,
     top-p, min-p. ``logprobs`` (how many best tokens to report with each) are of the model's raw distribution. Without a
-    ``seed`` one is drawn for the request. ``max_tokens`` None means up to the context's end.
+    ``seed`` one is drawn for the request. ``max_tokens`` None means up to the context's end. ``structured_outputs`` keeps
+    the text to a form and ends it where the form is complete, ``min_tokens`` or not; a text that ``max_tokens`` cuts
+    ("length") need not be complete.
     """
 
     n: int = 1
@@ -43,6 +46,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
@@ -61,6 +65,8 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.")
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise RequestError(f"structured_outputs is {self.structured_outputs!r}; it must be a StructuredOutputs.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError("Every stop string must be a text that is not empty.")
 

@@ -18,8 +18,10 @@ class SequenceStatus(Enum):
 class Sequence:
     """Tokens computed, chasing tokens wanted; there are no phases.
 
-    The caller gives ``seq_id`` to ``salt``. ``max_tokens`` bounds the output; a lower ``priority`` value goes first;
-    ``salt`` keeps the cached prefix apart from that of sequences with another salt. The scheduler sets the rest.
+    The caller gives ``seq_id`` to ``synchronous``. ``max_tokens`` bounds the output; a lower ``priority`` value goes first;
+    ``salt`` keeps the cached prefix apart from that of sequences with another salt. A
+    ``synchronous`` sequence's token must be known on the host before the next one is computed, since what may come next
+    depends on it there; it never reads a token from the device's history. The scheduler sets the rest.
     """
 
     seq_id: int
@@ -29,6 +31,7 @@ class Sequence:
     max_tokens: int
     priority: int = 0
     salt: bytes = b""
+    synchronous: bool = False
 
     branch: int = 0
     """Index among the parallel samples of the request."""
@@ -77,4 +80,5 @@ class Sequence:
     @property
     def wanted(self) -> int:
         """Tokens that a step could compute now."""
-        return 0 if self.exhausted else self.goal - self.num_computed
+        waits = self.exhausted or (self.synchronous and self.num_pending)
+        return 0 if waits else self.goal - self.num_computed
