@@ -21,6 +21,14 @@ def test_one_message_through_the_template(engine, talker):
     assert raw.out == asked.out
 
 
+def test_answers_keep_to_a_form(engine, talker, monkeypatch, tmp_path):
+    _typed(monkeypatch, "one\ntwo\n")
+    assert re.fullmatch(r"([ab]{4}\n){2}", engine("chat", talker, "--regex", "[ab]{4}", *REFERENCE).out)
+    grammar = tmp_path / "g"
+    grammar.write_text('start: "a" "b"')
+    assert engine("chat", talker, "-p", "hello", "--grammar", grammar, *REFERENCE).out == "ab\n"
+
+
 def _typed(monkeypatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 

@@ -151,3 +151,34 @@ def test_generate_imports_no_torch(llama):
     result, found = done.stdout.splitlines()
     assert len(json.loads(result)["token_ids"]) in (1, 2)
     assert found == "[]"
+
+
+def test_a_form_is_kept(engine, llama, tmp_path):
+    settings = ("--max-tokens", 60, "--seed", 1, "--json", *REFERENCE)
+    schema, grammar = tmp_path / "schema.json", tmp_path / "text.gbnf"
+    schema.write_text('{"type": "array", "items": {"enum": ["x", 1]}, "minItems": 2, "maxItems": 3}')
+    grammar.write_text('root ::= "yes" | "no"\n')
+    listed = json.loads(engine("generate", llama, "Once", "--schema", schema, *settings).json["text"])
+    assert 2 <= len(listed) <= 3 and set(listed) <= {"x", 1}
+    assert engine("generate", llama, "Once", "--grammar", grammar, *settings).json["text"] in ("yes", "no")
+    told = engine("generate", llama, "Once", "--regex", "[ab]{3}", *settings).json
+    assert set(told["text"]) <= {"a", "b"} and len(told["text"]) == 3 and told["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "said"),
+    [
+        (["--schema"], b'{"type": "text"}', "Invalid type"),
+        (["--schema"], b"[", "no JSON schema"),
+        (["--schema"], b"\xff", "is not UTF-8"),
+        (["--schema"], b" " * (1 << 20) + b"{}", "larger than 1 MiB"),
+        (["--schema"], None, "cannot be read"),
+        (["--grammar"], b"root", "neither Lark nor GBNF"),
+        (["--regex", "a", "--grammar"], b'root ::= "a"', "Give one of"),
+    ],
+)
+def test_refuses_a_form_in_one_line(refusal, llama, tmp_path, options, content, said):
+    file = tmp_path / "form"
+    if content is not None:
+        file.write_bytes(content)
+    assert said in refusal("generate", llama, "text", *REFERENCE, *options, file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _CACHED = 32  # compiled grammars that are kept
 _MARKER = "\x02"  # no vocabulary joins it with what follows
 _WHITESPACE = r"(\x20|\r?\n[\x20\t]{0,32})"  # between JSON's parts; without a bound a model may never end it
-_WORDS: npt.DTypeLike = np.uint32
+_SECONDS, _SECONDS_A_TOKEN = 2.0, 0.005  # of this thread's time for a text; others wait for it
 
 
 class GrammarCompiler:
@@ -75,21 +76,26 @@ class Matcher:
 
     def __init__(self, state: llguidance.LLMatcher, words: int, banned: list[int]) -> None:
         self._state = state
-        self._mask = np.zeros(words, _WORDS)
+        self._mask = np.zeros(words, np.uint32)
         self._banned = banned
+        self._seconds = 0.0
+        self._tokens = 0
 
     def fill(self, mask: npt.NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may come next, in u32 [V/32]; none when the state is at fault, so that the
         row fails, and ``error`` says why."""
-        self._state.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        mask[:] = 0 if self._state.is_error() else self._mask
+        with self._timed():
+            self._state.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        mask[:] = 0 if self.error else self._mask
         if not self.complete:
             for token in self._banned:
                 mask[token // 32] &= ~np.uint32(1 << token % 32)
 
     def advance(self, token: int) -> bool:
         """Take the token that was chosen; true when the text is complete and nothing can follow."""
-        self._state.consume_token(token)
+        with self._timed():
+            self._state.consume_token(token)
+        self._tokens += 1
         return self.complete
 
     @property
@@ -99,8 +105,18 @@ class Matcher:
 
     @property
     def error(self) -> str | None:
-        """Why the state is at fault: the text has become too complex for the parser's limits."""
-        return f"The grammar has failed: {_reason(self._state)}." if self._state.is_error() else None
+        """Why the state is at fault: the text has become too complex for the parser's limits, or too slow to parse."""
+        if self._state.is_error():
+            return f"The grammar has failed: {_reason(self._state)}."
+        if self._seconds > _SECONDS + _SECONDS_A_TOKEN * self._tokens:
+            return f"The grammar is too slow: {self._tokens} tokens took {self._seconds:.1f} s; make it less ambiguous."
+        return None
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.thread_time()
+        yield
+        self._seconds += time.thread_time() - start
 
 
 class _Vocabulary:
