@@ -183,17 +183,20 @@ TOKENIZER = {
 }
 
 
+CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
+
+
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({}, "holds no tokenizer.json"),
+        ({}, "holds no tokenizer: neither"),
         ({"tokenizer.json": b"{"}, "reading .* failed"),
         ({"tokenizer.json": {"model": None}}, "reading .* failed"),
         ({"tokenizer.json": b"\xff"}, "reading .* failed"),
         ({"tokenizer.json": TOKENIZER | {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}}, "failed"),
         (
-            {"tokenizer.json": TOKENIZER | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}},
-            "WordPiece",
+            {"tokenizer.json": TOKENIZER | {"decoder": CTC}},
+            "CTC",
         ),
     ],
 )

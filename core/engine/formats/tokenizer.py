@@ -18,6 +18,7 @@ import tokenizers
 from engine.errors import TokenizerError
 
 SPACE = "\u2581"  # how SentencePiece writes a space inside a token
+CONTINUES = "##"  # how WordPiece writes that a token goes on a word
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _NO_TOKEN = "\ufffd".encode()
 
@@ -38,13 +39,14 @@ class Spelling(Enum):
 
     BYTE_LEVEL = "byte-level"  # one character a byte
     SENTENCEPIECE = "sentencepiece"  # U+2581 for a space, <0xNN> for a byte
+    WORDPIECE = "wordpiece"  # ## for what goes on a word, a space before all else
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """What a tokenizer must know of its tokens besides how to cut text.
 
-    text: id -> the token as the vocabulary writes it, or None; size: number of ids.
+    text: id -> the token as the vocabulary writes it, or None; id_of: the reverse; size: number of ids.
     literal: tokens that are written as they stand, in no spelling; control: those of them that carry no text.
     bos_id: beginning of sequence; eos_ids: ids that end a generation.
     prefix_ids, suffix_ids: what `add_special` puts around a text.
@@ -53,6 +55,7 @@ class Vocabulary:
     """
 
     text: Callable[[int], str | None]
+    id_of: Callable[[str], int | None]
     size: int
     spelling: Spelling
     literal: frozenset[int]
@@ -79,13 +82,19 @@ def native_errors(doing: str) -> Iterator[None]:
 class Tokenizer:
     """Tokenizes and detokenizes; safe to share between threads.
 
-    `pipeline` cuts text; its model is shared by a second pipeline that takes control tokens in text for plain text.
+    `pipeline` cuts text. A second pipeline takes control tokens in text for plain text; its model is the same, or
+    `plain_model` where the first one's would find them by itself.
     """
 
-    def __init__(self, pipeline: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        pipeline: tokenizers.Tokenizer,
+        vocabulary: Vocabulary,
+        plain_model: tokenizers.models.Model | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
         self._parsing = pipeline
-        self._plain = _without_specials(pipeline)
+        self._plain = _without_specials(pipeline, plain_model)
         self._bytes: dict[int, bytes] = {}
 
     @property
@@ -140,8 +149,7 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The id of a token as the vocabulary writes it, or None."""
         with native_errors("looking a token up"):
-            found: int | None = self._parsing.token_to_id(text)
-        return found
+            return self._vocabulary.id_of(text)
 
     def token_bytes(self, token: int, skip_special: bool = True) -> bytes:
         """The bytes that a token adds to the text; none for a control token, unless it is to be shown."""
@@ -168,6 +176,8 @@ class Tokenizer:
         if self._vocabulary.spelling is Spelling.SENTENCEPIECE:
             byte = _BYTE_TOKEN.fullmatch(text)
             return bytes.fromhex(byte[1]) if byte else text.replace(SPACE, " ").encode()
+        if self._vocabulary.spelling is Spelling.WORDPIECE:
+            return (text[2:] if text.startswith(CONTINUES) else f" {text}").encode()
         try:
             return bytes([_CHARACTER_BYTES[character] for character in text])
         except KeyError:
@@ -207,16 +217,18 @@ def _utf8(text: str) -> bytes:
         raise TokenizerError(f"the text is not Unicode: a lone surrogate is at position {error.start}.") from error
 
 
-def _without_specials(pipeline: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A pipeline over the same model to which control tokens are plain text."""
+def _without_specials(pipeline: tokenizers.Tokenizer, model: tokenizers.models.Model | None) -> tokenizers.Tokenizer:
+    """A pipeline to which control tokens are plain text, over the same model or one of its own."""
     with native_errors("building the tokenizer"):
-        plain = tokenizers.Tokenizer(pipeline.model)
+        plain = tokenizers.Tokenizer(pipeline.model if model is None else model)
         # an absent part reads as None, which cannot be set
         if pipeline.normalizer is not None:
             plain.normalizer = pipeline.normalizer
         if pipeline.pre_tokenizer is not None:
             plain.pre_tokenizer = pipeline.pre_tokenizer
         added = pipeline.get_added_tokens_decoder()
+        if model is not None:  # a model of its own has other texts in the control tokens' places
+            added = {token: entry for token, entry in added.items() if not entry.special}
         plain.add_tokens([added[token] for token in sorted(added)])
         plain.encode_special_tokens = True
         if plain.get_added_tokens_decoder().keys() != added.keys():

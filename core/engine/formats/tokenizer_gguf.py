@@ -6,7 +6,7 @@ vocabulary, ends of turn known by their text, tokens of Phi-3 that swallow the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,10 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from engine.errors import FormatError, TokenizerError
 from engine.formats.chat_template import ChatTemplate
-from engine.formats.pretokenizers import pre_tokenizer
-from engine.formats.tokenizer import BYTE_CHARACTERS, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
+from engine.formats.pretokenizers import PreTokenizer, pre_tokenizer
+from engine.formats.tokenizer import BYTE_CHARACTERS, CONTINUES, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS = (
     "<|eot_id|>",
@@ -38,6 +38,7 @@ _PHI3_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
 _MAX_PIECE = 1024  # characters of a SentencePiece token; real ones have a few dozen
+_MAX_WORD = 100  # characters of a word that WordPiece looks at, as in its authors' code
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class _Tokens:
     def token(self, name: str, default: int | None = None) -> int | None:
         value = _id(self.metadata, name)
         if value is None:
-            return default
+            return default if default is not None and default < len(self.texts) else None
         if value >= len(self.texts):
             raise TokenizerError(f"tokenizer.ggml.{name} is {value}, but the vocabulary has {len(self.texts)} tokens.")
         return value
@@ -92,17 +93,17 @@ def eos_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that the metadata describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`)."""
+    """The tokenizer that the metadata describes."""
     model = metadata.get("tokenizer.ggml.model")
     if not isinstance(model, str | None):
         raise TokenizerError("tokenizer.ggml.model must be a string.")
-    if model == "gpt2":
-        return _byte_level(_read_tokens(metadata))
-    if model == "llama":
-        return _sentencepiece(_read_tokens(metadata))
     if model is None:
         raise TokenizerError("the GGUF holds no tokenizer (no key tokenizer.ggml.model).")
-    raise TokenizerError(f"the tokenizer.ggml.model {model!r} is not supported; it must be gpt2 or llama.")
+    if model not in _MODELS:
+        raise TokenizerError(
+            f"the tokenizer.ggml.model {model!r} is not supported; it must be one of {', '.join(_MODELS)}."
+        )
+    return _MODELS[model](_read_tokens(metadata))
 
 
 def chat_template(metadata: Mapping[str, Any]) -> ChatTemplate | None:
@@ -153,11 +154,19 @@ def _read_tokens(metadata: Mapping[str, Any]) -> _Tokens:
     return _Tokens(metadata, texts, ids, types, scores)
 
 
-def _byte_level(tokens: _Tokens) -> Tokenizer:
+def _pairs(tokens: _Tokens) -> list[tuple[str, str]]:
+    """The merges that the file lists, first come first."""
+    parts = (merge.partition(" ") for merge in _strings(tokens.metadata, "merges"))
+    return [(left, right) for left, _, right in parts]
+
+
+def _byte_pairs(tokens: _Tokens) -> Tokenizer:
     splitting = pre_tokenizer(tokens.metadata.get("tokenizer.ggml.pre", "default"))
-    merges = [
-        (left, right) for left, _, right in (merge.partition(" ") for merge in _strings(tokens.metadata, "merges"))
-    ]
+    return _spaced(tokens, splitting) if splitting.spaced else _byte_level(tokens, splitting)
+
+
+def _byte_level(tokens: _Tokens, splitting: PreTokenizer) -> Tokenizer:
+    merges = _pairs(tokens)
     with native_errors("building the tokenizer"):
         pipeline = tokenizers.Tokenizer(models.BPE(tokens.ids, merges, ignore_merges=splitting.whole_words))
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
@@ -165,20 +174,116 @@ def _byte_level(tokens: _Tokens) -> Tokenizer:
         pipeline.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_to_characters])
     missing = frozenset(byte for byte, character in BYTE_CHARACTERS.items() if character not in tokens.ids)
     bos, eos = tokens.token("bos_token_id"), tokens.token("eos_token_id")
-    return _finish(pipeline, tokens, Spelling.BYTE_LEVEL, bos, eos, splitting.add_bos, missing_bytes=missing)
+    sep = tokens.token("seperator_token_id")  # as the key is spelled
+    marks = _Marks(bos, eos, sep, add_bos=splitting.add_bos, add_sep=splitting.add_sep)
+    return _finish(pipeline, tokens, Spelling.BYTE_LEVEL, marks, missing_bytes=missing)
+
+
+def _spaced(tokens: _Tokens, splitting: PreTokenizer) -> Tokenizer:
+    """BPE by the file's merges over a text written as SentencePiece writes it."""
+    unknown = tokens.token("unknown_token_id")
+    with native_errors("building the tokenizer"):
+        pipeline = tokenizers.Tokenizer(
+            models.BPE(
+                tokens.ids,
+                _pairs(tokens),
+                unk_token=None if unknown is None else tokens.texts[unknown],
+                fuse_unk=True,
+                byte_fallback=True,
+            )
+        )
+        pipeline.normalizer = normalizers.Replace(" ", SPACE)
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
+        pipeline.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    missing = frozenset[int]()
+    if unknown is None:
+        missing = frozenset(byte for byte in range(256) if f"<0x{byte:02X}>" not in tokens.ids)
+    marks = _Marks(tokens.token("bos_token_id"), tokens.token("eos_token_id"), add_bos=splitting.add_bos)
+    return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, marks, missing_bytes=missing)
 
 
 def _sentencepiece(tokens: _Tokens) -> Tokenizer:
     unknown = tokens.token("unknown_token_id") or 0
     space_before = tokens.flag("add_space_prefix", True)
-    replace = normalizers.Replace(" ", SPACE)
     with native_errors("building the tokenizer"):
         pipeline = tokenizers.Tokenizer(
             models.BPE(tokens.ids, _merges(tokens), unk_token=tokens.texts[unknown], fuse_unk=True, byte_fallback=True)
         )
-        pipeline.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if space_before else replace
-    bos, eos = tokens.token("bos_token_id", 1), tokens.token("eos_token_id", 2)
-    return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, bos, eos, True, strip_space=space_before)
+        pipeline.normalizer = _normalizer(tokens, space_before)
+    marks = _Marks(tokens.token("bos_token_id", 1), tokens.token("eos_token_id", 2), add_bos=True)
+    return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, marks, strip_space=space_before)
+
+
+def _unigram(tokens: _Tokens) -> Tokenizer:
+    """The likeliest of all ways to cut a text (Kudo 2018, arXiv 1804.10959), unknown characters as bytes or one unknown."""
+    unknown = tokens.token("unknown_token_id", 2)
+    if unknown is None:
+        raise TokenizerError("tokenizer.ggml.unknown_token_id must name the unknown token of a t5 vocabulary.")
+    space_before = tokens.flag("add_space_prefix", False)
+    hidden = set(tokens.of_type(_UNKNOWN, _CONTROL))
+    fallback = bool(tokens.of_type(_BYTE))
+    # noncharacters stand in for control tokens, so that no text is taken for one
+    plain = [f"\ufdd0{token}" if token in hidden else text for token, text in enumerate(tokens.texts)]
+    with native_errors("building the tokenizer"):
+        parsing_model, plain_model = (
+            models.Unigram(list(zip(texts, tokens.scores.tolist(), strict=True)), unknown, fallback)
+            for texts in (tokens.texts, plain)
+        )
+        pipeline = tokenizers.Tokenizer(parsing_model)
+        pipeline.normalizer = _normalizer(tokens, space_before)
+        if fallback:  # a text that looks like a byte's token is cut, and so not taken for it
+            pipeline.pre_tokenizer = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
+    marks = _Marks(tokens.token("bos_token_id"), tokens.token("eos_token_id", 1), add_eos=True)
+    return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, marks, strip_space=space_before, plain_model=plain_model)
+
+
+def _normalizer(tokens: _Tokens, space_before: bool) -> normalizers.Normalizer:
+    """What SentencePiece does to a text first, by the file's flags."""
+    steps: list[normalizers.Normalizer] = []
+    charsmap = tokens.metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap is not None and not (isinstance(charsmap, np.ndarray) and charsmap.dtype.itemsize == 1):
+        raise TokenizerError("tokenizer.ggml.precompiled_charsmap must be an array of bytes.")
+    if charsmap is not None and len(charsmap):
+        steps.append(normalizers.Precompiled(charsmap.tobytes()))
+    if tokens.flag("remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if space_before:
+        steps.append(normalizers.Prepend(SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+
+
+def _wordpiece(tokens: _Tokens) -> Tokenizer:
+    """Words cut into the longest pieces from the left (Devlin et al. 2019, arXiv 1810.04805).
+
+    The file writes U+2581 before what begins a word, and nothing before what goes on one; the library has it the other
+    way round.
+    """
+    normal = set(tokens.of_type(_NORMAL))
+    ids = {_begins_or_goes_on(text) if n in normal else text: n for n, text in enumerate(tokens.texts)}
+    unknown = tokens.token("unknown_token_id", 100)
+    if unknown is None:
+        raise TokenizerError("tokenizer.ggml.unknown_token_id must name the unknown token of a bert vocabulary.")
+    lowercase = tokens.flag("normalizer.lowercase", True)
+    with native_errors("building the tokenizer"):
+        pipeline = tokenizers.Tokenizer(
+            models.WordPiece(
+                ids,
+                unk_token=tokens.texts[unknown],
+                continuing_subword_prefix=CONTINUES,
+                max_input_chars_per_word=_MAX_WORD,
+            )
+        )
+        pipeline.normalizer = normalizers.BertNormalizer(
+            strip_accents=tokens.flag("normalizer.strip_accents", lowercase), lowercase=lowercase
+        )
+        pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bos, sep = tokens.token("bos_token_id", 101), tokens.token("seperator_token_id", 102)
+    marks = _Marks(bos, tokens.token("eos_token_id"), sep, add_bos=True, add_sep=True)
+    return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, marks, strip_space=True)
+
+
+def _begins_or_goes_on(text: str) -> str:
+    return text[1:] if text.startswith(SPACE) else CONTINUES + text
 
 
 def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
@@ -201,16 +306,27 @@ def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
     return merges
 
 
+@dataclass(frozen=True)
+class _Marks:
+    """A kind's marks of a sequence, and which of them are put around a text unless the file says otherwise."""
+
+    bos_id: int | None
+    eos_id: int | None
+    sep_id: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    add_sep: bool = False
+
+
 def _finish(
     pipeline: tokenizers.Tokenizer,
     tokens: _Tokens,
     spelling: Spelling,
-    bos_id: int | None,
-    eos_id: int | None,
-    add_bos: bool,
+    marks: _Marks,
     *,
     strip_space: bool = False,
     missing_bytes: frozenset[int] = frozenset(),
+    plain_model: tokenizers.models.Model | None = None,
 ) -> Tokenizer:
     """Adds the tokens that are found in text as they stand, and the marks of a sequence."""
     added = tokens.of_type(_UNKNOWN, _CONTROL, _USER_DEFINED)
@@ -231,18 +347,31 @@ def _finish(
         )
     vocabulary = Vocabulary(
         text=tokens.texts.__getitem__,
+        id_of=tokens.ids.get,
         size=len(tokens.texts),
         spelling=spelling,
         literal=frozenset(added),
         control=control,
-        bos_id=bos_id,
-        eos_ids=_ends(tokens, eos_id),
-        prefix_ids=tokens.mark("add_bos_token", add_bos, bos_id),
-        suffix_ids=tokens.mark("add_eos_token", False, eos_id),
+        bos_id=marks.bos_id,
+        eos_ids=_ends(tokens, marks.eos_id),
+        prefix_ids=tokens.mark("add_bos_token", marks.add_bos, marks.bos_id),
+        suffix_ids=(
+            *tokens.mark("add_sep_token", marks.add_sep, marks.sep_id),
+            *tokens.mark("add_eos_token", marks.add_eos, marks.eos_id),
+        ),
         strip_space=strip_space,
         missing_bytes=missing_bytes,
     )
-    return Tokenizer(pipeline, vocabulary)
+    return Tokenizer(pipeline, vocabulary, plain_model)
+
+
+_MODELS: Mapping[str, Callable[[_Tokens], Tokenizer]] = {
+    "gpt2": _byte_pairs,
+    "gemma4": lambda tokens: _spaced(tokens, pre_tokenizer("gemma4")),
+    "llama": _sentencepiece,
+    "t5": _unigram,
+    "bert": _wordpiece,
+}
 
 
 def _ends(tokens: _Tokens, eos_id: int | None) -> frozenset[int]:

@@ -12,20 +12,24 @@ import tokenizers
 from engine.errors import FormatError, TokenizerError
 from engine.formats.chat_template import ChatTemplate
 from engine.formats.jsonfile import read_object, read_text
-from engine.formats.tokenizer import BYTE_CHARACTERS, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
+from engine.formats.tokenizer import BYTE_CHARACTERS, CONTINUES, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
+from engine.formats.tokenizer_files import byte_level_pipeline, from_sentencepiece
 
 
 def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[int]) -> Tokenizer:
-    """The tokenizer of tokenizer.json; `config` is config.json, `eos_ids` the ends that the model's files list."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise TokenizerError(f"{folder} holds no tokenizer.json, the one form of tokenizer read from such a folder.")
-    data = read_text(path)
-    with native_errors(f"reading {path}"):
-        pipeline = tokenizers.Tokenizer.from_buffer(data)
-        pipeline.no_truncation()  # a text is never cut silently
-        pipeline.no_padding()
+    """The tokenizer of a folder: tokenizer.json, else tokenizer.model, else vocab.json and merges.txt. `config` is
+    config.json, `eos_ids` the ends that the model's files list."""
     settings = _settings(folder)
+    if (folder / "tokenizer.json").is_file():
+        pipeline = _pipeline(folder / "tokenizer.json")
+    elif (folder / "tokenizer.model").is_file():
+        return from_sentencepiece(folder / "tokenizer.model", settings)
+    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        pipeline = byte_level_pipeline(folder, settings, config)
+    else:
+        raise TokenizerError(
+            f"{folder} holds no tokenizer: neither tokenizer.json nor tokenizer.model nor vocab.json and merges.txt."
+        )
     bos_id = _mark(pipeline, settings, config, "bos")
     eos_id = _mark(pipeline, settings, config, "eos")
     added = pipeline.get_added_tokens_decoder()
@@ -35,6 +39,7 @@ def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[
         pipeline,
         Vocabulary(
             text=pipeline.id_to_token,
+            id_of=pipeline.token_to_id,
             size=max(pipeline.get_vocab().values(), default=-1) + 1,
             spelling=spelling,
             # a token added with U+2581 in it is spelled like the others
@@ -48,6 +53,15 @@ def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[
             missing_bytes=_missing_bytes(pipeline) if spelling is Spelling.BYTE_LEVEL else frozenset(),
         ),
     )
+
+
+def _pipeline(path: Path) -> tokenizers.Tokenizer:
+    data = read_text(path)
+    with native_errors(f"reading {path}"):
+        pipeline = tokenizers.Tokenizer.from_buffer(data)
+        pipeline.no_truncation()  # a text is never cut silently
+        pipeline.no_padding()
+    return pipeline
 
 
 def chat_template(folder: Path) -> ChatTemplate | None:
@@ -144,6 +158,8 @@ def _spelling(pipeline: tokenizers.Tokenizer) -> tuple[Spelling, bool]:
         return Spelling.SENTENCEPIECE, False
     parts = list(_parts(json.loads(pipeline.decoder.__getstate__())))
     kinds = {part["type"] for part in parts}
+    if kinds == {"WordPiece"} and parts[0].get("prefix", CONTINUES) == CONTINUES:
+        return Spelling.WORDPIECE, True
     if "ByteLevel" in kinds:
         return Spelling.BYTE_LEVEL, False
     unknown = kinds - {"Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}

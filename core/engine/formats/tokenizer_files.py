@@ -1,0 +1,118 @@
+"""Tokenizers of Hugging Face folders without a tokenizer.json: a SentencePiece model, or a vocabulary and its merges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from engine.errors import FormatError, TokenizerError
+from engine.formats import tokenizer_gguf
+from engine.formats.jsonfile import read_object, read_text
+from engine.formats.pretokenizers import pre_tokenizer
+from engine.formats.sentencepiece import read_sentencepiece
+from engine.formats.tokenizer import Tokenizer, native_errors
+
+_CONTROL, _USER_DEFINED = 3, 4
+_MAX_ID = 1 << 24
+# tokenizer class, or model type where the folder names none -> how it cuts, by its name in GGUF files
+_CUTS = {
+    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer", "gpt2", "gpt_neo", "gpt_bigcode", "opt"), "gpt-2"),
+    **dict.fromkeys(("Qwen2Tokenizer", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "qwen2"),
+}
+
+
+def from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a tokenizer.model; `settings` is tokenizer_config.json."""
+    keys = read_sentencepiece(path)
+    texts: list[str] = keys["tokenizer.ggml.tokens"]
+    types: list[int] = keys["tokenizer.ggml.token_type"].tolist()
+    for token, (text, special) in added_tokens(path.parent, settings).items():
+        if token > len(texts):
+            raise TokenizerError(
+                f"the added token {text!r} has the id {token}, but the ids before it end at {len(texts)}."
+            )
+        if token == len(texts):
+            texts.append(text)
+            types.append(0)
+        texts[token], types[token] = text, _CONTROL if special else _USER_DEFINED
+    scores = np.zeros(len(texts), np.float32)
+    scores[: len(keys["tokenizer.ggml.scores"])] = keys["tokenizer.ggml.scores"]
+    keys |= {"tokenizer.ggml.token_type": np.array(types, np.int32), "tokenizer.ggml.scores": scores}
+    if keys["tokenizer.ggml.model"] == "t5":
+        keys["tokenizer.ggml.add_eos_token"] = str(settings.get("tokenizer_class", "T5")).startswith("T5")
+    for name in ("add_bos_token", "add_eos_token"):
+        if isinstance(settings.get(name), bool):
+            keys[f"tokenizer.ggml.{name}"] = settings[name]
+    end = settings.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    if end in texts:
+        keys["tokenizer.ggml.eot_token_id"] = texts.index(end)
+    return tokenizer_gguf.build_tokenizer(keys)
+
+
+def byte_level_pipeline(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """The pipeline of vocab.json and merges.txt, which leave unsaid how text is cut: by the class of the tokenizer."""
+    kind = str(settings.get("tokenizer_class") or config.get("model_type")).removesuffix("Fast")
+    if kind not in _CUTS:
+        raise TokenizerError(
+            f"{folder} has vocab.json and merges.txt only, and how a {kind} cuts text is not known; bring its tokenizer.json."
+        )
+    ids = read_object(folder / "vocab.json")
+    if not all(type(token) is int and 0 <= token < _MAX_ID for token in ids.values()):
+        raise FormatError(f"{folder / 'vocab.json'} must map each token to its id.")
+    with native_errors(f"reading {folder / 'vocab.json'}"):
+        pipeline = tokenizers.Tokenizer(models.BPE(ids, _merges(folder / "merges.txt")))
+        if _CUTS[kind] == "qwen2":
+            pipeline.normalizer = normalizers.NFC()
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre_tokenizer(_CUTS[kind]).patterns]
+        prefix = settings.get("add_prefix_space") is True
+        letters = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=prefix)
+        pipeline.pre_tokenizer = letters if prefix else pre_tokenizers.Sequence([*splits, letters])
+        pipeline.decoder = decoders.ByteLevel()
+        for token, (text, special) in added_tokens(folder, settings).items():
+            pipeline.add_tokens([AddedToken(text, special=special, normalized=False)])
+            if pipeline.token_to_id(text) != token:
+                raise TokenizerError(f"the added token {text!r} has the id {token}, which leaves a gap or is taken.")
+        marks = [settings.get(f"{mark}_token") for mark in ("bos", "eos", "unk", "pad")]
+        known = [mark for mark in marks if isinstance(mark, str) and mark in ids]
+        pipeline.add_special_tokens(known)
+    return pipeline
+
+
+def _merges(path: Path) -> list[tuple[str, str]]:
+    merges = []
+    try:
+        lines = read_text(path).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is not valid UTF-8.") from error
+    for number, line in enumerate(lines, start=1):
+        parts = tuple(line.removesuffix("\r").split(" "))
+        if line.startswith("#version") or parts == ("",):
+            continue
+        if len(parts) != 2 or not all(parts):
+            raise FormatError(f"line {number} of {path} must be two tokens with a space between.")
+        merges.append((parts[0], parts[1]))
+    return merges
+
+
+def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
+    """Id -> (text, whether it is a control token), in the order of the ids: of tokenizer_config.json, else of
+    added_tokens.json."""
+    listed = settings.get("added_tokens_decoder")
+    found: dict[int, tuple[str, bool]] = {}
+    try:
+        if listed is not None:
+            found = {int(token): (entry["content"], entry.get("special") is True) for token, entry in listed.items()}
+        elif (folder / "added_tokens.json").is_file():
+            ids = read_object(folder / "added_tokens.json")
+            found = {int(token): (text, text.startswith("<") and text.endswith(">")) for text, token in ids.items()}
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise FormatError(f"the added tokens of {folder} must be ids with texts.") from error
+    if any(not 0 <= token < _MAX_ID or not isinstance(text, str) or not text for token, (text, _) in found.items()):
+        raise FormatError(f"the added tokens of {folder} must be ids with texts.")
+    return dict(sorted(found.items()))
