@@ -57,6 +57,7 @@ ALLOWED = {
     "include_stop_str_in_output": lambda v: type(v) is bool,
     "ignore_eos": lambda v: type(v) is bool,
     "skip_special_tokens": lambda v: type(v) is bool,
+    "structured_outputs": lambda v: v is None,
 }
 
 

@@ -169,6 +169,21 @@ def test_a_request_waits_until_all_its_prompt_fits() -> None:
 # Pipelining.
 
 
+def test_a_synchronous_sequence_waits_for_its_token_and_no_other_does() -> None:
+    scheduler = build()
+    waiting, other = new(0, 3, max_tokens=3), new(1, 3, max_tokens=9)
+    waiting.synchronous = True
+    scheduler.add(waiting)
+    scheduler.add(other)
+    first, second = schedule(scheduler), schedule(scheduler)
+    assert [part.seq_id for part in first.sequences] == [0, 1]
+    assert [part.seq_id for part in second.sequences] == [1]
+    complete(scheduler, first, token=5)
+    third = schedule(scheduler)
+    assert {part.seq_id: part.token_ids for part in third.sequences} == {0: (5,), 1: (FROM_HISTORY,)}
+    assert [part.seq_id for part in schedule(scheduler).sequences] == [1]
+
+
 def test_a_token_in_flight_is_taken_from_history() -> None:
     scheduler = build()
     scheduler.add(new(0, 3, max_tokens=3))

@@ -160,7 +160,9 @@ class Engine:
         self.device = ShadowDevice(self.allocator, blocks, self.config.max_sequences, self.config.max_model_len)
 
     def add(self, prompt: list[int], max_tokens: int, n: int = 1, priority: int = 0, salt: bytes = b"") -> None:
-        sequence = Sequence(len(self.sequences), f"r{len(self.sequences)}", prompt, max_tokens, priority, salt)
+        number = len(self.sequences)
+        waits = number % 3 == 2
+        sequence = Sequence(number, f"r{number}", prompt, max_tokens, priority, salt, synchronous=waits)
         for branch in self.scheduler.add(sequence, n):
             self.sequences[branch.seq_id] = branch
 
@@ -170,6 +172,7 @@ class Engine:
             return False
         assert only in (None, *(self.sequences[part.seq_id].request_id for part in step.sequences))
         assert step.num_tokens <= self.config.max_batch_tokens
+        assert not any(FROM_HISTORY in p.token_ids for p in step.sequences if self.sequences[p.seq_id].synchronous)
         self.seen["block copies"] += sum(map(len, step.block_copies))
         self.seen["history copies"] += len(step.history_copies)
         self.seen["prefix hits"] += len(step.history_fills)

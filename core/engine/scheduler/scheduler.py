@@ -377,8 +377,9 @@ class Scheduler:
             del self._requests[sequence.request_id]
 
     def _check_progress(self, only: str | None) -> None:
-        """Nothing was scheduled: that is right only where nothing could be."""
-        if any(sequence.wanted for sequence in self._running) or (self._first_waiting(only) and not self._in_flight):
+        """Nothing was scheduled: that is right only where nothing could be. With a step in flight it can: a sequence
+        may lack blocks that synchronous ones before it hold, which wait for their tokens."""
+        if not self._in_flight and (any(sequence.wanted for sequence in self._running) or self._first_waiting(only)):
             raise SchedulerError(
                 f"the scheduler stalls with {len(self._waiting)} sequences waiting and {len(self._running)} running; "
                 "this is a defect of the engine"
