@@ -127,7 +127,7 @@ def unigram(write: Write, fallback: bool = False, **more: tuple[str, Any]) -> To
     if fallback:
         pieces += [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
     texts, scores, types = map(list, zip(*pieces, strict=True))
-    return gguf(write, keys("t5", texts, types, scores=("[f32]", scores), **more))
+    return gguf(write, keys("t5", texts, types, **({"scores": ("[f32]", scores)} | more)))
 
 
 def viterbi(text: str) -> list[int]:
@@ -197,6 +197,7 @@ def test_unigram_with_bytes_comes_back(write_gguf: Write, text: str) -> None:
         ({"precompiled_charsmap": ("[i32]", [1, 2])}, "must be an array of bytes"),
         ({"precompiled_charsmap": ("u32", 3)}, "must be an array of bytes"),
         ({"unknown_token_id": ("u32", 70000)}, "is 70000, but"),
+        ({"scores": ("[f32]", [float("nan")] * (len(MARKS) + len(subwords.unigram())))}, "must be finite numbers"),
         ({"remove_extra_whitespaces": ("u8", 1)}, "must be true or false"),
     ],
 )
@@ -333,6 +334,7 @@ BROKEN = {
     "not UTF-8": (field(1, field(1, b"\xff")), "codec can't decode"),
     "word model": (sentencepiece([("a", 0.0, NORMAL)], 3), "its model type is 3"),
     "kind of piece": (sentencepiece([("a", 0.0, 9)], 2), "a piece has an unknown type"),
+    "endless pieces": (b"\x0a\x00" * ((1 << 20) + 1), "more than 1048576 pieces"),
     "no number": (field(1, field(2, b"abcd")), "bos_token_id is 1, but the vocabulary has 1"),
 }
 

@@ -18,6 +18,7 @@ from engine.formats.jsonfile import read_text
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _MODELS = {1: "t5", 2: "llama"}  # unigram and BPE, as a GGUF names them
+_MAX_PIECES = 1 << 20  # the largest vocabularies have a quarter of it
 _ABSENT = (1 << 64) - 1  # -1, as an enumeration or an int32 is written
 
 
@@ -36,6 +37,8 @@ def _model(data: memoryview) -> dict[str, Any]:
     normalizer: dict[int, Any] = {}
     for field, value in _fields(data):
         if field == _PIECES:
+            if len(texts) == _MAX_PIECES:
+                raise ValueError(f"it has more than {_MAX_PIECES} pieces")
             piece = dict(_fields(_message(value)))
             texts.append(bytes(_message(piece.get(1, b""))).decode())
             scores.append(struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0)

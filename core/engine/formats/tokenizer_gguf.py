@@ -219,6 +219,8 @@ def _unigram(tokens: _Tokens) -> Tokenizer:
     unknown = tokens.token("unknown_token_id", 2)
     if unknown is None:
         raise TokenizerError("tokenizer.ggml.unknown_token_id must name the unknown token of a t5 vocabulary.")
+    if not np.isfinite(tokens.scores).all():
+        raise TokenizerError("tokenizer.ggml.scores must be finite numbers.")
     space_before = tokens.flag("add_space_prefix", False)
     hidden = set(tokens.of_type(_UNKNOWN, _CONTROL))
     fallback = bool(tokens.of_type(_BYTE))
