@@ -32,7 +32,9 @@ def read_sentencepiece(path: Path) -> dict[str, Any]:
 
 
 def _model(data: memoryview) -> dict[str, Any]:
-    texts, scores, types = [], [], []
+    texts: list[str] = []
+    scores: list[float] = []
+    types: list[int] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
     for field, value in _fields(data):
