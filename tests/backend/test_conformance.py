@@ -40,14 +40,14 @@ class CaseWeight(MappedWeight):
         return FORMATS[self.format].decode(self.rows()).reshape(self.shape)
 
 
-def to_lanes(name, array):
+def to_lanes(name, array, latent):
     """A plain KV tensor in the layout cpu.lanes."""
     if array.ndim == 3:
         return np.ascontiguousarray(array.transpose(0, 2, 1))
     blocks, size, heads, dim = array.shape
     if name in ("v", "states.1"):
         return np.ascontiguousarray(array.transpose(0, 2, 1, 3))
-    lanes = min(LANES, size)
+    lanes = 1 if latent else min(LANES, size)
     return np.ascontiguousarray(array.reshape(blocks, size // lanes, lanes, heads, dim).transpose(0, 3, 1, 4, 2))
 
 
@@ -102,8 +102,8 @@ def run_case(device, spec, case):
     dims = replace(case.dims, **{n: max(getattr(case.dims, n), 1) for n in "TSRPK"})
     if case.kv is not None:
         context = max(context, dims.P * case.kv.block_size)
-        states = {name: to_lanes(name, array) for name, array in states.items()}
-        after = {name: to_lanes(name, array) for name, array in after.items()}
+        states = {name: to_lanes(name, array, case.kv.latent) for name, array in states.items()}
+        after = {name: to_lanes(name, array, case.kv.latent) for name, array in after.items()}
     limits = Limits(dims, context, 8)
     held = {name: np.array(array) for name, array in states.items()}
     frame = Frame(case.dims, {}, held)

@@ -12,11 +12,12 @@ from engine.ops.dtypes import from_f32
 from engine.ops.kv import PLAIN, kv_copy, kv_write, plain_states, quantize_kv, read_kv
 
 
+@pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize("dtype", PLAIN.dtypes)
-def test_plain_states_have_the_shapes_of_the_layout(dtype, rng):
-    spec = KVSpec(3, 4, 2, 8, dtype)
+def test_plain_states_have_the_shapes_of_the_layout(dtype, latent, rng):
+    spec = KVSpec(3, 4, 2, 8, dtype, latent)
     shapes = PLAIN.shapes(spec)
-    contents = {kind: rng.standard_normal(shapes[kind][0], np.float32) for kind in ("k", "v")}
+    contents = {kind: rng.standard_normal(shapes[kind][0], np.float32) for kind in (("k",) if latent else ("k", "v"))}
     states = plain_states(spec, contents)
     assert states.keys() == shapes.keys()
     for name, (shape, tag) in shapes.items():
@@ -29,7 +30,8 @@ def test_kv_write_against_loops(rng):
         states = plain_states(kv, case.states)
         before = {name: state.copy() for name, state in states.items()}
         assert kv_write(**case.inputs, **states, **case.attrs) == ()
-        for name in ("k", "v"):
+        assert ("v" in states) != case.attrs["latent"]
+        for name in states.keys() & {"k", "v"}:
             want, want_scale = before[name], before.get(f"{name}_scale")
             for slot, row in zip(slots, case.inputs[f"new_{name}"], strict=True):
                 for head in range(kv.kv_heads if slot >= 0 else 0):

@@ -15,17 +15,30 @@ from engine.ops.moe import moe_combine, moe_linear, moe_route
 def test_route_against_loops(rng):
     for case in OPS["moe_route"].cases(rng):
         (ids, weights), _ = evaluate(OPS["moe_route"], case)
-        a = {"score": "softmax", "renormalize": True, "scale": 1.0, **case.attrs}
+        a = {**OPS["moe_route"].attrs, **case.attrs}
+        bias = dense_weight(case.weights["correction_bias"]) if case.weights else np.zeros(case.inputs["logits"].shape[1])
         for row, (chosen, got) in enumerate(zip(ids, weights, strict=True)):
             logits = [float(v) for v in case.inputs["logits"][row]]
-            best = sorted(range(len(logits)), key=lambda e: (-logits[e], e))[: a["k"]]
-            assert chosen.tolist() == best
             if a["score"] == "softmax":
                 scores = [math.exp(v) / math.fsum(map(math.exp, logits)) for v in logits]
             else:
                 scores = [1 / (1 + math.exp(-v)) for v in logits]
+            choice = [score + float(b) for score, b in zip(scores, bias, strict=True)]
+            size = len(choice) // a["groups"]
+            members = [range(g * size, (g + 1) * size) for g in range(a["groups"])]
+            worth = [sum(sorted((choice[e] for e in group), reverse=True)[: a["group_best"]]) for group in members]
+            kept = sorted(range(len(worth)), key=lambda g: (-worth[g], g))[: a["groups_kept"]]
+            best = sorted((e for g in kept for e in members[g]), key=lambda e: (-choice[e], e))[: a["k"]]
+            assert chosen.tolist() == best
             total = sum(scores[e] for e in best) if a["renormalize"] else 1
             np.testing.assert_allclose(got, [scores[e] / total * a["scale"] for e in best], rtol=1e-6)
+
+
+def test_a_correction_bias_chooses_and_does_not_weigh():
+    logits, bias = np.array([[2, 1, 0, -1]], np.float32), np.array([0, 0, 0, 1], np.float32)
+    ids, weights = moe_route(logits=logits, correction_bias=bias, k=2, score="sigmoid", renormalize=False)
+    assert ids.tolist() == [[3, 0]]
+    np.testing.assert_allclose(weights, 1 / (1 + np.exp(-logits[:, [3, 0]])), rtol=1e-6)
 
 
 def test_route_takes_the_lowest_ids_on_ties():

@@ -23,7 +23,7 @@ def test_the_catalogue_is_whole():
         *("step_expand", "gather_rows", "embed", "linear", "gather_columns", "quantize", "rms_norm", "layer_norm"),
         *("rope", "gated_act"),
         *("add", "kv_write", "kv_copy", "attention", "moe_route", "moe_linear", "moe_combine"),
-        *("process_logits", "sample", "scale_softcap"),
+        *("process_logits", "sample", "scale_softcap", "head_linear", "concat_heads"),
     }
 
 
@@ -70,7 +70,7 @@ def test_case_runs(spec, case):
             assert np.isfinite(output).all()
 
 
-@pytest.mark.parametrize("name", ["linear", "rms_norm", "layer_norm", "rope", "gated_act", "quantize", "moe_route"])
+@pytest.mark.parametrize("name", ["linear", "rms_norm", "layer_norm", "rope", "gated_act", "quantize", "moe_route", "head_linear"])
 def test_a_row_does_not_depend_on_the_others(name):
     spec = OPS[name]
     for case in spec.cases(np.random.default_rng(3)):

@@ -1,4 +1,5 @@
-"""How the KV cache lies in memory for the native kernels: lanes of up to 16 tokens for K, rows of head_dim for V."""
+"""How the KV cache lies in memory for the native kernels: lanes of up to 16 tokens for K, rows of head_dim for V. A latent
+cache has rows alone, since its values are parts of its keys."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ LANES = 16
 
 
 def _shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
-    lanes = min(LANES, spec.block_size)
+    lanes = 1 if spec.latent else min(LANES, spec.block_size)
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         "k": ((spec.blocks, spec.kv_heads, spec.block_size // lanes, spec.head_dim, lanes), spec.dtype),
-        "v": ((spec.blocks, spec.kv_heads, spec.block_size, spec.head_dim), spec.dtype),
     }
+    if not spec.latent:
+        shapes["v"] = ((spec.blocks, spec.kv_heads, spec.block_size, spec.head_dim), spec.dtype)
     if spec.dtype == "int8":
         scales = (spec.blocks, spec.kv_heads, spec.block_size)
-        shapes |= {"k_scale": (scales, "f32"), "v_scale": (scales, "f32")}
+        shapes |= {f"{kind}_scale": (scales, "f32") for kind in tuple(shapes)}
     return shapes
 
 

@@ -68,14 +68,16 @@ def kv_copy(low: Lowering) -> None:
 
 def kv_write(low: Lowering) -> None:
     call = low.bound.call
-    numbers = {"kv_heads": call.attr("kv_heads"), "head_dim": call.attr("head_dim"), "block_size": _block_size(low)}
+    numbers = {name: call.attr(name) for name in ("kv_heads", "head_dim", "latent")}
+    numbers["block_size"] = _block_size(low)
     inputs = low.inputs("new_k", "new_v", "kv_slots")
     low.emit("kv_write", inputs, states=_kv_states(low), kv_dtype=KV_DTYPE_NUMBERS[_kv_dtype(low)], **numbers)
 
 
 def attention(low: Lowering) -> None:
-    names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap")
+    names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap", "v_head_dim")
     numbers = {name: low.bound.call.attr(name) for name in names}
+    numbers["latent"] = "v" not in low.bound.call.states
     inputs = low.inputs("q", "seq_starts", "query_offsets", "page_table")
     low.emit("attention", inputs, states=_kv_states(low), kv_dtype=KV_DTYPE_NUMBERS[_kv_dtype(low)], **numbers)
 
@@ -159,11 +161,21 @@ def gather_rows(low: Lowering) -> None:
     low.emit("gather_rows", low.inputs("x", "rows"), width=_width(low, "x"))
 
 
+def head_linear(low: Lowering) -> None:
+    low.emit("head_linear", low.inputs("x"), [_weight(low, "weight")])
+
+
+def concat_heads(low: Lowering) -> None:
+    heads = low.bound.call.attr("heads")
+    low.emit("concat_heads", low.inputs("a", "b"), heads=heads, a=_width(low, "a") // heads, b=_width(low, "b") // heads)
+
+
 def moe_route(low: Lowering) -> None:
     call = low.bound.call
-    numbers = {"k": call.attr("k"), "renormalize": call.attr("renormalize"), "scale": call.attr("scale")}
-    score = {"softmax": 0, "sigmoid": 1}[call.attr("score")]
-    low.emit("moe_route", low.inputs("logits"), experts=_width(low, "logits"), score=score, **numbers)
+    names = ("k", "renormalize", "scale", "groups", "groups_kept", "group_best")
+    numbers = {name: call.attr(name) for name in names} | {"experts": _width(low, "logits")}
+    bias = [_weight(low, name) for name in low.bound.weights]
+    low.emit("moe_route", low.inputs("logits"), bias, score={"softmax": 0, "sigmoid": 1}[call.attr("score")], **numbers)
 
 
 def moe_linear(low: Lowering) -> None:

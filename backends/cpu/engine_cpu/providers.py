@@ -80,7 +80,7 @@ def _linear_check(call: Call) -> str | None:
     return None
 
 
-def _moe_check(call: Call) -> str | None:
+def _stack_check(call: Call) -> str | None:
     unknown = {call.weights["weight"].format} - weights.FORMATS
     return _no_kernel(unknown) if unknown else None
 
@@ -108,13 +108,15 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
 
     one("step_expand", lower.step_expand)
     one("kv_copy", lower.kv_copy, kv=True)
-    one("kv_write", lower.kv_write, "k_scale v_scale", kv=True)
-    one("attention", lower.attention, "k_scale v_scale window softcap", kv=True)
+    one("kv_write", lower.kv_write, "k_scale v_scale latent", kv=True)
+    one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim", kv=True)
     one("embed", lower.embed, "scale", _embed_check)
     one("quantize", lower.quantize, "scale")
     one("gather_columns", lower.gather_columns)
     one("linear", lower.linear, "residual bias quantized_activation input_scale", _linear_check)
     one("linear_group", lower.linear, "bias quantized_activation input_scale", _linear_check)
+    one("head_linear", lower.head_linear, check=_stack_check)
+    one("concat_heads", lower.concat_heads)
     one("rms_norm", lower.rms_norm, "head_dim weight_offset")
     one("layer_norm", lower.layer_norm, "bias")
     one("add_rms_norm", lower.add_rms_norm, "weight_offset")
@@ -123,8 +125,8 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("add", lower.add)
     one("scale_softcap", lower.scale_softcap, "scale softcap")
     one("gather_rows", lower.gather_rows)
-    one("moe_route", lower.moe_route, "score renormalize scale")
-    one("moe_linear", lower.moe_linear, "per_choice", _moe_check)
+    one("moe_route", lower.moe_route, "score renormalize scale correction_bias groups groups_kept group_best")
+    one("moe_linear", lower.moe_linear, "per_choice", _stack_check)
     one("moe_combine", lower.moe_combine)
     one("process_logits", lower.process_logits)
     one("sample", lower.sample)

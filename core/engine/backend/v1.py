@@ -113,13 +113,15 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16 or int8."""
+    """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16 or int8. ``latent``:
+    values are a part of the keys, so that there is no state v, nor v_scale."""
 
     blocks: int
     block_size: int
     kv_heads: int
     head_dim: int
     dtype: str
+    latent: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,17 @@ def attention(
     query_offsets: Array,
     page_table: Array,
     k: Array,
-    v: Array,
     heads: int,
     kv_heads: int,
     head_dim: int,
     scale: float,
     block_size: int,
+    v: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    v_head_dim: int = 0,
 ) -> tuple[Array]:
     """softmax(scale * q k^T) v: q [T, heads * head_dim] -> f32 of the same shape; k and v in the plain layout.
 
@@ -37,13 +38,16 @@ def attention(
     bounds scores as c * tanh(score / c). Query head h reads KV head h * kv_heads / heads, rounded down. Each query is
     computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources: Vaswani et
     al. (2017); for grouped queries, Ainslie et al. (2023).
+
+    ``v_head_dim`` d > 0: a latent cache, where the first d columns of a key are the value. There is no v and no v_scale,
+    and the result is [T, heads * d] (DeepSeek-V2, arXiv 2405.04434, in the absorbed form).
     """
-    y = np.empty((len(q), heads * head_dim), np.float32)
+    y = np.empty((len(q), heads * (v_head_dim or head_dim)), np.float32)
     for seq, start in enumerate(seq_starts):
         first, last = int(query_offsets[seq]), int(query_offsets[seq + 1])
         context = int(start) + last - first
         keys = _context(k, k_scale, page_table[seq], context, block_size)
-        values = _context(v, v_scale, page_table[seq], context, block_size)
+        values = keys[..., :v_head_dim] if v is None else _context(v, v_scale, page_table[seq], context, block_size)
         for row in range(first, last):
             end = int(start) + row - first + 1
             seen = slice(max(0, end - window) if window else 0, end)
@@ -84,13 +88,18 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
         ([90, 0], [1, 40], 16, 4, 2, 32, "f16", {"window": 24}),
         ([33, 2], [1, 12], 16, 4, 1, 32, "f32", {"softcap": 5.0}),
         ([50], [9], 8, 2, 2, 16, "f32", {"window": 1, "softcap": 2.0}),
+        ([0, 45], [20, 1], 16, 4, 1, 32, "f32", {"v_head_dim": 24}),
+        ([17, 70, 0], [1, 1, 9], 16, 16, 1, 576, "f16", {"v_head_dim": 512}),
+        ([30, 2], [3, 20], 8, 5, 1, 40, "bf16", {"v_head_dim": 25, "window": 12}),
+        ([100, 0], [1, 18], 32, 8, 1, 80, "int8", {"v_head_dim": 64}),
     ]
     for starts, lengths, block_size, heads, kv_heads, head_dim, dtype, features in shapes:
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
         table = batch.page_tables[0]
-        kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype)
+        kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype, "v_head_dim" in features)
         total = len(batch.positions)
-        contents = {name: np.full(PLAIN.shapes(kv)["k"][0], np.nan, np.float32) for name in ("k", "v")}
+        names = ("k",) if kv.latent else ("k", "v")
+        contents = {name: np.full(PLAIN.shapes(kv)["k"][0], np.nan, np.float32) for name in names}
         for seq, (start, length) in enumerate(zip(starts, lengths, strict=True)):
             positions = np.arange(start + length)
             place = table[seq, positions // block_size], positions % block_size
@@ -123,6 +132,7 @@ SPECS = (
     OpSpec(
         "attention",
         inputs=("q", "seq_starts", "query_offsets", "page_table"),
+        # Without v where v_head_dim says so: marked "?" it would be a feature of all other calls.
         states=("k", "v", "k_scale?", "v_scale?"),
         outputs=("y",),
         attrs={
@@ -133,6 +143,7 @@ SPECS = (
             "block_size": REQUIRED,
             "window": 0,
             "softcap": 0.0,
+            "v_head_dim": 0,
         },
         reference=attention,
         tolerance=Tolerance(5e-5, 5e-5),

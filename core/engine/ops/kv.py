@@ -14,11 +14,10 @@ from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
 def _plain_shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
     tokens = (spec.blocks, spec.block_size, spec.kv_heads)
-    shapes: dict[str, tuple[tuple[int, ...], str]] = {
-        kind: ((*tokens, spec.head_dim), spec.dtype) for kind in ("k", "v")
-    }
+    kinds = ("k",) if spec.latent else ("k", "v")
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {kind: ((*tokens, spec.head_dim), spec.dtype) for kind in kinds}
     if spec.dtype == "int8":
-        shapes |= {kind: (tokens, "f32") for kind in ("k_scale", "v_scale")}
+        shapes |= {f"{kind}_scale": (tokens, "f32") for kind in kinds}
     return shapes
 
 
@@ -64,20 +63,24 @@ def plain_states(spec: KVSpec, contents: Mapping[str, Array]) -> dict[str, Array
 def kv_write(
     *,
     new_k: Array,
-    new_v: Array,
     kv_slots: Array,
     k: Array,
-    v: Array,
     kv_heads: int,
     head_dim: int,
+    new_v: Array | None = None,
+    v: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
+    latent: bool = False,
 ) -> tuple[()]:
     """Stores new_k and new_v f32 [T, kv_heads * head_dim] at kv_slots i32 [T] = block * block_size + offset; a negative
-    slot is skipped. States in the plain layout, converted to their dtype (int8: one scale a token and head)."""
+    slot is skipped. States in the plain layout, converted to their dtype (int8: one scale a token and head). A ``latent``
+    cache has keys alone: no new_v, v and v_scale."""
     wanted = kv_slots >= 0
     blocks, offsets = np.divmod(kv_slots[wanted], k.shape[1])
     for new, stored, scale in ((new_k, k, k_scale), (new_v, v, v_scale)):
+        if new is None or stored is None:
+            continue
         heads = new[wanted].reshape(-1, kv_heads, head_dim).astype(np.float32)
         if scale is None:
             stored[blocks, offsets] = dtypes.from_f32(heads, dtypes.storage_tag(stored))
@@ -95,28 +98,31 @@ def kv_copy(*, block_copies: Array, states: Sequence[Array]) -> tuple[()]:
 
 
 def kv_write_cases(rng: Generator) -> Iterator[Case]:
-    for starts, lengths, block_size, kv_heads, head_dim, dtype, skipped in (
-        ([0], [1], 16, 1, 64, "f32", 0),
-        ([0, 30], [17, 1], 16, 2, 32, "f16", 0),
-        ([15, 16, 31], [1, 1, 1], 16, 8, 48, "bf16", 0),
-        ([5, 0], [3, 40], 8, 2, 64, "int8", 0),
-        ([0], [9], 32, 4, 8, "f16", 4),
-        ([0, 2], [4, 5], 1, 1, 16, "int8", 2),
+    for starts, lengths, block_size, kv_heads, head_dim, dtype, skipped, latent in (
+        ([0], [1], 16, 1, 64, "f32", 0, False),
+        ([0, 30], [17, 1], 16, 2, 32, "f16", 0, False),
+        ([15, 16, 31], [1, 1, 1], 16, 8, 48, "bf16", 0, False),
+        ([5, 0], [3, 40], 8, 2, 64, "int8", 0, False),
+        ([0], [9], 32, 4, 8, "f16", 4, False),
+        ([0, 2], [4, 5], 1, 1, 16, "int8", 2, False),
+        ([3, 20], [14, 1], 16, 1, 32, "f16", 1, True),
+        ([0, 40], [9, 2], 8, 1, 72, "int8", 0, True),
     ):
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
-        kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype)
+        kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype, latent)
         total = len(batch.positions)
         kv_slots = batch.kv_slots(0, block_size)
         kv_slots[rng.permutation(total)[:skipped]] = -1
-        new = {name: rng.standard_normal((total, kv_heads * head_dim), np.float32) for name in ("new_k", "new_v")}
+        names = ("k",) if latent else ("k", "v")
+        new = {f"new_{name}": rng.standard_normal((total, kv_heads * head_dim), np.float32) for name in names}
         new["new_k"][0, :head_dim] = 0
         shape = PLAIN.shapes(kv)["k"][0]
         yield Case(
-            f"{dtype}, {total} tokens, {kv_heads}x{head_dim}, blocks of {block_size}",
+            f"{dtype}, {total} tokens, {kv_heads}x{head_dim}, blocks of {block_size}{', latent' * latent}",
             Dims(T=total),
             {**new, "kv_slots": kv_slots},
-            states={name: rng.standard_normal(shape, np.float32) for name in ("k", "v")},
-            attrs={"kv_heads": kv_heads, "head_dim": head_dim},
+            states={name: rng.standard_normal(shape, np.float32) for name in names},
+            attrs={"kv_heads": kv_heads, "head_dim": head_dim, "latent": latent},
             kv=kv,
         )
 
@@ -145,9 +151,10 @@ SPECS = (
         "kv_write",
         # Not k and v: an op's arguments have names of their own, and these are the states'.
         inputs=("new_k", "new_v", "kv_slots"),
+        # A latent cache has no new_v and v. The attribute says so: marked "?" they would be features of all other calls.
         states=("k", "v", "k_scale?", "v_scale?"),
         outputs=(),
-        attrs={"kv_heads": REQUIRED, "head_dim": REQUIRED},
+        attrs={"kv_heads": REQUIRED, "head_dim": REQUIRED, "latent": False},
         reference=kv_write,
         # Stored values may differ by one rounding: 2^-11 for f16, 2^-8 for bf16, 1/127 for int8, all of the largest.
         tolerance=Tolerance(1e-6, 1e-2),

@@ -13,13 +13,26 @@ from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
 
 def moe_route(
-    *, logits: Array, k: int, score: str = "softmax", renormalize: bool = True, scale: float = 1.0
+    *,
+    logits: Array,
+    k: int,
+    correction_bias: Array | None = None,
+    score: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    groups_kept: int = 1,
+    group_best: int = 1,
 ) -> tuple[Array, Array]:
     """The k best experts of each token: ids i32 [T, k] in descending order, and weights f32 [T, k].
 
     logits [T, E]. ``score`` is softmax over all experts or sigmoid; the choice is by logits, lowest id on ties.
     ``renormalize`` divides the chosen scores by their sum; ``scale`` multiplies them last. OpError for another score.
-    Reserved for later: correction_bias (added for the choice only), groups and groups_kept.
+
+    ``correction_bias`` [E] is added to the scores for the choice only, which is then by these sums (DeepSeek-V3, arXiv
+    2412.19437). With ``groups`` > 1 the choice is by score, too, and among the experts of ``groups_kept`` of so many
+    equal groups of neighbours: those whose ``group_best`` best members have the greatest sum, lowest group on ties; k
+    experts must be left (DeepSeek-V2, arXiv 2405.04434).
     """
     wide = logits.astype(np.float64)
     if score == "softmax":
@@ -29,11 +42,26 @@ def moe_route(
         scores = 1 / (1 + np.exp(-wide))
     else:
         raise OpError(f"moe_route has the scores softmax and sigmoid and not {score}.")
-    ids = np.argsort(-wide, axis=-1, kind="stable")[:, :k]
+    choice = wide if correction_bias is None and groups == 1 else scores
+    if correction_bias is not None:
+        choice = choice + correction_bias
+    if groups > 1:
+        choice = _of_best_groups(choice, groups, groups_kept, group_best)
+    ids = np.argsort(-choice, axis=-1, kind="stable")[:, :k]
     weights = np.take_along_axis(scores, ids, axis=-1)
     if renormalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return ids.astype(np.int32), (weights * scale).astype(np.float32)
+
+
+def _of_best_groups(choice: Array, groups: int, kept: int, best: int) -> Array:
+    """Minus infinity in place of what the experts outside the best groups have."""
+    grouped = choice.reshape(len(choice), groups, -1)
+    totals = np.sort(grouped, axis=-1)[..., -best:].sum(axis=-1)
+    chosen = np.argsort(-totals, axis=-1, kind="stable")[:, :kept]
+    left = np.full_like(grouped, -np.inf)
+    np.put_along_axis(left, chosen[..., None], np.take_along_axis(grouped, chosen[..., None], axis=1), axis=1)
+    return left.reshape(choice.shape)
 
 
 def moe_linear(*, x: Array, ids: Array, weight: Array, per_choice: bool = False) -> tuple[Array]:
@@ -66,11 +94,17 @@ def moe_route_cases(rng: Generator) -> Iterator[Case]:
         (9, 60, 6, {"score": "sigmoid", "scale": 2.5}),
         (6, 1, 1, {}),
         (4, 128, 8, {"renormalize": True, "scale": 0.5}),
+        (7, 16, 3, {"groups": 4, "groups_kept": 2, "renormalize": False, "scale": 16.0}),
+        (8, 32, 6, {"groups": 8, "groups_kept": 3, "group_best": 2, "score": "sigmoid"}),
+        (5, 256, 8, {"groups": 8, "groups_kept": 4, "group_best": 2, "score": "sigmoid", "scale": 2.5, "bias": True}),
+        (11, 6, 2, {"score": "sigmoid", "bias": True}),
     ):
         logits = rng.standard_normal((tokens, experts), np.float32) * np.float32(2)
         logits[-1] = np.round(logits[-1])  # ties
         name = f"{tokens} tokens, {k} of {experts} {attrs or ''}".strip()
-        yield Case(name, Dims(T=tokens), {"logits": logits}, attrs={"k": k, **attrs})
+        biased = attrs.pop("bias", False)
+        weights = {"correction_bias": random_weight(rng, "F32", (experts,), 0.2)} if biased else {}
+        yield Case(name, Dims(T=tokens), {"logits": logits}, weights, attrs={"k": k, **attrs})
 
 
 def moe_linear_cases(rng: Generator) -> Iterator[Case]:
@@ -104,8 +138,17 @@ SPECS = (
     OpSpec(
         "moe_route",
         inputs=("logits",),
+        weights=("correction_bias?",),
         outputs=("ids", "weights"),
-        attrs={"k": REQUIRED, "score": "softmax", "renormalize": True, "scale": 1.0},
+        attrs={
+            "k": REQUIRED,
+            "score": "softmax",
+            "renormalize": True,
+            "scale": 1.0,
+            "groups": 1,
+            "groups_kept": 1,
+            "group_best": 1,
+        },
         reference=moe_route,
         tolerance=Tolerance(1e-6, 1e-5),
         cases=moe_route_cases,

@@ -18,12 +18,14 @@ from .weights import ConstantWeight, input_spec
 
 @dataclass(frozen=True)
 class KVLayer:
-    """The cache of one layer: which group's page table it follows and what one token holds."""
+    """The cache of one layer: which group's page table it follows and what one token holds. ``latent``: keys alone, of
+    which values are a part."""
 
     layer: int
     group: int
     kv_heads: int
     head_dim: int
+    latent: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,26 +219,57 @@ class Builder:
         _of_width(b, a.shape[-1])
         return self.call("add", {"a": a, "b": b}, [(f"{b.name}.sum", a.shape, "residual")])[0]
 
-    def kv_write(self, layer: int, k: Value, v: Value, kv_heads: int, head_dim: int, group: int = 0) -> None:
+    def kv_write(self, layer: int, k: Value, v: Value | None, kv_heads: int, head_dim: int, group: int = 0) -> None:
+        """Without v the cache is latent: attention takes its values from the keys."""
         _of_width(k, kv_heads * head_dim)
-        _of_width(v, kv_heads * head_dim)
-        self._kv_layers.append(KVLayer(layer, group, kv_heads, head_dim))
+        if v is not None:
+            _of_width(v, kv_heads * head_dim)
+        kv = KVLayer(layer, group, kv_heads, head_dim, latent=v is None)
+        self._kv_layers.append(kv)
         inputs = {"new_k": k, "new_v": v, "kv_slots": self.kv_slots[group]}
-        states = kv_states(layer, self._kv_dtype)
-        self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim)
+        states = kv_states(kv, self._kv_dtype)
+        self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim, latent=kv.latent)
 
-    def attention(self, q: Value, layer: int, heads: int, scale: float, **features: Any) -> Value:
-        """Reads only the cache, this step's tokens included. Features: window, softcap."""
+    def attention(self, q: Value, layer: int, heads: int, scale: float, v_head_dim: int = 0, **features: Any) -> Value:
+        """Reads only the cache, this step's tokens included. ``v_head_dim``: the width of values, which a latent cache
+        needs. Features: window, softcap."""
         kv = next(kv for kv in self._kv_layers if kv.layer == layer)
         _of_width(q, heads * kv.head_dim)
+        if kv.latent != (0 < v_head_dim <= kv.head_dim):
+            raise ModelError(
+                f"Values of {v_head_dim} columns, and keys of {kv.head_dim}: a latent cache needs values as wide as its keys at"
+                " most, and another takes none."
+            )
         inputs = {"q": q, "page_table": self.input(f"page_table.{kv.group}")}
         inputs |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
         attrs = {"heads": heads, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "scale": scale, **features}
+        attrs["v_head_dim"] = v_head_dim
         attrs["block_size"] = self._groups[kv.group].block_size
-        out = [(f"attention.{layer}", ("T", heads * kv.head_dim), "act")]
-        return self.call("attention", inputs, out, states=kv_states(layer, self._kv_dtype), **attrs)[0]
+        out = [(f"attention.{layer}", ("T", heads * (v_head_dim or kv.head_dim)), "act")]
+        return self.call("attention", inputs, out, states=kv_states(kv, self._kv_dtype), **attrs)[0]
 
-    def moe(self, x: Value, router: WeightRef, experts: Experts, used: int, **routing: Any) -> Value:
+    def head_linear(self, x: Value, weight: WeightRef) -> Value:
+        """Each head of x [T, heads * K] times its matrix of the weight [heads, N, K] transposed."""
+        heads, n, k = weight.shape
+        _of_width(x, heads * k)
+        self.name_axes(weight, "heads", None, None)
+        out = [(weight.name.removesuffix(".weight"), (x.shape[0], heads * n), "act")]
+        return self.call("head_linear", {"x": x}, out, {"weight": weight})[0]
+
+    def concat_heads(self, a: Value, b: Value, heads: int) -> Value:
+        """Head by head, a and then b."""
+        out = [(f"{a.name}.concat", (a.shape[0], int(a.shape[-1]) + int(b.shape[-1])), "act")]
+        return self.call("concat_heads", {"a": a, "b": b}, out, heads=heads)[0]
+
+    def moe(
+        self,
+        x: Value,
+        router: WeightRef,
+        experts: Experts,
+        used: int,
+        correction_bias: WeightRef | None = None,
+        **routing: Any,
+    ) -> Value:
         """Route each token to ``used`` experts; gated activation within each; weighted sum in the order of choice."""
         count, width, mlp = experts.gate.shape[0], x.shape[-1], experts.gate.shape[1]
         self._needs(router, (count, width))
@@ -245,7 +278,10 @@ class Builder:
         self._needs(experts.down, (count, width, mlp))
         logits = self.linear(x, router, axes=("experts", "embed"))
         outs = [("moe_ids", ("T", used), "i32"), ("moe_weights", ("T", used), "f32")]
-        ids, weights = self.call("moe_route", {"logits": logits}, outs, k=used, **routing)
+        if correction_bias is not None:
+            self._needs(correction_bias, (count,))
+        bias = {"correction_bias": correction_bias}
+        ids, weights = self.call("moe_route", {"logits": logits}, outs, bias, k=used, **routing)
         gate = self._moe_linear(x, ids, experts.gate, per_choice=False)
         up = self._moe_linear(x, ids, experts.up, per_choice=False)
         down = self._moe_linear(self.gated_act(gate, up, experts.kind), ids, experts.down, per_choice=True)
@@ -325,8 +361,8 @@ class Builder:
         """One call a cache group, over the states of all its layers."""
         copies = []
         for group in range(len(self._groups)):
-            layers = [kv.layer for kv in self._kv_layers if kv.group == group]
-            names = [name for layer in layers for name in kv_states(layer, self._kv_dtype).values()]
+            layers = [kv for kv in self._kv_layers if kv.group == group]
+            names = [name for kv in layers for name in kv_states(kv, self._kv_dtype).values()]
             states = {f"states.{n}": name for n, name in enumerate(names)}
             copies.append(Call("kv_copy", {"block_copies": self.input(f"block_copies.{group}")}, (), {}, states))
         return copies
@@ -349,7 +385,8 @@ def _of_width(value: Value, width: int | str) -> None:
         )
 
 
-def kv_states(layer: int, dtype: str) -> dict[str, str]:
+def kv_states(kv: KVLayer, dtype: str) -> dict[str, str]:
     """Argument -> state name of one layer's cache; int8 brings scales."""
-    kinds = ("k", "v", "k_scale", "v_scale") if dtype == "int8" else ("k", "v")
-    return {kind: f"kv.{layer}.{kind}" for kind in kinds}
+    kinds = ["k"] if kv.latent else ["k", "v"]
+    kinds += [f"{kind}_scale" for kind in kinds] if dtype == "int8" else []
+    return {kind: f"kv.{kv.layer}.{kind}" for kind in kinds}

@@ -49,7 +49,7 @@ def _kv_tensors(
 
 
 def _spec(program: Program, kv: KVLayer, kv_dtype: str, blocks: int) -> KVSpec:
-    return KVSpec(blocks, program.groups[kv.group].block_size, kv.kv_heads, kv.head_dim, kv_dtype)
+    return KVSpec(blocks, program.groups[kv.group].block_size, kv.kv_heads, kv.head_dim, kv_dtype, kv.latent)
 
 
 def choose_blocks(bytes_a_block: int, budget: int, wanted_tokens: int, block_size: int, needed_tokens: int) -> int:

@@ -43,19 +43,20 @@ ENGINE_INLINE void assign(Partial target, Partial source, int64_t width) {
 
 // One thread's working memory.
 struct Workspace {
-  float* q;            // [kTileRows][width], scaled
+  float* q;            // [kTileRows][q_width], scaled
   float* weights;      // [kTileRows][kChunk]: scores, then probabilities
   float* chunk;        // [kTileRows] partials of the chunk in hand
   float* state;        // [kTileRows] partials so far
-  uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens
+  uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens, or from rows
   const void** pages;  // [kChunk] values of a chunk's blocks
   const void** ahead;  // [kChunk] what to prefetch beside each
 };
 
-// q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q.
+// q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q, or
+// [T, heads * v_head_dim] with a latent cache.
 // States k, v (, k_scale, v_scale), this step's tokens written already; the query at position p sees the tokens 0..p
 // (the last `window` of them). Numbers: heads, kv_heads, head_dim, scale, block_size, kv_dtype, window (0: all),
-// softcap (0: none).
+// softcap (0: none), latent (0, 1), v_head_dim (latent only: how many of a key's dimensions are the value).
 class Attention final : public Kernel {
  public:
   explicit Attention(const KernelArgs& args)
@@ -67,13 +68,16 @@ class Attention final : public Kernel {
         layout_(args),
         heads_(args.integer("heads")),
         group_(heads_ / layout_.heads),
-        width_((layout_.dim + 15) / 16 * 16),
+        q_width_((layout_.dim + 15) / 16 * 16),
+        v_dim_(layout_.latent ? args.integer("v_head_dim") : layout_.dim),
+        width_((v_dim_ + 15) / 16 * 16),
         scale_(static_cast<float>(args.number("scale"))),
         softcap_(static_cast<float>(args.number_or("softcap", 0))),
         window_(static_cast<int32_t>(args.number_or("window", 0))),
         max_chunks_(args.integer("max_context") / kChunk + 1) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
-    for (size_t i = 0; i < args.states.size(); ++i) states_[i] = args.states[i];
+    if (v_dim_ < 1 || v_dim_ > layout_.dim) throw std::invalid_argument("v_head_dim is 1 to head_dim.");
+    layout_.find_states(args, states_);
     while (int64_t{1} << block_shift_ < layout_.block) ++block_shift_;
     reserve(args.integer("threads"));
   }
@@ -93,7 +97,7 @@ class Attention final : public Kernel {
   float* stored(int32_t slot, int64_t chunk) const;
   int32_t position(const Frame& frame, const TileTask& task, int32_t row) const;
   Span span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const;
-  float* result(const Frame& frame, const TileTask& task, int32_t row) const;
+  int64_t row_index(const Frame& frame, const TileTask& task, int32_t row) const;
   void write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const;
   void load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const;
   void merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const;
@@ -119,7 +123,7 @@ class Attention final : public Kernel {
 
   int q_, starts_, offsets_, table_, out_;
   KvLayout layout_;
-  int64_t heads_, group_, width_;
+  int64_t heads_, group_, q_width_, v_dim_, width_;
   float scale_, softcap_;
   int32_t window_, block_shift_ = 0;
   int64_t max_chunks_;
@@ -130,7 +134,7 @@ class Attention final : public Kernel {
 
 void Attention::reserve(int64_t threads) {
   const int64_t partials = kTileRows * (width_ + 16);
-  const int64_t floats = kTileRows * width_ + kTileRows * kChunk + 2 * partials;
+  const int64_t floats = kTileRows * q_width_ + kTileRows * kChunk + 2 * partials;
   const int64_t keys = layout_.lanes < 16 ? kVectors<1> * layout_.dim * 16 * 4 : 0;
   const int64_t stride = (floats * 4 + keys + 2 * kChunk * sizeof(void*) + 63) / 64 * 64;
   memory_ = Buffer(threads * stride);
@@ -138,7 +142,7 @@ void Attention::reserve(int64_t threads) {
   for (int64_t i = 0; i < threads; ++i) {
     Workspace work;
     work.q = reinterpret_cast<float*>(memory_.data() + i * stride);
-    work.weights = work.q + kTileRows * width_;
+    work.weights = work.q + kTileRows * q_width_;
     work.chunk = work.weights + kTileRows * kChunk;
     work.state = work.chunk + partials;
     work.pages = reinterpret_cast<const void**>(work.state + partials);
@@ -170,24 +174,24 @@ Span Attention::span(const Frame& frame, const AttentionPlan& plan, const TileTa
   return {begin > 0 ? begin : 0, end < kChunk ? end : kChunk};
 }
 
-// Where row `row` of the tile lies in q and in the output.
-float* Attention::result(const Frame& frame, const TileTask& task, int32_t row) const {
+// Which (token, query head) row `row` of the tile is, in q and in the output.
+int64_t Attention::row_index(const Frame& frame, const TileTask& task, int32_t row) const {
   const int64_t index = task.first_row + row;
   const int64_t token = input<int32_t>(frame, offsets_)[task.sequence] + index / group_;
-  return output<float>(frame, out_) + (token * heads_ + task.head * group_ + index % group_) * layout_.dim;
+  return token * heads_ + task.head * group_ + index % group_;
 }
 
 void Attention::write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const {
-  float* out = result(frame, task, row);
-  for (int64_t d = 0; d < layout_.dim; d += 16)
-    store_first(out + d, load(sums.o + d) / *sums.l, layout_.dim - d < 16 ? layout_.dim - d : 16);
+  float* out = output<float>(frame, out_) + row_index(frame, task, row) * v_dim_;
+  for (int64_t d = 0; d < v_dim_; d += 16)
+    store_first(out + d, load(sums.o + d) / *sums.l, v_dim_ - d < 16 ? v_dim_ - d : 16);
 }
 
 void Attention::load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const {
   const float* q = input<float>(frame, q_);
   for (int32_t r = 0; r < padded; ++r) {
-    const float* source = q + (result(frame, task, r < task.rows ? r : task.rows - 1) - output<float>(frame, out_));
-    for (int64_t d = 0; d < layout_.dim; ++d) work.q[r * width_ + d] = source[d] * scale_;
+    const float* source = q + row_index(frame, task, r < task.rows ? r : task.rows - 1) * layout_.dim;
+    for (int64_t d = 0; d < layout_.dim; ++d) work.q[r * q_width_ + d] = source[d] * scale_;
   }
 }
 
@@ -291,6 +295,7 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
                              reinterpret_cast<const T* const*>(work.ahead),
                              block_shift_,
                              layout_.dim,
+                             v_dim_,
                              work.weights,
                              spans,
                              all,
@@ -325,19 +330,25 @@ void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const 
       ahead[j] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[index * 16 >> block_shift_], head) +
                  (index * 16 & (layout_.block - 1)) * layout_.dim;
     }
-    tile_scores<R>(work.q, width_, tiles, ahead, layout_.dim, work.weights + tile * 16);
+    tile_scores<R>(work.q, q_width_, tiles, ahead, layout_.dim, work.weights + tile * 16);
   }
 }
 
-// The keys [dim][16] of the 16 tokens from `token` on: in place, or put together from small blocks up to `end`.
+// The keys [dim][16] of the 16 tokens from `token` on: in place, or from rows, or put together from small blocks up to
+// `end`.
 template <class T>
 const T* Attention::key_tile(const int32_t* blocks, int64_t head, int32_t token, int32_t end, T* assembled) const {
   const T* keys = reinterpret_cast<const T*>(states_[0]);
   const int64_t lanes = layout_.lanes;
-  if (lanes == 16)
-    return keys + layout_.page(blocks[token >> block_shift_], head) + layout_.key(token & (layout_.block - 1));
+  if (layout_.block >= 16) {
+    const T* source = keys + layout_.page(blocks[token >> block_shift_], head) + layout_.key(token & (layout_.block - 1));
+    if (lanes == 16) return source;
+    transpose_rows(source, layout_.dim, assembled);
+    return assembled;
+  }
   for (int64_t i = 0; i < 16 && token + i < end; i += lanes) {
-    const T* source = keys + layout_.page(blocks[(token + i) >> block_shift_], head);
+    const T* source =
+        keys + layout_.page(blocks[(token + i) >> block_shift_], head) + layout_.key((token + i) & (layout_.block - 1));
     for (int64_t d = 0; d < layout_.dim; ++d)
       std::memcpy(assembled + d * 16 + i, source + d * lanes, lanes * sizeof(T));
   }
@@ -347,7 +358,7 @@ const T* Attention::key_tile(const int32_t* blocks, int64_t head, int32_t token,
 // The scales of the 16 tokens from `token` on, up to `end`.
 f32x16 Attention::token_scales(int state, const int32_t* blocks, int64_t head, int32_t token, int32_t end) const {
   const float* scales = reinterpret_cast<const float*>(states_[state]);
-  if (layout_.lanes == 16)
+  if (layout_.block >= 16)
     return load(scales + layout_.scale(blocks[token >> block_shift_], head) + (token & (layout_.block - 1)));
   f32x16 result{};
   for (int32_t i = 0; i < 16 && token + i < end; ++i)

@@ -28,6 +28,37 @@ ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
   return load(whole);
 }
 
+// Of 2 * 16 elements in turn: a0 b0 a1 b1 ...
+template <class V>
+ENGINE_INLINE void zip(V a, V b, V& low, V& high) {
+  low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
+// 16 rows of `dim` elements, one after another, as a tile [dim][16].
+template <class T>
+void transpose_rows(const T* rows, int64_t dim, T* tile) {
+  using V = std::conditional_t<sizeof(T) == 4, u32x16, std::conditional_t<sizeof(T) == 2, u16x16, u8x16>>;
+  int64_t d = 0;
+  for (; d + 16 <= dim; d += 16) {
+    V a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = load_as<V>(rows + i * dim + d);
+    // Four times the halves in turn bring row i, column j to row j, column i.
+#pragma GCC unroll 2
+    for (int round = 0; round < 2; ++round) {
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) zip(a[i], a[i + 8], b[2 * i], b[2 * i + 1]);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) zip(b[i], b[i + 8], a[2 * i], a[2 * i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) std::memcpy(tile + (d + i) * 16, &a[i], sizeof(V));
+  }
+  for (; d < dim; ++d)
+    for (int i = 0; i < 16; ++i) tile[d * 16 + i] = rows[i * dim + d];
+}
+
 // scores[row * kChunk + 16 j + lane] = q[row] . key of the token at `lane` of tile j; tiles are [dim][16].
 // ahead[j] (as many bytes as a tile) is asked for meanwhile: the blocks of a sequence are scattered, so the hardware
 // does not foresee them.
@@ -69,10 +100,11 @@ struct Span {
 // What the value product of one chunk reads.
 template <class T>
 struct ValueChunk {
-  const T* const* pages;  // the head's values in each block of the chunk, [block_size][dim]
+  const T* const* pages;  // the head's values in each block of the chunk, [block_size][stride]
   const T* const* ahead;  // a page to be prefetched for each of them
   int32_t block_shift;    // log2(block_size)
-  int64_t dim;
+  int64_t stride;         // from token to token,
+  int64_t dim;            // of which so many dimensions are the value
   const float* weights;  // [row][kChunk], zero or garbage outside a row's span
   const Span* spans;     // a row's tokens
   Span all;              // the tokens of any row
@@ -104,10 +136,10 @@ void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out
   const auto run = [&](int32_t begin, int32_t end, auto masked) __attribute__((always_inline)) {
     for (int32_t t = begin; t < end;) {
       const int32_t stop = (t | mask) + 1 < end ? (t | mask) + 1 : end;
-      const int64_t offset = (t & mask) * chunk.dim + d;
+      const int64_t offset = (t & mask) * chunk.stride + d;
       const T* source = chunk.pages[t >> chunk.block_shift] + offset;
       const T* next = chunk.ahead[t >> chunk.block_shift] + offset;
-      for (; t < stop; ++t, source += chunk.dim, next += chunk.dim) step(t, source, next, masked);
+      for (; t < stop; ++t, source += chunk.stride, next += chunk.stride) step(t, source, next, masked);
     }
   };
   if (chunk.shared.begin < chunk.shared.end) {

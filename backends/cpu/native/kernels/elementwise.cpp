@@ -1,4 +1,5 @@
-// add, gated_act, scale_softcap, gather_rows, gather_columns: what happens to each element, or each row, by itself.
+// add, gated_act, scale_softcap, gather_rows, gather_columns, concat_heads: what happens to each element, or each row, by
+// itself.
 #include <stdexcept>
 #include <vector>
 
@@ -187,6 +188,30 @@ class GatherColumns final : public Kernel {
   std::vector<int32_t> columns_;
 };
 
+// a [T, heads * A], b [T, heads * B] -> [T, heads * (A + B)], head by head a and then b. Numbers: heads, a, b (widths of
+// a head).
+class ConcatHeads final : public Kernel {
+ public:
+  explicit ConcatHeads(const KernelArgs& args)
+      : inputs_{args.inputs.at(0), args.inputs.at(1)},
+        y_(args.outputs.at(0)),
+        heads_(args.integer("heads")),
+        widths_{args.integer("a"), args.integer("b")} {}
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const Range range = share(frame.dims.T * heads_, team);
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      float* y = output<float>(frame, y_) + i * (widths_[0] + widths_[1]);
+      std::memcpy(y, input<float>(frame, inputs_[0]) + i * widths_[0], widths_[0] * sizeof(float));
+      std::memcpy(y + widths_[0], input<float>(frame, inputs_[1]) + i * widths_[1], widths_[1] * sizeof(float));
+    }
+  }
+
+ private:
+  int inputs_[2], y_;
+  int64_t heads_, widths_[2];
+};
+
 }  // namespace
 
 void register_elementwise(Table& table) {
@@ -195,6 +220,7 @@ void register_elementwise(Table& table) {
   table.kernels["scale_softcap"] = make_kernel<ScaleSoftcap>;
   table.kernels["gather_rows"] = make_kernel<GatherRows>;
   table.kernels["gather_columns"] = make_kernel<GatherColumns>;
+  table.kernels["concat_heads"] = make_kernel<ConcatHeads>;
 }
 
 }  // namespace ENGINE_ISA

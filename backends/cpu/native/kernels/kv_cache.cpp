@@ -40,8 +40,8 @@ ENGINE_INLINE void convert(const float* x, int64_t dim, int8_t* y, float* scale)
   }
 }
 
-// k, v f32 [T, kv_heads * head_dim] and kv_slots i32 [T] (negative: skip) into the states k, v (, k_scale, v_scale).
-// Numbers: kv_heads, head_dim, block_size, kv_dtype (0 f32, 1 f16, 2 bf16, 3 int8).
+// k, v f32 [T, kv_heads * head_dim] (v -1 if latent) and kv_slots i32 [T] (negative: skip) into the states k, v (,
+// k_scale, v_scale). Numbers: kv_heads, head_dim, block_size, kv_dtype (0 f32, 1 f16, 2 bf16, 3 int8), latent.
 class KvWrite final : public Kernel {
  public:
   explicit KvWrite(const KernelArgs& args)
@@ -51,7 +51,7 @@ class KvWrite final : public Kernel {
         layout_(args),
         scratch_stride_((layout_.dim * 4 + 63) / 64 * 64),
         scratch_(args.integer("threads") * scratch_stride_) {
-    for (size_t i = 0; i < args.states.size(); ++i) states_[i] = args.states[i];
+    layout_.find_states(args, states_);
   }
 
   void run(const Frame& frame, const Team& team, int) override {
@@ -61,7 +61,8 @@ class KvWrite final : public Kernel {
  private:
   template <class T>
   void write(const Frame& frame, const Team& team, T*) {
-    const float *k = input<float>(frame, k_), *v = input<float>(frame, v_);
+    const float* k = input<float>(frame, k_);
+    const float* v = layout_.latent ? nullptr : input<float>(frame, v_);
     const int32_t* slots = input<int32_t>(frame, slots_);
     T* key = reinterpret_cast<T*>(scratch_.data() + team.index * scratch_stride_);
     const Range range = share(frame.dims.T * layout_.heads, team);
@@ -73,6 +74,7 @@ class KvWrite final : public Kernel {
       convert(k + i * layout_.dim, layout_.dim, key, reinterpret_cast<float*>(states_[2]) + scale);
       T* keys = reinterpret_cast<T*>(states_[0]) + page + layout_.key(token);
       for (int64_t d = 0; d < layout_.dim; ++d) keys[d * layout_.lanes] = key[d];
+      if (v == nullptr) continue;
       T* value = reinterpret_cast<T*>(states_[1]) + page + token * layout_.dim;
       convert(v + i * layout_.dim, layout_.dim, value, reinterpret_cast<float*>(states_[3]) + scale);
     }

@@ -3,6 +3,8 @@
 //   K [blocks][kv_heads][bs / L][D][L], L = min(16, bs): a tile of L tokens lies in the lanes of a vector
 //   V [blocks][kv_heads][bs][D]
 //   scales (int8 only) f32 [blocks][kv_heads][bs], one a token and head: absmax / 127
+//
+// A latent cache, whose values are the first dimensions of its keys, has K alone and L = 1: a token's key is a row.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +23,21 @@ struct KvLayout {
       : heads(args.integer("kv_heads")),
         dim(args.integer("head_dim")),
         block(args.integer("block_size")),
-        lanes(block < 16 ? block : 16),
+        latent(args.number_or("latent", 0) != 0),
+        lanes(latent ? 1 : block < 16 ? block : 16),
         dtype(static_cast<KvDtype>(args.integer("kv_dtype"))) {
     if (block < 1 || block > 256 || (block & (block - 1)) != 0)
       throw std::invalid_argument("block_size must be a power of two, at most 256.");
     const int64_t kind = args.integer("kv_dtype");
     if (kind < 0 || kind > 3) throw std::invalid_argument("kv_dtype is 0 (f32), 1 (f16), 2 (bf16) or 3 (int8).");
-    if (args.states.size() != (dtype == KvDtype::kInt8 ? 4u : 2u))
-      throw std::invalid_argument("the states are k and v, and for int8 also k_scale and v_scale.");
+    if (args.states.size() != (dtype == KvDtype::kInt8 ? 2u : 1u) * (latent ? 1 : 2))
+      throw std::invalid_argument("the states are k and v, and for int8 also k_scale and v_scale; without v's if latent.");
+  }
+
+  // k, v, k_scale, v_scale; of a latent cache those of v are k's.
+  void find_states(const KernelArgs& args, uint8_t* (&states)[4]) const {
+    for (size_t i = 0; i < args.states.size(); ++i) states[latent ? 2 * i : i] = args.states[i];
+    if (latent) states[1] = states[0], states[3] = states[2];
   }
 
   // Element offsets of (block, head), of a token's first key element there, and of its value.
@@ -36,7 +45,9 @@ struct KvLayout {
   int64_t key(int64_t token) const { return token / lanes * lanes * dim + token % lanes; }
   int64_t scale(int64_t block_id, int64_t head) const { return (block_id * heads + head) * block; }
 
-  int64_t heads, dim, block, lanes;
+  int64_t heads, dim, block;
+  bool latent;
+  int64_t lanes;
   KvDtype dtype;
 };
 

@@ -1,4 +1,5 @@
 // moe_route, moe_linear, moe_combine: mixtures of experts, rows grouped by expert so that each expert is read once.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -14,22 +15,35 @@ namespace ENGINE_ISA {
 namespace {
 
 // inputs logits f32 [T, E]; outputs ids i32 [T, k], weights f32 [T, k], by descending logit, the lower id on ties.
-// Numbers: experts, k; score (0: softmax over all experts, 1: sigmoid); renormalize (0, 1); scale (1). NaN logits are
-// chosen last; softmax makes all weights of their token NaN.
+// Weights: a correction bias [E], or none. Numbers: experts, k; score (0: softmax over all experts, 1: sigmoid);
+// renormalize (0, 1); scale (1); groups, groups_kept, group_best (1 each). With a bias or groups the choice is by score +
+// bias, among the groups whose group_best best members sum highest. NaN logits are chosen last; softmax makes all weights
+// of their token NaN.
 class MoeRoute final : public Kernel {
  public:
   explicit MoeRoute(const KernelArgs& args)
       : logits_(args.inputs.at(0)), ids_(args.outputs.at(0)), weights_(args.outputs.at(1)), experts_(args.integer("experts")),
         k_(args.integer("k")), sigmoid_(args.integer("score") == 1), renormalize_(args.integer("renormalize") == 1),
-        scale_(static_cast<float>(args.number_or("scale", 1))) {
+        scale_(static_cast<float>(args.number_or("scale", 1))), groups_(static_cast<int64_t>(args.number_or("groups", 1))),
+        groups_kept_(static_cast<int64_t>(args.number_or("groups_kept", 1))),
+        group_best_(static_cast<int64_t>(args.number_or("group_best", 1))) {
     if (k_ < 1 || k_ > experts_) throw std::invalid_argument("moe_route needs 1 <= k <= experts.");
-    for (int64_t i = 0; i < args.integer("threads"); ++i) scores_.emplace_back(experts_ * sizeof(float));
+    if (groups_ < 1 || experts_ % groups_ != 0 || groups_kept_ < 1 || groups_kept_ > groups_ || group_best_ < 1 ||
+        group_best_ > experts_ / groups_ || k_ > experts_ / groups_ * groups_kept_)
+      throw std::invalid_argument("moe_route needs equal groups, of which k experts are left.");
+    if (!args.weights.empty()) {
+      bias_ = args.weights[0];
+      if (bias_->family != "plain" || bias_->columns != experts_)
+        throw std::invalid_argument("a correction bias is a plain weight with one number an expert.");
+    }
+    for (int64_t i = 0; i < args.integer("threads"); ++i)
+      scratch_.emplace_back((2 * experts_ + groups_) * sizeof(float) + std::max(group_best_, groups_kept_) * sizeof(int32_t));
   }
 
   void run(const Frame& frame, const Team& team, int) override {
     const Range mine = share(frame.dims.T, team);
     for (int64_t t = mine.begin; t < mine.end; ++t)
-      route(input<float>(frame, logits_) + t * experts_, scores_[team.index].as<float>(), output<int32_t>(frame, ids_) + t * k_,
+      route(input<float>(frame, logits_) + t * experts_, scratch_[team.index].as<float>(), output<int32_t>(frame, ids_) + t * k_,
             output<float>(frame, weights_) + t * k_);
   }
 
@@ -44,22 +58,46 @@ class MoeRoute final : public Kernel {
     }
     if (!sigmoid_)
       for (int64_t e = 0; e < experts_; ++e) scores[e] /= sum;
+    const float* choice = logits;
+    if (bias_ != nullptr || groups_ > 1) {
+      float* sums = scores + experts_;
+      for (int64_t e = 0; e < experts_; ++e) sums[e] = scores[e] + (bias_ == nullptr ? 0.0f : bias_->f32()[e]);
+      if (groups_ > 1) keep_groups(sums, sums + experts_);
+      choice = sums;
+    }
     float chosen = 0;
     for (int64_t c = 0; c < k_; ++c) {
-      ids[c] = best(logits, ids, c);
+      ids[c] = best(choice, experts_, ids, c);
       weights[c] = scores[ids[c]];
       chosen += weights[c];
     }
     for (int64_t c = 0; c < k_; ++c) weights[c] = (renormalize_ ? weights[c] / chosen : weights[c]) * scale_;
   }
 
-  // The expert with the highest logit that is not among the first `taken` ids.
-  int32_t best(const float* logits, const int32_t* ids, int64_t taken) const {
+  // Minus infinity for the experts of all groups but the best. Scratch: a float a group, then the ids in hand.
+  void keep_groups(float* choice, float* totals) const {
+    const int64_t size = experts_ / groups_;
+    auto* ids = reinterpret_cast<int32_t*>(totals + groups_);
+    for (int64_t g = 0; g < groups_; ++g) {
+      totals[g] = 0;
+      for (int64_t c = 0; c < group_best_; ++c) {
+        ids[c] = best(choice + g * size, size, ids, c);
+        totals[g] += choice[g * size + ids[c]];
+      }
+    }
+    for (int64_t c = 0; c < groups_kept_; ++c) ids[c] = best(totals, groups_, ids, c);
+    for (int64_t g = 0; g < groups_; ++g)
+      if (std::find(ids, ids + groups_kept_, g) == ids + groups_kept_)
+        std::fill_n(choice + g * size, size, -std::numeric_limits<float>::infinity());
+  }
+
+  // The place of the highest of `count` values that is not among the first `taken` ids.
+  static int32_t best(const float* values, int64_t count, const int32_t* ids, int64_t taken) {
     int32_t winner = -1;
-    for (int32_t e = 0; e < experts_; ++e) {
+    for (int32_t e = 0; e < count; ++e) {
       bool free = true;
       for (int64_t c = 0; c < taken; ++c) free = free && ids[c] != e;
-      const bool better = winner < 0 || logits[e] > logits[winner] || (std::isnan(logits[winner]) && !std::isnan(logits[e]));
+      const bool better = winner < 0 || values[e] > values[winner] || (std::isnan(values[winner]) && !std::isnan(values[e]));
       if (free && better) winner = e;
     }
     return winner;
@@ -69,7 +107,9 @@ class MoeRoute final : public Kernel {
   int64_t experts_, k_;
   bool sigmoid_, renormalize_;
   float scale_;
-  std::vector<Buffer> scores_;
+  int64_t groups_, groups_kept_, group_best_;
+  std::shared_ptr<PackedWeight> bias_;
+  std::vector<Buffer> scratch_;
 };
 
 // inputs: x as q8g32, x as f32 (each -1 where no weight's family reads it), ids i32 [T, k]; outputs y_i f32 [T, k, N_i];

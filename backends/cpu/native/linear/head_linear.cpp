@@ -1,0 +1,86 @@
+// head_linear: each head of a row times a matrix of its own.
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "../isa.h"
+#include "../work_split.h"
+#include "product.h"
+#include "q8g32.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+namespace {
+
+// inputs x f32 [T, heads * K]; outputs f32 [T, heads * N]. Weight: a matrix [N, K] a head. A quantized weight's input is
+// packed here, head by head: a row as a whole would be cut at other places.
+class HeadLinear final : public Kernel {
+ public:
+  explicit HeadLinear(const KernelArgs& args)
+      : x_(args.inputs.at(0)), y_(args.outputs.at(0)), weight_(args.weights.at(0)), ops_(&family_ops(*weight_)),
+        most_rows_(std::min<int64_t>(64, block_rows(weight_->depth))) {
+    if (ops_->quantized && weight_->depth % kGroup != 0)
+      throw std::invalid_argument("q8g32 needs a depth that is a multiple of 32.");
+    const int64_t packed = ops_->quantized ? most_rows_ * q8g32_row_bytes(weight_->depth) : 0;
+    for (int64_t i = 0; i < args.integer("threads"); ++i) {
+      scratch_.emplace_back(weight_->depth);
+      rows_.emplace_back(most_rows_ * sizeof(int32_t) + packed);
+    }
+  }
+
+  // A task is a head and a block of tokens, and packs their input once for all columns; where there are few of these, a
+  // share of the columns, too.
+  void run(const Frame& frame, const Team& team, int) override {
+    const int64_t tokens = frame.dims.T, heads = weight_->count, strips = strips_of(weight_->columns);
+    if (tokens == 0) return;
+    const int64_t blocks = (tokens + most_rows_ - 1) / most_rows_;
+    const int64_t cuts = std::min(strips, (4 * team.size + heads * blocks - 1) / (heads * blocks));
+    for (int64_t task = team.take(); task < heads * blocks * cuts; task = team.take()) {
+      const int64_t head = task / cuts % heads, block = task / cuts / heads, cut = task % cuts;
+      const int64_t first = tokens * block / blocks;
+      multiply(frame, head, first, tokens * (block + 1) / blocks - first, strips * cut / cuts, strips * (cut + 1) / cuts,
+               team.index);
+    }
+  }
+
+ private:
+  void multiply(const Frame& frame, int64_t head, int64_t first, int64_t tokens, int64_t strip0, int64_t strip1,
+                int thread) {
+    const int64_t depth = weight_->depth, heads = weight_->count;
+    auto* y_rows = rows_[thread].as<int32_t>();
+    for (int64_t i = 0; i < tokens; ++i) y_rows[i] = static_cast<int32_t>((first + i) * heads + head);
+    Product product{};
+    product.ops = ops_;
+    product.matrix = weight_->data + head * strips_of(weight_->columns) * ops_->strip_bytes(depth);
+    product.columns = weight_->columns;
+    product.depth = depth;
+    product.y = output<float>(frame, y_);
+    product.y_rows = y_rows;
+    const float* x = input<float>(frame, x_) + (first * heads + head) * depth;
+    if (ops_->quantized) {
+      auto* packed = reinterpret_cast<uint8_t*>(y_rows + most_rows_);
+      product.x_bytes = q8g32_row_bytes(depth);
+      for (int64_t i = 0; i < tokens; ++i) quantize_row(x + i * heads * depth, depth, packed + i * product.x_bytes);
+      product.x = packed;
+    } else {
+      product.x_bytes = heads * depth * 4;
+      product.x = reinterpret_cast<const uint8_t*>(x);
+    }
+    ops_->prepare(product, 0, tokens, scratch_[thread]);
+    ops_->multiply(product, 0, tokens, strip0, strip1, scratch_[thread]);
+  }
+
+  int x_, y_;
+  std::shared_ptr<PackedWeight> weight_;
+  const FamilyOps* ops_;
+  int64_t most_rows_;
+  std::vector<Scratch> scratch_;
+  std::vector<Buffer> rows_;
+};
+
+}  // namespace
+
+void register_head_linear(Table& table) { table.kernels["head_linear"] = make_kernel<HeadLinear>; }
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu
