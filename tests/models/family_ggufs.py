@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,22 @@ import tiny_models
 from safetensors.numpy import load_file
 
 
-def to_gguf(folder: Path, path: Path, arch: str, config: Any, keys: dict[str, Any]) -> Path:
-    """The checkpoint of a folder with transformers' configuration; ``keys``, without the architecture, are added."""
+def to_gguf(
+    folder: Path,
+    path: Path,
+    arch: str,
+    config: Any,
+    keys: dict[str, Any],
+    split: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda tensors: tensors,
+) -> Path:
+    """The checkpoint of a folder with transformers' configuration; ``keys``, without the architecture, are added, and
+    ``split`` changes the folder's tensors first."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (published_keys(arch, config) | keys).items():
         if value is not None:
             writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
     tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
-    tensors = load_file(folder / "model.safetensors")
+    tensors = split(load_file(folder / "model.safetensors"))
     for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
         writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
     writer.write_header_to_file()

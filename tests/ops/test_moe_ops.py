@@ -16,7 +16,9 @@ def test_route_against_loops(rng):
     for case in OPS["moe_route"].cases(rng):
         (ids, weights), _ = evaluate(OPS["moe_route"], case)
         a = {**OPS["moe_route"].attrs, **case.attrs}
-        bias = dense_weight(case.weights["correction_bias"]) if case.weights else np.zeros(case.inputs["logits"].shape[1])
+        bias = (
+            dense_weight(case.weights["correction_bias"]) if case.weights else np.zeros(case.inputs["logits"].shape[1])
+        )
         for row, (chosen, got) in enumerate(zip(ids, weights, strict=True)):
             logits = [float(v) for v in case.inputs["logits"][row]]
             if a["score"] == "softmax":

@@ -70,7 +70,9 @@ def test_case_runs(spec, case):
             assert np.isfinite(output).all()
 
 
-@pytest.mark.parametrize("name", ["linear", "rms_norm", "layer_norm", "rope", "gated_act", "quantize", "moe_route", "head_linear"])
+@pytest.mark.parametrize(
+    "name", ["linear", "rms_norm", "layer_norm", "rope", "gated_act", "quantize", "moe_route", "head_linear"]
+)
 def test_a_row_does_not_depend_on_the_others(name):
     spec = OPS[name]
     for case in spec.cases(np.random.default_rng(3)):

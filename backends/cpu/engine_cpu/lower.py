@@ -167,7 +167,9 @@ def head_linear(low: Lowering) -> None:
 
 def concat_heads(low: Lowering) -> None:
     heads = low.bound.call.attr("heads")
-    low.emit("concat_heads", low.inputs("a", "b"), heads=heads, a=_width(low, "a") // heads, b=_width(low, "b") // heads)
+    low.emit(
+        "concat_heads", low.inputs("a", "b"), heads=heads, a=_width(low, "a") // heads, b=_width(low, "b") // heads
+    )
 
 
 def moe_route(low: Lowering) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,6 +50,8 @@ class DecoderConfig:
     logit_softcap: float = 0.0
     parallel_residual: bool = False
     """Attention and feed-forward both read the layer's input."""
+    cache: Literal["full", "latent"] = "full"
+    """The kind of the layers' cache group."""
     norm_after: bool = False
     """Layer norms follow each residual sum; otherwise they precede attention and feed-forward."""
 
@@ -117,21 +119,20 @@ def attend(b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value,
     return b.linear(a, w(p + ".weight"), w.maybe(p + ".bias"), axes=("embed", "heads"))
 
 
-def mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
-    """Gated feed-forward."""
-    p = f"blk.{i}."
-    gate = b.linear(h, w(p + "ffn_gate.weight"), w.maybe(p + "ffn_gate.bias"), axes=("mlp", "embed"))
-    up = _up(b, c, w, i, h)
-    down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
-    return b.linear(b.gated_act(gate, up, c.act), *down, axes=("embed", "mlp"))
+def mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, which: str = "", width: int = 0) -> Value:
+    """Gated feed-forward. ``which`` ends the names of its weights, which are ``width`` (0: as the configuration says) wide:
+    "_shexp" are the experts that all tokens share."""
+    gate, up, down = (f"blk.{i}.ffn_{name}{which}" for name in ("gate", "up", "down"))
+    gated = b.linear(h, w(gate + ".weight"), w.maybe(gate + ".bias"), axes=("mlp", "embed"))
+    passed = b.gated_act(gated, _up(b, w, up, h, width or c.mlp), c.act)
+    return b.linear(passed, w(down + ".weight"), w.maybe(down + ".bias"), axes=("embed", "mlp"))
 
 
-def _up(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
-    name = f"blk.{i}.ffn_up"
+def _up(b: Builder, w: Weights, name: str, h: Value, width: int) -> Value:
     weight = w(name + ".weight")
-    if weight.shape[0] != c.mlp:
+    if weight.shape[0] != width:
         raise ModelError(
-            f"{weight.name} has {weight.shape[0]} rows, but the configuration's feed-forward layers are {c.mlp} wide;"
+            f"{weight.name} has {weight.shape[0]} rows, but the configuration's feed-forward layers are {width} wide;"
             " the checkpoint is inconsistent."
         )
     return b.linear(h, weight, w.maybe(name + ".bias"), axes=("mlp", "embed"))
@@ -140,16 +141,16 @@ def _up(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
 def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
     """Feed-forward of two projections with the activation between them."""
     p = f"blk.{i}."
-    up = _up(b, c, w, i, h)
+    up = _up(b, w, p + "ffn_up", h, c.mlp)
     down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
     return b.linear(b.gated_act(up, None, c.act), *down, axes=("embed", "mlp"))
 
 
-def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
-    """Top-k routed experts, each a gated feed-forward."""
+def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, **routing: Any) -> Value:
+    """Top-k routed experts, each a gated feed-forward. ``routing``: what else moe_route is to know."""
     p = f"blk.{i}."
     experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
-    return b.moe(h, w(p + "ffn_gate_inp.weight"), experts, c.experts_used, renormalize=c.renormalize)
+    return b.moe(h, w(p + "ffn_gate_inp.weight"), experts, c.experts_used, renormalize=c.renormalize, **routing)
 
 
 def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:

@@ -2,7 +2,8 @@
 
 A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and ``build``. Where it needs them it has
 ``HF_KEYS`` (common key -> its own in config.json), ``configure`` (completes the configuration), ``HF_PREFIX`` (which some
-files leave out of all names) and ``HF_TRANSPOSED`` (ends of canonical names of matrices that lie transposed).
+files leave out of all names), ``HF_TRANSPOSED`` (ends of canonical names of matrices that lie transposed) and ``unused``
+(beginnings of the names of tensors that are not run).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ FAMILIES: Sequence[Family] = (
     Family("gpt_neox", ("gptneox",), ("gpt_neox",), acts=("gelu", "gelu_tanh", "relu"), eps=1e-5),
     Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True, eps=1e-5),
     Family("cohere", ("command-r",), ("cohere",), interleaved=True, eps=1e-5),
+    Family("deepseek", ("deepseek2",), ("deepseek_v2", "deepseek_v3"), interleaved=True),
     Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
 )
 
@@ -54,7 +56,8 @@ class Model:
 
     def groups(self, block_size: int) -> tuple[CacheGroup, ...]:
         """The cache groups of this architecture."""
-        return (CacheGroup("full", "full", block_size, layers=tuple(range(self.config.layers))),)
+        kind = self.config.cache
+        return (CacheGroup(kind, kind, block_size, layers=tuple(range(self.config.layers))),)
 
     def program(self, block_size: int, kv_dtype: str) -> Program:
         """The op calls of one step."""
@@ -79,7 +82,8 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     if hasattr(module, "configure"):
         config = module.configure(config, checkpoint)
     prefix, transposed = getattr(module, "HF_PREFIX", ""), getattr(module, "HF_TRANSPOSED", ())
-    weights = Weights(checkpoint, module.HF_NAMES, config.experts, prefix, transposed)
+    unused = module.unused(config, checkpoint) if hasattr(module, "unused") else ()
+    weights = Weights(checkpoint, module.HF_NAMES, config.experts, prefix, transposed, unused)
     return Model(family.name, config, checkpoint, weights, module.build)
 
 

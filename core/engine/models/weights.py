@@ -31,13 +31,15 @@ _NEEDLESS = (
 class Weights:
     """``names`` maps canonical names to Hugging Face names, or to several of which files have one; ``blk.{i}.`` and
     ``experts.{e}.`` are filled in. A GGUF checkpoint is looked up by canonical name. Some files leave ``prefix`` out of
-    all names. ``transposed`` are the ends of canonical names whose matrices lie transposed in Hugging Face files."""
+    all names. ``transposed`` are the ends of canonical names whose matrices lie transposed in Hugging Face files;
+    ``unused`` the beginnings of the names of tensors that are not run."""
 
     checkpoint: Checkpoint
     names: Names
     experts: int = 0
     prefix: str = ""
     transposed: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     _found: dict[str, MappedWeight] = field(default_factory=dict)
 
     def __call__(self, name: str) -> FileWeight:
@@ -63,7 +65,8 @@ class Weights:
     def check_all_used(self) -> None:
         """After building: ModelError when a tensor was not asked for, since the model would be another without it."""
         used = {tensor.name for weight in self._found.values() for tensor in weight.tensors}
-        extra = [name for name in self.checkpoint.tensors if name not in used and not name.endswith(_NEEDLESS)]
+        rest = [name for name in self.checkpoint.tensors if name not in used and not name.endswith(_NEEDLESS)]
+        extra = [name for name in rest if not name.startswith(self.unused)]
         if extra:
             raise ModelError(
                 f"The checkpoint {self.checkpoint.path} holds {extra[0]}, which its architecture as known here does not use;"

@@ -248,10 +248,9 @@ class Builder:
         out = [(f"attention.{layer}", ("T", heads * (v_head_dim or kv.head_dim)), "act")]
         return self.call("attention", inputs, out, states=kv_states(kv, self._kv_dtype), **attrs)[0]
 
-    def head_linear(self, x: Value, weight: WeightRef) -> Value:
-        """Each head of x [T, heads * K] times its matrix of the weight [heads, N, K] transposed."""
-        heads, n, k = weight.shape
-        _of_width(x, heads * k)
+    def head_linear(self, x: Value, weight: WeightRef, heads: int, n: int) -> Value:
+        """Each head of x [T, heads * K] times its matrix of the weight [heads, n, K] transposed."""
+        self._needs(weight, (heads, n, int(x.shape[-1]) // heads))
         self.name_axes(weight, "heads", None, None)
         out = [(weight.name.removesuffix(".weight"), (x.shape[0], heads * n), "act")]
         return self.call("head_linear", {"x": x}, out, {"weight": weight})[0]

@@ -101,6 +101,73 @@ class SelectedWeight:
 
 
 @dataclass(frozen=True)
+class HeadWeight:
+    """The rows ``part`` of each head's ``size`` rows of a matrix [heads * size, K], as [heads, N, K]. ``part`` is a slice
+    with both ends."""
+
+    name: str
+    source: WeightRef
+    heads: int
+    size: int
+    part: slice
+
+    @property
+    def format(self) -> str:
+        return self.source.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.heads, self.part.stop - self.part.start, self.source.shape[1])
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        count = self.shape[1]
+        wanted = np.arange(self.heads * count)[start:stop]
+        chosen: Array = self.source.rows()[wanted // count * self.size + self.part.start + wanted % count]
+        return chosen
+
+    def dense(self) -> Array:
+        return np.ascontiguousarray(self.source.dense().reshape(self.heads, self.size, -1)[:, self.part])
+
+    def release(self) -> None:
+        self.source.release()
+
+
+@dataclass(frozen=True)
+class TransposedHeadWeight:
+    """The matrices [heads, N, K] of a weight turned over: [heads, K, N]. Blocks cannot be turned, so a quantized one is
+    decoded, to F32."""
+
+    name: str
+    source: HeadWeight
+
+    @property
+    def format(self) -> str:
+        return self.source.format if FORMATS[self.source.format].block == 1 else "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        heads, n, k = self.source.shape
+        return (heads, k, n)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """A copy of the rows asked for, made anew each time from the heads that they belong to."""
+        heads, k, n = self.shape
+        stop = heads * k if stop is None else stop
+        first, last = start // k, -(-stop // k)
+        stored = self.source.rows(first * n, last * n)
+        if self.format != self.source.format:
+            stored = FORMATS[self.source.format].decode(stored).view(np.uint8)
+        turned = stored.reshape(last - first, n, k, -1).swapaxes(1, 2).reshape((last - first) * k, -1)
+        return np.ascontiguousarray(turned[start - first * k : stop - first * k])
+
+    def dense(self) -> Array:
+        return np.ascontiguousarray(self.source.dense().swapaxes(1, 2))
+
+    def release(self) -> None:
+        self.source.release()
+
+
+@dataclass(frozen=True)
 class TransposedWeight:
     """A stored matrix [K, N] as [N, K]. Blocks cannot be transposed, so the format is one without."""
 
@@ -162,6 +229,16 @@ def select(name: str, source: WeightRef, index: slice | Array) -> SelectedWeight
     if len(source.shape) == 1:
         return ConstantWeight(name, np.ascontiguousarray(source.dense()[index]))
     return SelectedWeight(name, source, index)
+
+
+def of_heads(name: str, source: WeightRef, heads: int, size: int, part: slice) -> HeadWeight:
+    """Rows of each head's part of a matrix. ModelError when the matrix has not ``size`` rows a head."""
+    if len(source.shape) != 2 or source.shape[0] != heads * size:
+        raise ModelError(
+            f"{source.name} has the shape {list(source.shape)}, but {heads} heads of {size} rows are needed; the checkpoint is"
+            " inconsistent."
+        )
+    return HeadWeight(name, source, heads, size, part)
 
 
 def transposed(weight: MappedWeight) -> TransposedWeight:

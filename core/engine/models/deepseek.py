@@ -1,0 +1,266 @@
+"""DeepSeek V2 and V3 (arXiv 2405.04434, 2412.19437): latent attention in its absorbed form, and experts beside shared ones.
+
+A token's cache holds its latent and one rotary key, which all heads share. Instead of unfolding the latent to keys and
+values of each head, W_UK is applied to the queries and W_UV to the result; both are parts of kv_b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..backend.v1 import Value, WeightRef
+from ..errors import ModelError
+from ..formats import Checkpoint
+from ..program.build import Builder, Program
+from ..program.weights import TransposedHeadWeight, of_heads, select
+from . import llama
+from .decoder import DecoderConfig, mlp_block, moe_block, output_head
+from .fields import integer, positive
+from .rope import yarn_scale
+from .weights import Weights
+
+HF_KEYS = {"head_dim": "qk_rope_head_dim", "num_experts": "n_routed_experts"}
+_ATTENTION = {
+    "attn_q.weight": "q_proj.weight",
+    "attn_q_a.weight": "q_a_proj.weight",
+    "attn_q_a.bias": "q_a_proj.bias",
+    "attn_q_a_norm.weight": "q_a_layernorm.weight",
+    "attn_q_b.weight": "q_b_proj.weight",
+    "attn_kv_a_mqa.weight": "kv_a_proj_with_mqa.weight",
+    "attn_kv_a_mqa.bias": "kv_a_proj_with_mqa.bias",
+    "attn_kv_a_norm.weight": "kv_a_layernorm.weight",
+    "attn_kv_b.weight": "kv_b_proj.weight",
+    "attn_output.weight": "o_proj.weight",
+    "attn_output.bias": "o_proj.bias",
+}
+_EXPERTS = {
+    "ffn_gate_inp.weight": "gate.weight",
+    "exp_probs_b.bias": "gate.e_score_correction_bias",
+    **{f"ffn_{name}_exps.weight": f"experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{
+        f"ffn_{name}_shexp.{kind}": f"shared_experts.{name}_proj.{kind}"
+        for name in ("gate", "up", "down")
+        for kind in ("weight", "bias")
+    },
+}
+HF_NAMES = {
+    **{name: own for name, own in llama.HF_NAMES.items() if "attn_" not in name},
+    "blk.{i}.attn_norm.weight": llama.HF_NAMES["blk.{i}.attn_norm.weight"],
+    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.self_attn.{own}" for name, own in _ATTENTION.items()},
+    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.mlp.{own}" for name, own in _EXPERTS.items()},
+}
+_LATENT_EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekConfig(DecoderConfig):
+    """``q_rank`` 0: queries without a latent of their own. A head's query and key have ``nope`` dimensions without
+    position and ``rotary`` with it. The first ``dense`` layers have no experts. ``shared``: whether the others have
+    experts for all tokens. ``routing``: attributes of moe_route."""
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rotary: int
+    v_dim: int
+    latent_eps: float
+    dense: int
+    shared: bool
+    routing: Mapping[str, Any]
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
+    return _from_gguf(c, checkpoint) if checkpoint.kind == "gguf" else _from_hf(c, checkpoint)
+
+
+def unused(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Layers of multi-token prediction come after the model's own, which do not need them."""
+    count = integer(checkpoint.metadata, "num_nextn_predict_layers", 0, low=0, high=64)
+    return tuple(f"model.layers.{c.layers + n}." for n in range(count))
+
+
+def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
+    data, third = checkpoint.metadata, checkpoint.architecture == "deepseek_v3"
+    if integer(data, "moe_layer_freq", 1, high=4096) != 1:
+        raise ModelError("The configuration's moe_layer_freq must be 1: each layer after the dense ones has experts.")
+    nope, rotary = integer(data, "qk_nope_head_dim"), integer(data, "qk_rope_head_dim")
+    scale = (nope + rotary) ** -0.5
+    scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if scaling.get("mscale_all_dim") and (scaling.get("rope_type") or scaling.get("type", "default")) != "default":
+        scale *= yarn_scale(positive(scaling, "factor"), positive(scaling, "mscale_all_dim")) ** 2
+    interleaved = not third or data.get("rope_interleave") is not False
+    grouped = third or _topk_method(data) == "group_limited_greedy"
+    groups = integer(data, "n_group", 1) if grouped else 1
+    return _completed(
+        replace(c, rope=None if c.rope is None else replace(c.rope, interleaved=interleaved)),
+        groups=groups,
+        groups_kept=integer(data, "topk_group", 1) if grouped else 1,
+        score="sigmoid" if third else "softmax",
+        weights_scale=positive(data, "routed_scaling_factor", 1.0),
+        renormalize=_renormalized(data, third),
+        attention_scale=scale,
+        q_rank=integer(data, "q_lora_rank", 0, low=0),
+        kv_rank=integer(data, "kv_lora_rank"),
+        nope=nope,
+        rotary=rotary,
+        v_dim=integer(data, "v_head_dim"),
+        latent_eps=_LATENT_EPS,
+        dense=integer(data, "first_k_dense_replace", 0, low=0),
+        shared=integer(data, "n_shared_experts", 0, low=0) > 0,
+    )
+
+
+def _topk_method(data: Mapping[str, Any]) -> str:
+    method = data.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(
+            f"The configuration's topk_method is {method!r}; DeepSeek V2 has greedy and group_limited_greedy."
+        )
+    return str(method)
+
+
+def _renormalized(data: Mapping[str, Any], third: bool) -> bool:
+    wanted = bool(data.get("norm_topk_prob", third))
+    if wanted and not third:
+        # Its publishers scale such weights no more, and transformers does not know them.
+        raise ModelError("The configuration's norm_topk_prob must be false in DeepSeek V2, as in all its checkpoints.")
+    return wanted
+
+
+def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    rotary = integer(data, f"{arch}.rope.dimension_count")
+    # Files with attn_kv_b name a head's own sizes; later ones name those of the cache, and these beside them.
+    key = integer(data, f"{arch}.attention.key_length_mla", c.head_dim)
+    value = integer(data, f"{arch}.attention.value_length", c.head_dim)
+    if key <= rotary:
+        raise ModelError(f"Keys of {key} dimensions, {rotary} of them rotary, leave none without position.")
+    scale, rope = key**-0.5, c.rope
+    multiplier = positive(data, f"{arch}.rope.scaling.yarn_log_multiplier", 0.1)
+    if rope is not None and data.get(f"{arch}.rope.scaling.yarn_log_multiplier"):
+        # The temperature then lies in the scale of the scores, and not in the rotary embedding.
+        factor = positive(data, f"{arch}.rope.scaling.factor", 1.0)
+        rope = replace(rope, scale=positive(data, f"{arch}.rope.scaling.attn_factor", 1.0))
+        scale *= (1 + multiplier * math.log(factor)) ** 2 if factor > 1 else 1.0
+    return _completed(
+        replace(c, rope=rope),
+        groups=integer(data, f"{arch}.expert_group_count", 1),
+        groups_kept=integer(data, f"{arch}.expert_group_used_count", 1),
+        score=_score(data, f"{arch}.expert_gating_func"),
+        weights_scale=positive(data, f"{arch}.expert_weights_scale", 1.0),
+        renormalize=bool(data.get(f"{arch}.expert_weights_norm", False)),
+        attention_scale=scale,
+        q_rank=integer(data, f"{arch}.attention.q_lora_rank", 0, low=0),
+        kv_rank=integer(data, f"{arch}.attention.kv_lora_rank"),
+        nope=key - rotary,
+        rotary=rotary,
+        v_dim=integer(data, f"{arch}.attention.value_length_mla", value),
+        latent_eps=c.eps,
+        dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),
+        shared=integer(data, f"{arch}.expert_shared_count", 0, low=0) > 0,
+    )
+
+
+def _score(data: Mapping[str, Any], key: str) -> str:
+    """GGUF's numbers of scores; files from before there were several have none."""
+    kind = integer(data, key, 1)
+    if kind not in (1, 2):
+        raise ModelError(f"The configuration's {key} is {kind}; it must be 1 (softmax) or 2 (sigmoid).")
+    return "softmax" if kind == 1 else "sigmoid"
+
+
+def _completed(
+    c: DecoderConfig, groups: int, groups_kept: int, score: str, weights_scale: float, **own: Any
+) -> DeepseekConfig:
+    routing: dict[str, Any] = {"score": score, "scale": weights_scale}
+    if groups > 1:
+        best = 1 if score == "softmax" else 2  # V2 goes by a group's best expert, V3 by its two best
+        size = c.experts // groups
+        if size * groups != c.experts or best > size or groups_kept > groups or c.experts_used > groups_kept * size:
+            raise ModelError(
+                f"{c.experts_used} experts a token cannot come from {groups_kept} of {groups} groups of {c.experts} experts;"
+                " the checkpoint is inconsistent."
+            )
+        routing |= {"groups": groups, "groups_kept": groups_kept, "group_best": best}
+    return DeepseekConfig(**vars(c) | {"cache": "latent"} | own, routing=routing)
+
+
+def build(b: Builder, c: DeepseekConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in range(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        x = b.add(x, _attention(b, c, w, i, h))
+        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
+        x = b.add(x, mlp_block(b, c, w, i, h) if i < c.dense or not c.experts else _experts(b, c, w, i, h))
+    return output_head(b, c, w, x)
+
+
+def _attention(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> Value:
+    assert c.rope is not None
+    p, width = f"blk.{i}.", c.kv_rank + c.rotary
+    inv_freq = b.constant("rope.inv_freq", c.rope.inv_freq)
+    q_nope, q_rope = _queries(b, c, w, i, h)
+    latent, k_rope = _parts(
+        b, w, p + "attn_kv_a_mqa", h, {"latent": np.arange(c.kv_rank), "rope": np.arange(c.kv_rank, width)}
+    )
+    latent = b.rms_norm(latent, w(p + "attn_kv_a_norm.weight"), c.latent_eps)
+    k_rope = b.rope(k_rope, inv_freq, 1, c.rotary, c.rope.interleaved, c.rope.scale)
+    b.kv_write(i, b.concat_heads(latent, k_rope, 1), None, 1, width)
+    up_k, up_v = _absorbed(c, w, i)
+    q_rope = b.rope(q_rope, inv_freq, c.heads, c.rotary, c.rope.interleaved, c.rope.scale)
+    q = b.concat_heads(b.head_linear(q_nope, up_k, c.heads, c.kv_rank), q_rope, c.heads)
+    assert c.attention_scale is not None
+    a = b.attention(q, i, c.heads, c.attention_scale, v_head_dim=c.kv_rank)
+    a = b.head_linear(a, up_v, c.heads, c.v_dim)
+    return b.linear(a, w(p + "attn_output.weight"), w.maybe(p + "attn_output.bias"), axes=("embed", "heads"))
+
+
+def _queries(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> list[Value]:
+    """The parts of all heads' queries without and with position: [T, heads * nope] and [T, heads * rotary]."""
+    p, name = f"blk.{i}.", "attn_q"
+    if c.q_rank:
+        h = b.linear(h, w(p + "attn_q_a.weight"), w.maybe(p + "attn_q_a.bias"), axes=(None, "embed"))
+        h = b.rms_norm(h, w(p + "attn_q_a_norm.weight"), c.latent_eps)
+        name = "attn_q_b"
+    order = np.arange(c.heads * (c.nope + c.rotary)).reshape(c.heads, -1)
+    rows = {"nope": order[:, : c.nope].reshape(-1), "rope": order[:, c.nope :].reshape(-1)}
+    return _parts(b, w, p + name, h, rows)
+
+
+def _parts(b: Builder, w: Weights, name: str, h: Value, rows: Mapping[str, Any]) -> list[Value]:
+    """h through parts of a projection's rows, which together are all of them."""
+    weight, bias = w(name + ".weight"), w.maybe(name + ".bias")
+    needed = sum(len(index) for index in rows.values())
+    if weight.shape[0] != needed:
+        raise ModelError(
+            f"{weight.name} has the shape {list(weight.shape)}, but this model needs {needed} rows; the checkpoint is"
+            " inconsistent."
+        )
+    found = []
+    for part, index in rows.items():
+        own_bias = None if bias is None else select(f"{name}_{part}.bias", bias, index)
+        found.append(b.linear(h, select(f"{name}_{part}.weight", weight, index), own_bias, axes=("heads", "embed")))
+    return found
+
+
+def _absorbed(c: DeepseekConfig, w: Weights, i: int) -> tuple[WeightRef, WeightRef]:
+    """W_UK [heads, kv_rank, nope] and W_UV [heads, v_dim, kv_rank], which later GGUF files have as such."""
+    p = f"blk.{i}."
+    up_k = w.maybe(p + "attn_k_b.weight")
+    if up_k is not None:
+        return up_k, w(p + "attn_v_b.weight")
+    both, size = w(p + "attn_kv_b.weight"), c.nope + c.v_dim
+    up_k_rows = of_heads(p + "attn_uk.weight", both, c.heads, size, slice(0, c.nope))
+    up_v = of_heads(p + "attn_uv.weight", both, c.heads, size, slice(c.nope, size))
+    return TransposedHeadWeight(p + "attn_uk.weight", up_k_rows), up_v
+
+
+def _experts(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> Value:
+    bias = w.maybe(f"blk.{i}.exp_probs_b.bias")
+    routed = moe_block(b, c, w, i, h, correction_bias=bias, **c.routing)
+    return b.add(routed, mlp_block(b, c, w, i, h, "_shexp")) if c.shared else routed
