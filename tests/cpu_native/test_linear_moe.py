@@ -103,6 +103,16 @@ def test_moe_route_of_nan_still_names_experts(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_moe_route_of_nan_in_groups_still_names_experts(isa):
+    logits = np.array([[np.nan, 1, 2, 0, 5, 4, 3, 1], [np.nan] * 8, [np.inf, *[-np.inf] * 7]], np.float32)
+    numbers = {"experts": 8, "k": 4, "score": 0, "renormalize": 1, "groups": 4, "groups_kept": 2, "group_best": 2}
+    ids, _ = run_kernel(
+        "moe_route", {"T": 3}, [logits], [((3, 4), np.int32), ((3, 4), np.float32)], numbers=numbers, isa=isa
+    )
+    assert all(len(set(row)) == 4 and set(row) <= set(range(8)) for row in ids.tolist())
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_moe_combine_is_the_ordered_sum(rng, isa):
     for tokens, k, width in ((1, 2, 64), (13, 3, 33)):
         y = rng.standard_normal((tokens * k, width), np.float32)

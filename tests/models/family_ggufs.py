@@ -20,9 +20,10 @@ def to_gguf(
     config: Any,
     keys: dict[str, Any],
     split: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda tensors: tensors,
+    form: str = "F32",
 ) -> Path:
     """The checkpoint of a folder with transformers' configuration; ``keys``, without the architecture, are added, and
-    ``split`` changes the folder's tensors first."""
+    ``split`` changes the folder's tensors first. ``form``: of the matrices."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (published_keys(arch, config) | keys).items():
         if value is not None:
@@ -30,7 +31,8 @@ def to_gguf(
     tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
     tensors = split(load_file(folder / "model.safetensors"))
     for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
-        writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
+        kind = gguf.GGMLQuantizationType[form if array.ndim > 1 else "F32"]
+        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array, np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from functools import cache
 
@@ -10,9 +11,14 @@ import pytest
 import tiny_models
 from checkpoints import SIZES, logits_of
 from family_ggufs import to_gguf
+from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
 
 from engine import LLM, SamplingParams
+from engine.errors import ModelError
+from engine.formats import FORMATS, Tensor, open_checkpoint
+from engine.models import load_model
+from engine.program.weights import TransposedHeadWeight, of_heads, single
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -49,7 +55,7 @@ YARN = {
 }
 V2 = HEADS | EXPERTS | {"n_group": 1, "topk_group": 1}
 V3 = HEADS | EXPERTS | {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
-WIDE = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+WIDE = {"kv_lora_rank": 64, "q_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
 # name -> (transformers' class, what differs from SIZES)
 MODELS = {
     "v2 lite": ("DeepseekV2", V2 | {"q_lora_rank": None}),
@@ -64,7 +70,8 @@ MODELS = {
         V3 | {"q_lora_rank": None, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
     "v3 halves, not renormalized": ("DeepseekV3", V3 | {"rope_interleave": False, "norm_topk_prob": False}),
-    "v3 one group, wide": ("DeepseekV3", V3 | WIDE | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}),
+    "v3 one group": ("DeepseekV3", V3 | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}),
+    "v3 dense, wide": ("DeepseekV3", V3 | WIDE | {"first_k_dense_replace": 3}),  # of blocks, and no choice to tip over
 }
 WITH_GGUF = [name for name in MODELS if name not in ("v2 biases", "v3 halves, not renormalized")]
 
@@ -139,7 +146,7 @@ def gguf_keys(config, absorbed):
     return keys
 
 
-def gguf_of(name, folder, path, absorbed):
+def gguf_of(name, folder, path, absorbed, keys=None, raw_dtype="F32"):
     config = model_of(name).config
 
     def split(tensors):
@@ -150,7 +157,7 @@ def gguf_of(name, folder, path, absorbed):
             found |= {key.replace("kv_b", "k_b"): k.swapaxes(1, 2), key.replace("kv_b", "v_b"): v}
         return found
 
-    return to_gguf(folder, path, "deepseek2", config, gguf_keys(config, absorbed), split)
+    return to_gguf(folder, path, "deepseek2", config, gguf_keys(config, absorbed) | (keys or {}), split, raw_dtype)
 
 
 def random_ids(count):
@@ -189,3 +196,158 @@ def test_tokens_are_those_of_transformers(name, saved, backend):
 @pytest.mark.parametrize("name", WITH_GGUF)
 def test_a_gguf_gives_the_same_logits(name, absorbed, tmp_path, saved, backend):
     assert_same_logits(gguf_of(name, saved(name), tmp_path / "model.gguf", absorbed), backend, name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8"])
+def test_everything_is_on_the_device_and_chunks_change_no_bit(name, dtype, saved, cpu):
+    loaded = load_for_logits(saved(name), cpu, strict=True, kv_cache_dtype=dtype)
+    assert not loaded.placement.fallbacks()
+    ids = random_ids(60)
+    whole = logits(loaded, ids, (60,))
+    for chunks in ((1, 15, 1, 40, 3), (17, *[1] * 43)):
+        assert np.array_equal(logits(loaded, ids, chunks), whole)
+
+
+@pytest.mark.parametrize("name", ["v2 lite", "v3"])
+def test_alone_is_as_in_a_batch(name, saved, cpu):
+    prompts = [random_ids(n) for n in (5, 33, 60, 2)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
+    with LLM(saved(name), backend=cpu, threads=2, max_num_batched_tokens=40) as llm:
+        together = llm.generate(prompts, params)
+        for prompt, beside in zip(prompts, together, strict=True):
+            [alone] = llm.generate([prompt], params)
+            assert alone.outputs[0].token_ids == beside.outputs[0].token_ids
+            assert alone.outputs[0].logprobs == beside.outputs[0].logprobs
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f32", 4), ("f16", 2), ("bf16", 2), ("int8", 1)])
+def test_a_token_takes_one_latent_and_one_rotary_key_a_layer(dtype, size, saved, backend):
+    loaded = load_for_logits(saved("v3"), backend, kv_cache_dtype=dtype)
+    assert [group.kind for group in loaded.program.groups] == ["latent"]
+    width = HEADS["kv_lora_rank"] + HEADS["qk_rope_head_dim"]
+    scales = 4 if dtype == "int8" else 0
+    assert loaded.memory.bytes_a_token == EXPERTS["num_hidden_layers"] * (width * size + scales)
+
+
+# -- what files of other ages and precisions have ------------------------------------------------------------------------
+
+
+def rewrite(folder, target, configure=lambda config: None, rename=lambda tensors: tensors):
+    """A copy of a checkpoint with its configuration and tensors changed."""
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    configure(config)
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(rename(load_file(folder / "model.safetensors")), target / "model.safetensors")
+    return target
+
+
+def test_the_published_files_of_v3(saved, tmp_path, cpu):
+    """rope_scaling of old, and a layer of multi-token prediction behind the others."""
+
+    def old(config):
+        rope = config.pop("rope_parameters")
+        config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "num_nextn_predict_layers": 1}
+        rope["type"] = rope.pop("rope_type")
+
+    extra = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
+    path = rewrite(saved("v3 yarn, plain q"), tmp_path, old, lambda tensors: tensors | extra)
+    ids = random_ids(50)
+    got = logits(load_for_logits(path, cpu), ids, (50,))
+    np.testing.assert_allclose(got, logits_of(model_of("v3 yarn, plain q"), ids), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("precision", ["f16", "q8_0, kv_b", "q8_0, k_b and v_b"])
+def test_in_fewer_bits(precision, saved, tmp_path, cpu):
+    """kv_b is taken apart in the format of the file, and W_UK decoded where that is in blocks."""
+    name, folder = "v3 dense, wide", saved("v3 dense, wide")
+    if precision == "f16":
+        path = rewrite(folder, tmp_path, rename=lambda tensors: {n: in_f16(a) for n, a in tensors.items()})
+        tolerance = 2e-4
+    else:
+        path = gguf_of(name, folder, tmp_path / "m.gguf", absorbed="k_b" in precision, raw_dtype="Q8_0")
+        tolerance = 0.1
+    ids = random_ids(50)
+    want = logits(load_for_logits(path, "reference"), ids, (50,))
+    got = logits(load_for_logits(path, cpu, strict=True), ids, (49, 1))
+    error = np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2))
+    assert error < tolerance
+    theirs = logits_of(model_of(name), ids)
+    assert np.sqrt(np.mean((want - theirs) ** 2) / np.mean(theirs**2)) < 0.1, "the file is another model"
+
+
+def in_f16(array):
+    return array.astype(np.float16) if array.ndim > 1 else array
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "word"),
+    [
+        ("v2 lite", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("v2 lite", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("v2 lite", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("v2 lite", {"v_head_dim": 13}, "attn_kv_b"),
+        ("v2 lite", {"qk_nope_head_dim": 15}, "attn_q"),
+        ("v3", {"kv_lora_rank": 23}, "attn_kv_a_mqa"),
+        ("v3", {"kv_lora_rank": None}, "kv_lora_rank"),
+        ("v3", {"kv_lora_rank": 1 << 20}, "attn_kv_a_mqa"),
+        ("v3", {"q_lora_rank": None}, "q_proj"),
+        ("v3", {"q_lora_rank": 41}, "attn_q_a"),
+        ("v3", {"n_group": 3}, "3 groups"),
+        ("v3", {"n_group": 8}, "8 groups"),
+        ("v3", {"topk_group": 5}, "5 of 4 groups"),
+        ("v3", {"topk_group": 1}, "1 of 4 groups"),
+        ("v3", {"n_routed_experts": 16}, "experts"),
+        ("v3", {"n_shared_experts": 0}, "shared_experts"),
+        ("v3", {"routed_scaling_factor": "2"}, "routed_scaling_factor"),
+    ],
+)
+def test_configurations_that_are_refused(name, keys, word, saved, tmp_path):
+    path = rewrite(saved(name), tmp_path, lambda config: config.update(keys))
+    with pytest.raises(ModelError, match=word) as caught:
+        load_model(open_checkpoint(path)).program(16, "f16")
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"attention.key_length_mla": 8}, "rotary"),
+        ({"expert_gating_func": 3}, "expert_gating_func"),
+        ({"attention.kv_lora_rank": 25}, "attn_kv_a_mqa"),
+        ({"attention.value_length_mla": 11}, "attn_v_b"),
+        ({"attention.key_length_mla": 25, "attention.kv_lora_rank": 24}, "attn_q_b"),
+    ],
+)
+def test_gguf_keys_that_are_refused(keys, word, saved, tmp_path):
+    path = gguf_of("v3", saved("v3"), tmp_path / "m.gguf", absorbed=True, keys=keys)
+    with pytest.raises(ModelError, match=word) as caught:
+        load_model(open_checkpoint(path)).program(16, "f16")
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+# -- parts of weights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0"])
+def test_rows_of_heads_and_their_transposition(name):
+    encoded = FORMATS[name].encode(np.random.default_rng().standard_normal((3 * 10, 64), np.float32))
+    tensor = Tensor("w", (30, 64), FORMATS[name], encoded.reshape(-1))
+    part = of_heads("part", single("w", tensor), 3, 10, slice(4, 9))
+    values = tensor.dense().reshape(3, 10, 64)[:, 4:9]
+    turned = TransposedHeadWeight("turned", part)
+    for weight, want in ((part, values), (turned, values.swapaxes(1, 2))):
+        assert weight.shape == want.shape
+        np.testing.assert_array_equal(weight.dense(), want)
+        rows = FORMATS[weight.format].decode(weight.rows())
+        np.testing.assert_array_equal(rows, want.reshape(len(rows), -1))
+        for start, stop in ((0, 3), (2, 7), (5, 15), (6, None)):
+            np.testing.assert_array_equal(weight.rows(start, stop), weight.rows()[start:stop])
+    assert part.format == name and turned.format == ("F32" if name == "Q8_0" else name)
+    with pytest.raises(ModelError, match="heads"):
+        of_heads("part", single("w", tensor), 4, 10, slice(0, 5))

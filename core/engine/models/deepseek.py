@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend.v1 import Value, WeightRef
+from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
@@ -127,7 +127,7 @@ def _topk_method(data: Mapping[str, Any]) -> str:
 def _renormalized(data: Mapping[str, Any], third: bool) -> bool:
     wanted = bool(data.get("norm_topk_prob", third))
     if wanted and not third:
-        # Its publishers scale such weights no more, and transformers does not know them.
+        # Its publishers' code does not scale such weights, llama.cpp does, and transformers ignores the setting.
         raise ModelError("The configuration's norm_topk_prob must be false in DeepSeek V2, as in all its checkpoints.")
     return wanted
 
@@ -141,12 +141,12 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
     if key <= rotary:
         raise ModelError(f"Keys of {key} dimensions, {rotary} of them rotary, leave none without position.")
     scale, rope = key**-0.5, c.rope
-    multiplier = positive(data, f"{arch}.rope.scaling.yarn_log_multiplier", 0.1)
-    if rope is not None and data.get(f"{arch}.rope.scaling.yarn_log_multiplier"):
+    prefix = f"{arch}.rope.scaling"
+    if rope is not None and data.get(f"{prefix}.yarn_log_multiplier"):
         # The temperature then lies in the scale of the scores, and not in the rotary embedding.
-        factor = positive(data, f"{arch}.rope.scaling.factor", 1.0)
-        rope = replace(rope, scale=positive(data, f"{arch}.rope.scaling.attn_factor", 1.0))
-        scale *= (1 + multiplier * math.log(factor)) ** 2 if factor > 1 else 1.0
+        factor = max(positive(data, f"{prefix}.factor", 1.0), 1.0)
+        rope = replace(rope, scale=positive(data, f"{prefix}.attn_factor", 1.0))
+        scale *= (1 + positive(data, f"{prefix}.yarn_log_multiplier") * math.log(factor)) ** 2
     return _completed(
         replace(c, rope=rope),
         groups=integer(data, f"{arch}.expert_group_count", 1),
@@ -205,9 +205,8 @@ def _attention(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> V
     p, width = f"blk.{i}.", c.kv_rank + c.rotary
     inv_freq = b.constant("rope.inv_freq", c.rope.inv_freq)
     q_nope, q_rope = _queries(b, c, w, i, h)
-    latent, k_rope = _parts(
-        b, w, p + "attn_kv_a_mqa", h, {"latent": np.arange(c.kv_rank), "rope": np.arange(c.kv_rank, width)}
-    )
+    rows = {"latent": slice(0, c.kv_rank), "rope": slice(c.kv_rank, width)}
+    latent, k_rope = _parts(b, w, p + "attn_kv_a_mqa", h, rows, None)
     latent = b.rms_norm(latent, w(p + "attn_kv_a_norm.weight"), c.latent_eps)
     k_rope = b.rope(k_rope, inv_freq, 1, c.rotary, c.rope.interleaved, c.rope.scale)
     b.kv_write(i, b.concat_heads(latent, k_rope, 1), None, 1, width)
@@ -224,28 +223,30 @@ def _queries(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> lis
     """The parts of all heads' queries without and with position: [T, heads * nope] and [T, heads * rotary]."""
     p, name = f"blk.{i}.", "attn_q"
     if c.q_rank:
-        h = b.linear(h, w(p + "attn_q_a.weight"), w.maybe(p + "attn_q_a.bias"), axes=(None, "embed"))
-        h = b.rms_norm(h, w(p + "attn_q_a_norm.weight"), c.latent_eps)
+        [latent] = _parts(b, w, p + "attn_q_a", h, {"latent": slice(0, c.q_rank)}, None)
+        h = b.rms_norm(latent, w(p + "attn_q_a_norm.weight"), c.latent_eps)
         name = "attn_q_b"
     order = np.arange(c.heads * (c.nope + c.rotary)).reshape(c.heads, -1)
     rows = {"nope": order[:, : c.nope].reshape(-1), "rope": order[:, c.nope :].reshape(-1)}
-    return _parts(b, w, p + name, h, rows)
+    return _parts(b, w, p + name, h, rows, "heads")
 
 
-def _parts(b: Builder, w: Weights, name: str, h: Value, rows: Mapping[str, Any]) -> list[Value]:
+def _parts(
+    b: Builder, w: Weights, name: str, h: Value, rows: Mapping[str, slice | Array], axis: str | None
+) -> list[Value]:
     """h through parts of a projection's rows, which together are all of them."""
     weight, bias = w(name + ".weight"), w.maybe(name + ".bias")
-    needed = sum(len(index) for index in rows.values())
+    parts = {part: select(f"{name}_{part}.weight", weight, index) for part, index in rows.items()}
+    needed = sum(part.shape[0] for part in parts.values())
     if weight.shape[0] != needed:
         raise ModelError(
             f"{weight.name} has the shape {list(weight.shape)}, but this model needs {needed} rows; the checkpoint is"
             " inconsistent."
         )
-    found = []
-    for part, index in rows.items():
-        own_bias = None if bias is None else select(f"{name}_{part}.bias", bias, index)
-        found.append(b.linear(h, select(f"{name}_{part}.weight", weight, index), own_bias, axes=("heads", "embed")))
-    return found
+    return [
+        b.linear(h, part, None if bias is None else select(f"{name}_{key}.bias", bias, rows[key]), axes=(axis, "embed"))
+        for key, part in parts.items()
+    ]
 
 
 def _absorbed(c: DeepseekConfig, w: Weights, i: int) -> tuple[WeightRef, WeightRef]:
