@@ -95,6 +95,25 @@ def model_of(name):
     return model
 
 
+@cache
+def tipped(name):
+    """The model twice more, its routers moved a little to either side."""
+    models = deepcopy(model_of(name)), deepcopy(model_of(name))
+    with torch.no_grad():
+        for (parameter_name, up), down in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            if parameter_name.endswith("mlp.gate.weight"):
+                change = 1e-5 * torch.randn_like(up)
+                up.copy_(up + change)
+                down.copy_(down - change)
+    return models
+
+
+def is_clear(name, ids):
+    """Whether no token's experts are so nearly tied that rounding chooses them, which changes its logits much."""
+    want = logits_of(model_of(name), ids)
+    return all(np.abs(logits_of(model, ids) - want).max() < 5e-3 for model in tipped(name))
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
     made = {}
@@ -164,10 +183,14 @@ def random_ids(count):
     return np.random.default_rng().integers(3, tiny_models.VOCAB, count).tolist()
 
 
+def clear_ids(name, count):
+    return next(ids for ids in (random_ids(count) for _ in range(100)) if is_clear(name, ids))
+
+
 def assert_same_logits(path, backend, name):
     loaded = load_for_logits(path, backend)
     for chunks in (*CHUNKS, LONG) if backend == "cpu" else CHUNKS:
-        ids = random_ids(sum(chunks))
+        ids = clear_ids(name, sum(chunks))
         want = logits_of(model_of(name), ids)
         assert np.abs(want).max() > 1, "these logits are too small for the tolerance to mean anything"
         np.testing.assert_allclose(logits(loaded, ids, chunks), want, rtol=0, atol=2e-4, err_msg=f"{chunks} {ids}")
@@ -179,23 +202,25 @@ def test_logits_are_those_of_transformers(name, saved, backend):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tokens_are_those_of_transformers(name, saved, backend):
+def test_tokens_are_those_of_transformers(name, saved, cpu):
     """Each token is transformers' best after the tokens before it, or within 1e-3 of that."""
     prompts = [random_ids(n) for n in (1, 17, 60)]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    with LLM(saved(name), backend=backend, kv_cache_dtype="f32", threads=2, max_num_batched_tokens=32) as llm:
+    with LLM(saved(name), backend=cpu, kv_cache_dtype="f32", threads=2, max_num_batched_tokens=32) as llm:
         outputs = llm.generate(prompts, params)
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = list(output.outputs[0].token_ids)
         steps = logits_of(model_of(name), prompt + tokens)[len(prompt) - 1 : -1]
         behind = steps.max(axis=1) - steps[np.arange(20), tokens]
-        assert (behind <= 1e-3).all(), f"{prompt}: at token {int(np.argmax(behind > 1e-3))}"
+        assert (behind <= 1e-3).all() or not is_clear(name, prompt + tokens), (
+            f"{prompt}: at token {int(np.argmax(behind > 1e-3))}"
+        )
 
 
 @pytest.mark.parametrize("absorbed", [False, True], ids=["kv_b", "k_b and v_b"])
 @pytest.mark.parametrize("name", WITH_GGUF)
-def test_a_gguf_gives_the_same_logits(name, absorbed, tmp_path, saved, backend):
-    assert_same_logits(gguf_of(name, saved(name), tmp_path / "model.gguf", absorbed), backend, name)
+def test_a_gguf_gives_the_same_logits(name, absorbed, tmp_path, saved, cpu):
+    assert_same_logits(gguf_of(name, saved(name), tmp_path / "model.gguf", absorbed), cpu, name)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -254,7 +279,7 @@ def test_the_published_files_of_v3(saved, tmp_path, cpu):
 
     extra = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
     path = rewrite(saved("v3 yarn, plain q"), tmp_path, old, lambda tensors: tensors | extra)
-    ids = random_ids(50)
+    ids = clear_ids("v3 yarn, plain q", 50)
     got = logits(load_for_logits(path, cpu), ids, (50,))
     np.testing.assert_allclose(got, logits_of(model_of("v3 yarn, plain q"), ids), rtol=0, atol=2e-4)
 
