@@ -329,6 +329,8 @@ def in_f16(array):
         ("v3", {"topk_group": 1}, "1 of 4 groups"),
         ("v3", {"n_routed_experts": 16}, "experts"),
         ("v3", {"n_shared_experts": 0}, "shared_experts"),
+        ("v3", {"n_shared_experts": 1}, "32 wide"),
+        ("v3", {"norm_topk_prob": "yes"}, "norm_topk_prob"),
         ("v3", {"routed_scaling_factor": "2"}, "routed_scaling_factor"),
     ],
 )
@@ -344,6 +346,8 @@ def test_configurations_that_are_refused(name, keys, word, saved, tmp_path):
     [
         ({"attention.key_length_mla": 8}, "rotary"),
         ({"expert_gating_func": 3}, "expert_gating_func"),
+        ({"expert_count": 16}, "16 experts"),
+        ({"expert_used_count": 9}, "9 experts"),
         ({"attention.kv_lora_rank": 25}, "attn_kv_a_mqa"),
         ({"attention.value_length_mla": 11}, "attn_v_b"),
         ({"attention.key_length_mla": 25, "attention.kv_lora_rank": 24}, "attn_q_b"),

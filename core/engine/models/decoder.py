@@ -149,8 +149,14 @@ def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) 
 def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, **routing: Any) -> Value:
     """Top-k routed experts, each a gated feed-forward. ``routing``: what else moe_route is to know."""
     p = f"blk.{i}."
+    router = w(p + "ffn_gate_inp.weight")
+    if router.shape[0] != c.experts:
+        raise ModelError(
+            f"{router.name} has {router.shape[0]} rows, but the configuration has {c.experts} experts; the checkpoint is"
+            " inconsistent."
+        )
     experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
-    return b.moe(h, w(p + "ffn_gate_inp.weight"), experts, c.experts_used, renormalize=c.renormalize, **routing)
+    return b.moe(h, router, experts, c.experts_used, renormalize=c.renormalize, **routing)
 
 
 def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:

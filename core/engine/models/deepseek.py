@@ -20,8 +20,8 @@ from ..program.build import Builder, Program
 from ..program.weights import TransposedHeadWeight, of_heads, select
 from . import llama
 from .decoder import DecoderConfig, mlp_block, moe_block, output_head
-from .fields import integer, positive
-from .rope import yarn_scale
+from .fields import flag, integer, positive, text
+from .rope import rope_scaling, yarn_scale
 from .weights import Weights
 
 HF_KEYS = {"head_dim": "qk_rope_head_dim", "num_experts": "n_routed_experts"}
@@ -60,8 +60,8 @@ _LATENT_EPS = 1e-6
 @dataclass(frozen=True, kw_only=True)
 class DeepseekConfig(DecoderConfig):
     """``q_rank`` 0: queries without a latent of their own. A head's query and key have ``nope`` dimensions without
-    position and ``rotary`` with it. The first ``dense`` layers have no experts. ``shared``: whether the others have
-    experts for all tokens. ``routing``: attributes of moe_route."""
+    position and ``rotary`` with it. The first ``dense`` layers have no experts. ``shared``: how wide those that all
+    tokens share are together, 0 for none. ``routing``: attributes of moe_route."""
 
     q_rank: int
     kv_rank: int
@@ -70,7 +70,7 @@ class DeepseekConfig(DecoderConfig):
     v_dim: int
     latent_eps: float
     dense: int
-    shared: bool
+    shared: int
     routing: Mapping[str, Any]
 
 
@@ -90,10 +90,10 @@ def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         raise ModelError("The configuration's moe_layer_freq must be 1: each layer after the dense ones has experts.")
     nope, rotary = integer(data, "qk_nope_head_dim"), integer(data, "qk_rope_head_dim")
     scale = (nope + rotary) ** -0.5
-    scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if scaling.get("mscale_all_dim") and (scaling.get("rope_type") or scaling.get("type", "default")) != "default":
+    scaling = rope_scaling(data)
+    if scaling.get("mscale_all_dim") and text(scaling, "rope_type", text(scaling, "type", "default")) != "default":
         scale *= yarn_scale(positive(scaling, "factor"), positive(scaling, "mscale_all_dim")) ** 2
-    interleaved = not third or data.get("rope_interleave") is not False
+    interleaved = not third or flag(data, "rope_interleave", True)
     grouped = third or _topk_method(data) == "group_limited_greedy"
     groups = integer(data, "n_group", 1) if grouped else 1
     return _completed(
@@ -111,21 +111,21 @@ def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         v_dim=integer(data, "v_head_dim"),
         latent_eps=_LATENT_EPS,
         dense=integer(data, "first_k_dense_replace", 0, low=0),
-        shared=integer(data, "n_shared_experts", 0, low=0) > 0,
+        shared=_product(data, "n_shared_experts", "moe_intermediate_size"),
     )
 
 
 def _topk_method(data: Mapping[str, Any]) -> str:
-    method = data.get("topk_method", "greedy")
+    method = text(data, "topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise ModelError(
             f"The configuration's topk_method is {method!r}; DeepSeek V2 has greedy and group_limited_greedy."
         )
-    return str(method)
+    return method
 
 
 def _renormalized(data: Mapping[str, Any], third: bool) -> bool:
-    wanted = bool(data.get("norm_topk_prob", third))
+    wanted = flag(data, "norm_topk_prob", third)
     if wanted and not third:
         # Its publishers' code does not scale such weights, llama.cpp does, and transformers ignores the setting.
         raise ModelError("The configuration's norm_topk_prob must be false in DeepSeek V2, as in all its checkpoints.")
@@ -153,7 +153,7 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         groups_kept=integer(data, f"{arch}.expert_group_used_count", 1),
         score=_score(data, f"{arch}.expert_gating_func"),
         weights_scale=positive(data, f"{arch}.expert_weights_scale", 1.0),
-        renormalize=bool(data.get(f"{arch}.expert_weights_norm", False)),
+        renormalize=flag(data, f"{arch}.expert_weights_norm", False),
         attention_scale=scale,
         q_rank=integer(data, f"{arch}.attention.q_lora_rank", 0, low=0),
         kv_rank=integer(data, f"{arch}.attention.kv_lora_rank"),
@@ -162,8 +162,14 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         v_dim=integer(data, f"{arch}.attention.value_length_mla", value),
         latent_eps=c.eps,
         dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),
-        shared=integer(data, f"{arch}.expert_shared_count", 0, low=0) > 0,
+        shared=_product(data, f"{arch}.expert_shared_count", f"{arch}.expert_feed_forward_length"),
     )
+
+
+def _product(data: Mapping[str, Any], count: str, width: str) -> int:
+    """A width times a count that may be absent."""
+    found = integer(data, count, 0, low=0)
+    return found * integer(data, width) if found else 0
 
 
 def _score(data: Mapping[str, Any], key: str) -> str:
@@ -264,4 +270,4 @@ def _absorbed(c: DeepseekConfig, w: Weights, i: int) -> tuple[WeightRef, WeightR
 def _experts(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> Value:
     bias = w.maybe(f"blk.{i}.exp_probs_b.bias")
     routed = moe_block(b, c, w, i, h, correction_bias=bias, **c.routing)
-    return b.add(routed, mlp_block(b, c, w, i, h, "_shexp")) if c.shared else routed
+    return b.add(routed, mlp_block(b, c, w, i, h, "_shexp", c.shared)) if c.shared else routed
