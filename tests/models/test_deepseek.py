@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,7 @@ from session_logits import load_for_logits, logits
 
 from engine import LLM, SamplingParams
 from engine.errors import ModelError
-from engine.formats import FORMATS, Tensor, open_checkpoint
+from engine.formats import FORMATS, InputSpec, Tensor, open_checkpoint
 from engine.models import load_model
 from engine.program.weights import TransposedHeadWeight, of_heads, single
 
@@ -380,3 +381,6 @@ def test_rows_of_heads_and_their_transposition(name):
     assert part.format == name and turned.format == ("F32" if name == "Q8_0" else name)
     with pytest.raises(ModelError, match="heads"):
         of_heads("part", single("w", tensor), 4, 10, slice(0, 5))
+    for asked in (InputSpec(columns=np.arange(64, dtype=np.int32)), InputSpec(quantized="required", scale=0.1)):
+        with pytest.raises(ModelError, match="act-order"):
+            of_heads("part", single("w", replace(tensor, input=asked)), 3, 10, slice(0, 5))

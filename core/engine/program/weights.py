@@ -120,10 +120,15 @@ class HeadWeight:
         return (self.heads, self.part.stop - self.part.start, self.source.shape[1])
 
     def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """A copy, put together from the heads that the rows asked for belong to."""
         count = self.shape[1]
-        wanted = np.arange(self.heads * count)[start:stop]
-        chosen: Array = self.source.rows()[wanted // count * self.size + self.part.start + wanted % count]
-        return chosen
+        stop = self.heads * count if stop is None else stop
+        pieces = []
+        for head in range(start // count, -(-stop // count)):
+            first = head * self.size + self.part.start - head * count
+            low, high = max(start, head * count), min(stop, (head + 1) * count)
+            pieces.append(self.source.rows(first + low, first + high))
+        return np.concatenate(pieces)
 
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense().reshape(self.heads, self.size, -1)[:, self.part])
@@ -232,11 +237,18 @@ def select(name: str, source: WeightRef, index: slice | Array) -> SelectedWeight
 
 
 def of_heads(name: str, source: WeightRef, heads: int, size: int, part: slice) -> HeadWeight:
-    """Rows of each head's part of a matrix. ModelError when the matrix has not ``size`` rows a head."""
+    """Rows of each head's part of a matrix. ModelError when the matrix has not ``size`` rows a head, or asks for more of its
+    input than one linear can give."""
     if len(source.shape) != 2 or source.shape[0] != heads * size:
         raise ModelError(
             f"{source.name} has the shape {list(source.shape)}, but {heads} heads of {size} rows are needed; the checkpoint is"
             " inconsistent."
+        )
+    asked = input_spec(source)
+    if asked.columns is not None or asked.scale:
+        raise ModelError(
+            f"{source.name} has its columns in another order or a static activation scale (act-order, W8A8), which a matrix"
+            " that is applied head by head cannot have."
         )
     return HeadWeight(name, source, heads, size, part)
 
