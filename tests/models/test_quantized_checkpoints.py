@@ -22,11 +22,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+LATENT = {"kv_lora_rank": 128, "q_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
 FAMILIES = {
     "llama": ("Llama", {}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "phi3": ("Phi3", {"pad_token_id": 0}),
+    "deepseek": ("DeepseekV3", LATENT | {"num_key_value_heads": 4, "first_k_dense_replace": 2}),
 }
 EXACT = 2e-4  # absolute, where activations are not rounded
 ROUNDED = 0.05  # of the logits, relative: what activations of 8 bits make of these models; wrong weights give about 1
@@ -115,6 +117,7 @@ def is_exact(backend: str, form: str) -> bool:
 CASES = [(method, "qwen3" if n % 2 else "llama") for n, method in enumerate(METHODS) if not method.startswith("w8a8")]
 CASES += [("awq", "phi3"), ("fp8 blocks", "phi3"), ("nf4", "phi3"), ("gptq act-order", "phi3")]
 CASES += [("awq", "mixtral"), ("fp8 blocks", "mixtral"), ("nf4", "mixtral"), ("gptq", "mixtral")]
+CASES += [("awq", "deepseek"), ("fp8 blocks", "deepseek"), ("nf4", "deepseek"), ("gptq", "deepseek")]
 
 
 @pytest.mark.parametrize(("method", "family"), CASES)
