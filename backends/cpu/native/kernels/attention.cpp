@@ -55,7 +55,8 @@ struct Workspace {
 // q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q.
 // States k, v (, k_scale, v_scale), this step's tokens written already; the query at position p sees the tokens 0..p
 // (the last `window` of them). Numbers: heads, kv_heads, head_dim, scale, block_size, kv_dtype, window (0: all),
-// softcap (0: none).
+// softcap (0: none). A first weight, if there is one, is f32 [heads]: a score beside those of a head's keys, which takes
+// part in the softmax and brings no value (a sink).
 class Attention final : public Kernel {
  public:
   explicit Attention(const KernelArgs& args)
@@ -71,8 +72,11 @@ class Attention final : public Kernel {
         scale_(static_cast<float>(args.number("scale"))),
         softcap_(static_cast<float>(args.number_or("softcap", 0))),
         window_(static_cast<int32_t>(args.number_or("window", 0))),
+        sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
+    if (sinks_ != nullptr && (sinks_->family != "plain" || sinks_->columns != heads_))
+      throw std::invalid_argument("sinks are a plain weight with one number a head.");
     for (size_t i = 0; i < args.states.size(); ++i) states_[i] = args.states[i];
     while (int64_t{1} << block_shift_ < layout_.block) ++block_shift_;
     reserve(args.integer("threads"));
@@ -122,6 +126,7 @@ class Attention final : public Kernel {
   int64_t heads_, group_, width_;
   float scale_, softcap_;
   int32_t window_, block_shift_ = 0;
+  std::shared_ptr<PackedWeight> sinks_;
   int64_t max_chunks_;
   uint8_t* states_[4] = {};
   Buffer memory_, stored_;
@@ -179,8 +184,16 @@ float* Attention::result(const Frame& frame, const TileTask& task, int32_t row) 
 
 void Attention::write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const {
   float* out = result(frame, task, row);
+  f32x16 scale = splat(1.0f);
+  float total = *sums.l;
+  if (sinks_ != nullptr) {
+    const float sink = sinks_->f32()[task.head * group_ + (task.first_row + row) % group_];
+    const float m = sink > *sums.m ? sink : *sums.m;
+    scale = exp(splat(*sums.m - m));
+    total = total * scale[0] + exp(splat(sink - m))[0];
+  }
   for (int64_t d = 0; d < layout_.dim; d += 16)
-    store_first(out + d, load(sums.o + d) / *sums.l, layout_.dim - d < 16 ? layout_.dim - d : 16);
+    store_first(out + d, load(sums.o + d) * scale / total, layout_.dim - d < 16 ? layout_.dim - d : 16);
 }
 
 void Attention::load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const {
