@@ -19,7 +19,7 @@ def to_gguf(folder: Path, path: Path, arch: str, config: Any, keys: dict[str, An
         if value is not None:
             writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
     tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
-    tensors = load_file(folder / "model.safetensors")
+    tensors = split_experts(load_file(folder / "model.safetensors"))
     for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
         writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
     writer.write_header_to_file()
@@ -55,6 +55,13 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
         "logit_scale": first("logit_scale"),
         "use_parallel_residual": first("use_parallel_residual"),
     }
+    if arch == "gpt-oss":
+        keys |= {
+            "expert_count": config.num_local_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.intermediate_size,
+            **yarn_keys(rope),
+        }
     if arch == "qwen3moe":
         keys |= {
             "expert_count": config.num_local_experts,
@@ -65,6 +72,36 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
         # A key that GGUF defines for any architecture; without it the size of the model tells the scale.
         keys["attention.scale"] = config.query_pre_attn_scalar**-0.5
     return keys
+
+
+def yarn_keys(rope: dict[str, Any]) -> dict[str, Any]:
+    if rope.get("rope_type") != "yarn":
+        return {}
+    own = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+    own |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+    kept = {f"rope.scaling.{key}": rope[name] for name, key in own.items() if rope.get(name) is not None}
+    return {"rope.scaling.type": "yarn"} | kept
+
+
+def split_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """gpt-oss: gate and up lie in turn in one tensor, transposed; its sinks become a weight."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        stem, _, part = name.rpartition(".")
+        own = part.removesuffix("_bias")
+        kind = "bias" if part.endswith("_bias") else "weight"
+        array = array.swapaxes(-1, -2) if own in ("gate_up_proj", "down_proj") and kind == "weight" else array
+        if own == "gate_up_proj":
+            rows = array if kind == "weight" else array[..., None]
+            halves = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]}
+            found |= {f"{stem}.{half}.{kind}": a.reshape(*a.shape[:2], *array.shape[2:]) for half, a in halves.items()}
+        elif own == "down_proj" and stem.endswith("experts"):
+            found[f"{stem}.down_proj.{kind}"] = array
+        elif part == "sinks":
+            found[name + ".weight"] = array
+        else:
+            found[name] = array
+    return found
 
 
 def rope_factors(config: Any) -> dict[str, np.ndarray]:
@@ -81,7 +118,7 @@ def converted(arch: str, config: Any, tensors: dict[str, np.ndarray]) -> dict[st
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, array in tensors.items():
         plain, _, expert = name.partition(".experts.")
-        if expert:
+        if expert[:1].isdigit():
             number, rest = expert.split(".", 1)
             experts.setdefault(names.get_name(f"{plain}.experts.{rest}", (".weight",)), {})[int(number)] = array
             continue

@@ -52,6 +52,15 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0],
 }
+GPT_OSS = {
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_parameters": YARN | {"truncate": False, "beta_fast": 8.0},
+}
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
@@ -94,6 +103,12 @@ FAMILIES = {
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "starcoder2": ("Starcoder2", "starcoder2", {"sliding_window": WINDOW}),
+    "gpt_oss": ("GptOss", "gpt-oss", GPT_OSS),
+    "gpt_oss without biases, tighter clamp": (
+        "GptOss",
+        None,
+        GPT_OSS | {"attention_bias": False, "swiglu_limit": 0.7, "swiglu_alpha": 1.1, "tie_word_embeddings": True},
+    ),
     "starcoder2 whole": ("Starcoder2", None, {"use_bias": False, "tie_word_embeddings": False}),
 }
 # Keys of GGUF beyond those that every file of a family has.
@@ -141,6 +156,8 @@ def model_of(family):
                 parameter.copy_((0 if minus_one else 1) + 0.3 * noise)
             elif parameter_name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif parameter_name.endswith("sinks"):
+                parameter.copy_(2 * noise)
             elif parameter.shape[0] == tiny_models.VOCAB and minus_one:
                 parameter.copy_(0.2 * noise)  # the embeddings are scaled, and are the head
             else:

@@ -192,7 +192,7 @@ LLAMA3 = {
         ({"head_dim": 32}, "attn_q"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "2"}}, "factor"),
         ({"rope_scaling": [1]}, "rope scaling"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),

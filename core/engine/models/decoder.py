@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..backend.v1 import Array, Value
+from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..program.build import Builder, Experts, Program
 from ..program.weights import select
@@ -46,6 +46,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     norm_offset: float = 0.0
     """Added to the weights of RMS norms."""
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     parallel_residual: bool = False
@@ -58,7 +60,13 @@ class DecoderConfig:
 
 
 def attention_block(
-    b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, qk_norm: Literal["none", "head", "row"] = "none"
+    b: Builder,
+    c: DecoderConfig,
+    w: Weights,
+    i: int,
+    h: Value,
+    qk_norm: Literal["none", "head", "row"] = "none",
+    sinks: WeightRef | None = None,
 ) -> Value:
     """Projections, optional norm of q and k (of each head or of the whole row), then ``attend``."""
     p = f"blk.{i}."
@@ -69,7 +77,7 @@ def attention_block(
         width = c.head_dim if qk_norm == "head" else 0
         q = b.rms_norm(q, w(p + "attn_q_norm.weight"), c.eps, width, c.norm_offset)
         k = b.rms_norm(k, w(p + "attn_k_norm.weight"), c.eps, width, c.norm_offset)
-    return attend(b, c, w, i, q, k, v)
+    return attend(b, c, w, i, q, k, v, sinks)
 
 
 def fused_attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
@@ -101,7 +109,9 @@ def split_attention_block(
     return attend(b, c, w, i, found[0], found[1], found[2])
 
 
-def attend(b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value, v: Value) -> Value:
+def attend(
+    b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value, v: Value, sinks: WeightRef | None = None
+) -> Value:
     """Rotary embedding if there is one, cache write, attention, output projection."""
     window = c.window(i)
     local = window > 0 and c.local_rope is not None
@@ -112,7 +122,7 @@ def attend(b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value,
         k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
     b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-    a = b.attention(q, i, c.heads, scale=scale, window=window, softcap=c.attention_softcap)
+    a = b.attention(q, i, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)
     p = f"blk.{i}.attn_output"
     return b.linear(a, w(p + ".weight"), w.maybe(p + ".bias"), axes=("embed", "heads"))
 
@@ -149,7 +159,7 @@ def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Val
     """Top-k routed experts, each a gated feed-forward."""
     p = f"blk.{i}."
     experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
-    return b.moe(h, w(p + "ffn_gate_inp.weight"), experts, c.experts_used, renormalize=c.renormalize)
+    return b.moe(h, w(p + "ffn_gate_inp.weight"), None, experts, c.experts_used, renormalize=c.renormalize)
 
 
 def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:

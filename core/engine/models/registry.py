@@ -39,6 +39,7 @@ FAMILIES: Sequence[Family] = (
     Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True, eps=1e-5),
     Family("cohere", ("command-r",), ("cohere",), interleaved=True, eps=1e-5),
     Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
+    Family("gpt_oss", ("gpt-oss",), ("gpt_oss",), windowed=True, full_every=2, eps=1e-5),
 )
 
 

@@ -190,13 +190,13 @@ class Builder:
         attrs: dict[str, Any] = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
         return self.call("rms_norm", {"x": x}, out, {"weight": weight}, **attrs)[0]
 
-    def layer_norm(self, x: Value, weight: WeightRef, bias: WeightRef | None, eps: float) -> Value:
-        """Over the row."""
+    def layer_norm(self, x: Value, weight: WeightRef, bias: WeightRef | None, eps: float, head_dim: int = 0) -> Value:
+        """Over the row, or over each head_dim slice of it; the weight is as wide as the row."""
         self._needs(weight, (x.shape[-1],))
         if bias is not None:
             self._needs(bias, (x.shape[-1],))
         out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
-        return self.call("layer_norm", {"x": x}, out, {"weight": weight, "bias": bias}, eps=eps)[0]
+        return self.call("layer_norm", {"x": x}, out, {"weight": weight, "bias": bias}, eps=eps, head_dim=head_dim)[0]
 
     def rope(
         self, x: Value, inv_freq: ConstantWeight, heads: int, head_dim: int, interleaved: bool, scale: float
@@ -208,10 +208,11 @@ class Builder:
         inputs = {"x": x, "positions": self.positions}
         return self.call("rope", inputs, [(f"{x.name}.rope", x.shape, "act")], {"inv_freq": inv_freq}, **attrs)[0]
 
-    def gated_act(self, gate: Value, up: Value | None, kind: str) -> Value:
+    def gated_act(self, gate: Value, up: Value | None, kind: str, **attrs: float) -> Value:
         if up is not None:
             _of_width(up, gate.shape[-1])
-        return self.call("gated_act", {"gate": gate, "up": up}, [(f"{gate.name}.act", gate.shape, "act")], kind=kind)[0]
+        out = [(f"{gate.name}.act", gate.shape, "act")]
+        return self.call("gated_act", {"gate": gate, "up": up}, out, kind=kind, **attrs)[0]
 
     def add(self, a: Value, b: Value) -> Value:
         _of_width(b, a.shape[-1])
@@ -225,42 +226,62 @@ class Builder:
         states = kv_states(layer, self._kv_dtype)
         self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim)
 
-    def attention(self, q: Value, layer: int, heads: int, scale: float, **features: Any) -> Value:
-        """Reads only the cache, this step's tokens included. Features: window, softcap."""
+    def attention(
+        self, q: Value, layer: int, heads: int, scale: float, sinks: WeightRef | None = None, **features: Any
+    ) -> Value:
+        """Reads only the cache, this step's tokens included. sinks [heads]; features: window, softcap."""
         kv = next(kv for kv in self._kv_layers if kv.layer == layer)
         _of_width(q, heads * kv.head_dim)
         inputs = {"q": q, "page_table": self.input(f"page_table.{kv.group}")}
         inputs |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
         attrs = {"heads": heads, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "scale": scale, **features}
         attrs["block_size"] = self._groups[kv.group].block_size
+        if sinks is not None:
+            self._needs(sinks, (heads,))
+            self.name_axes(sinks, "heads")
         out = [(f"attention.{layer}", ("T", heads * kv.head_dim), "act")]
-        return self.call("attention", inputs, out, states=kv_states(layer, self._kv_dtype), **attrs)[0]
+        return self.call("attention", inputs, out, {"sinks": sinks}, kv_states(layer, self._kv_dtype), **attrs)[0]
 
-    def moe(self, x: Value, router: WeightRef, experts: Experts, used: int, **routing: Any) -> Value:
+    def moe(
+        self,
+        x: Value,
+        router: WeightRef,
+        router_bias: WeightRef | None,
+        experts: Experts,
+        used: int,
+        **routing: Any,
+    ) -> Value:
         """Route each token to ``used`` experts; gated activation within each; weighted sum in the order of choice."""
         count, width, mlp = experts.gate.shape[0], x.shape[-1], experts.gate.shape[1]
         self._needs(router, (count, width))
         self._needs(experts.gate, (count, mlp, width))
         self._needs(experts.up, (count, mlp, width))
         self._needs(experts.down, (count, width, mlp))
-        logits = self.linear(x, router, axes=("experts", "embed"))
+        logits = self.linear(x, router, router_bias, axes=("experts", "embed"))
         outs = [("moe_ids", ("T", used), "i32"), ("moe_weights", ("T", used), "f32")]
         ids, weights = self.call("moe_route", {"logits": logits}, outs, k=used, **routing)
-        gate = self._moe_linear(x, ids, experts.gate, per_choice=False)
-        up = self._moe_linear(x, ids, experts.up, per_choice=False)
-        down = self._moe_linear(self.gated_act(gate, up, experts.kind), ids, experts.down, per_choice=True)
+        gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, per_choice=False)
+        up = self._moe_linear(x, ids, experts.up, experts.up_bias, per_choice=False)
+        act = self.gated_act(gate, up, **experts.act)
+        down = self._moe_linear(act, ids, experts.down, experts.down_bias, per_choice=True)
         out = [("moe_out", x.shape, "act")]
         return self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
 
-    def _moe_linear(self, x: Value, ids: Value, weight: WeightRef, per_choice: bool) -> Value:
+    def _moe_linear(
+        self, x: Value, ids: Value, weight: WeightRef, bias: WeightRef | None, per_choice: bool
+    ) -> Value:
         n, rows = weight.shape[1], f"T*{ids.shape[1]}"
         if input_spec(weight).scale:
             raise ModelError(
                 f"{weight.name} has a static activation scale, which is supported for single matrices only."
             )
         self.name_axes(weight, "experts", "mlp", "embed")
+        if bias is not None:
+            self._needs(bias, weight.shape[:2])
+            self.name_axes(bias, "experts", "mlp")
         out = [(weight.name.removesuffix(".weight"), (rows, n), "act")]
-        return self.call("moe_linear", {"x": x, "ids": ids}, out, {"weight": weight}, per_choice=per_choice)[0]
+        weights = {"weight": weight, "bias": bias}
+        return self.call("moe_linear", {"x": x, "ids": ids}, out, weights, per_choice=per_choice)[0]
 
     def constant(self, name: str, array: Any) -> ConstantWeight:
         return ConstantWeight(name, np.asarray(array, np.float32))
@@ -334,12 +355,16 @@ class Builder:
 
 @dataclass(frozen=True)
 class Experts:
-    """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], with the activation between them."""
+    """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], biases [E, N], and the attributes of
+    ``gated_act`` between them."""
 
     gate: WeightRef
     up: WeightRef
     down: WeightRef
-    kind: str = "silu"
+    gate_bias: WeightRef | None = None
+    up_bias: WeightRef | None = None
+    down_bias: WeightRef | None = None
+    act: Mapping[str, Any] = field(default_factory=lambda: {"kind": "silu"})
 
 
 def _of_width(value: Value, width: int | str) -> None:
