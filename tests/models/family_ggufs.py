@@ -35,7 +35,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
 
     rope = getattr(config, "rope_parameters", None) or {}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r")
+    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
     keys = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -62,11 +62,12 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
             "expert_feed_forward_length": config.intermediate_size,
             **yarn_keys(rope),
         }
-    if arch == "qwen3moe":
+    if arch in ("qwen2moe", "qwen3moe"):
         keys |= {
-            "expert_count": config.num_local_experts,
+            "expert_count": config.num_experts,
             "expert_used_count": config.num_experts_per_tok,
             "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         }
     if arch in ("gemma2", "gemma3"):
         # A key that GGUF defines for any architecture; without it the size of the model tells the scale.
@@ -134,7 +135,7 @@ def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarr
         return tiny_models.interleave(array, config.num_attention_heads)
     if arch == "llama" and ".k_proj." in name:
         return tiny_models.interleave(array, config.num_key_value_heads)
-    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+    if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1
     if "query_key_value" in name:
         head_dim = config.hidden_size // config.num_attention_heads

@@ -75,6 +75,14 @@ FAMILIES = {
     ),
     "qwen3_moe": ("Qwen3Moe", "qwen3moe", EXPERTS),
     "qwen3_moe dense layer, not renormalized": ("Qwen3Moe", None, EXPERTS | NO_EXPERTS),
+    "qwen2_moe": ("Qwen2Moe", "qwen2moe", EXPERTS | {"norm_topk_prob": False, "shared_expert_intermediate_size": 48}),
+    "qwen2_moe renormalized, dense layer": (
+        "Qwen2Moe",
+        None,
+        EXPERTS | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    ),
+    "gemma": ("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma one KV head, biases": ("Gemma", None, {"head_dim": 16, "num_key_value_heads": 1, "attention_bias": True}),
     "olmo2": ("Olmo2", "olmo2", {}),
     "gemma2": ("Gemma2", "gemma2", GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
     "gemma2 without caps": ("Gemma2", None, GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -95,6 +103,23 @@ FAMILIES = {
     "gpt_neox": ("GPTNeoX", "gptneox", {"intermediate_size": 96}),
     "gpt_neox in sequence": ("GPTNeoX", "gptneox", {"intermediate_size": 96, "use_parallel_residual": False}),
     "cohere": ("Cohere", "command-r", {"logit_scale": 1.5, "tie_word_embeddings": True}),
+    "cohere norms of heads": ("Cohere", "command-r", {"use_qk_norm": True, "logit_scale": 0.7}),
+    "cohere biases, untied": (
+        "Cohere",
+        None,
+        {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 2.0},
+    ),
+    "cohere2": ("Cohere2", "cohere2", {"sliding_window": WINDOW, "num_hidden_layers": 5, "logit_scale": 1.5}),
+    "cohere2 wider than its context": (
+        "Cohere2",
+        "cohere2",
+        {"sliding_window": 512, "num_hidden_layers": 4, "logit_scale": 2.0},
+    ),
+    "gemma3 wider than its context": (
+        "Gemma3",
+        "gemma3",
+        GEMMA | {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "falcon 7b": ("Falcon", "falcon", FALCON | {"multi_query": True}),
     "falcon 40b": ("Falcon", "falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon 11b": (
@@ -128,6 +153,7 @@ GGUF_KEYS = {
     "gpt_neox": {"rope.dimension_count": 4},
     "gpt_neox in sequence": {"rope.dimension_count": 4},
     "falcon 7b": {"attention.head_count_kv": 1},
+    "gemma3 wider than its context": {"attention.sliding_window_pattern": [True, False]},
 }
 WITH_GGUF = [name for name, (_, arch, _) in FAMILIES.items() if arch is not None]
 # A cache longer than the original context chooses the long factors at load; transformers does at each call.
@@ -148,7 +174,7 @@ def model_of(family):
     config = getattr(transformers, kind)(**sizes, attn_implementation="eager")
     head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
     model = getattr(transformers, head)(config).eval().float()
-    minus_one = name in ("Gemma2", "Gemma3")
+    minus_one = name in ("Gemma", "Gemma2", "Gemma3")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -380,10 +406,10 @@ def test_configurations_that_are_refused(family, keys, word, saved, tmp_path):
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
-def test_norms_of_cohere_that_are_not_supported(saved, tmp_path):
+def test_a_norm_of_q_without_one_of_k(saved, tmp_path):
     extra = {"model.layers.0.self_attn.q_norm.weight": np.ones((4, 16), np.float32)}
     path = rewrite(saved("cohere"), tmp_path, rename=lambda tensors: tensors | extra)
-    with pytest.raises(ModelError, match="q_norm"):
+    with pytest.raises(ModelError, match="k_norm"):
         load_model(open_checkpoint(path)).program(16, "f16")
 
 

@@ -11,9 +11,14 @@ import numpy as np
 from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..program.build import Builder, Experts, Program
-from ..program.weights import select
+from ..program.weights import ConstantWeight, row_matrix, select
 from .rope import Rope
 from .weights import Weights
+
+
+QKNorm = Literal["none", "head", "row", "each head"]
+"""Norms of q and k: RMS norms with one weight for all heads or with a weight for the whole row, or layer norms of each head
+with a weight of its own."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class DecoderConfig:
     windows: tuple[int, ...] = ()
     """A layer's sliding window, 0 for none; empty when no layer has one."""
     local_rope: Rope | None = None
-    """The rotary embedding of layers with a window, where it is another."""
+    """The rotary embedding of layers with a window, where it is another; without ``rope`` they alone have one."""
     attention_scale: float | None = None
     """None: 1 / sqrt(head_dim)."""
     attention_softcap: float = 0.0
@@ -65,19 +70,28 @@ def attention_block(
     w: Weights,
     i: int,
     h: Value,
-    qk_norm: Literal["none", "head", "row"] = "none",
+    qk_norm: QKNorm = "none",
     sinks: WeightRef | None = None,
 ) -> Value:
-    """Projections, optional norm of q and k (of each head or of the whole row), then ``attend``."""
+    """Projections, optional norms of q and k, then ``attend``."""
     p = f"blk.{i}."
     q = b.linear(h, w(p + "attn_q.weight"), w.maybe(p + "attn_q.bias"), axes=("heads", "embed"))
     k = b.linear(h, w(p + "attn_k.weight"), w.maybe(p + "attn_k.bias"), axes=("kv_heads", "embed"))
     v = b.linear(h, w(p + "attn_v.weight"), w.maybe(p + "attn_v.bias"), axes=("kv_heads", "embed"))
-    if qk_norm != "none":
+    if qk_norm == "each head":
+        q, k = (_layer_norm_heads(b, c, w, f"{p}attn_{part}_norm.weight", x) for part, x in (("q", q), ("k", k)))
+    elif qk_norm != "none":
         width = c.head_dim if qk_norm == "head" else 0
         q = b.rms_norm(q, w(p + "attn_q_norm.weight"), c.eps, width, c.norm_offset)
         k = b.rms_norm(k, w(p + "attn_k_norm.weight"), c.eps, width, c.norm_offset)
     return attend(b, c, w, i, q, k, v, sinks)
+
+
+def _layer_norm_heads(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
+    """The file's weight is [heads, head_dim]."""
+    weight = w(name)
+    flat = ConstantWeight(weight.name, weight.dense().reshape(-1))
+    return b.layer_norm(x, flat, None, c.eps, c.head_dim)
 
 
 def fused_attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
@@ -160,6 +174,15 @@ def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Val
     p = f"blk.{i}."
     experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
     return b.moe(h, w(p + "ffn_gate_inp.weight"), None, experts, c.experts_used, renormalize=c.renormalize)
+
+
+def shared_expert_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    """A gated feed-forward for every token, times the sigmoid of its gate's logit: a route to one expert."""
+    p = f"blk.{i}."
+    gate = b.linear(h, w(p + "ffn_gate_shexp.weight"), axes=("mlp", "embed"))
+    up = b.linear(h, w(p + "ffn_up_shexp.weight"), axes=("mlp", "embed"))
+    down = b.linear(b.gated_act(gate, up, c.act), w(p + "ffn_down_shexp.weight"), axes=("embed", "mlp"))
+    return b.gated_by(down, h, row_matrix(w(p + "ffn_gate_inp_shexp.weight")))
 
 
 def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:

@@ -63,9 +63,7 @@ def _context(stored: Array, scale: Array | None, table: Array, context: int, blo
     return entries.astype(np.float64).swapaxes(0, 1)
 
 
-def _attend(
-    queries: Array, keys: Array, values: Array, scale: float, softcap: float, sinks: Array | None
-) -> Array:
+def _attend(queries: Array, keys: Array, values: Array, scale: float, softcap: float, sinks: Array | None) -> Array:
     """One token: queries [kv_heads, group, head_dim], keys and values [kv_heads, n, head_dim], sinks [kv_heads, group, 1]."""
     scores = queries @ keys.swapaxes(1, 2) * scale
     if softcap:

@@ -23,9 +23,7 @@ def rms_norm(*, x: Array, weight: Array, eps: float, head_dim: int = 0, weight_o
     return (y.astype(np.float32).reshape(x.shape),)
 
 
-def layer_norm(
-    *, x: Array, weight: Array, eps: float, bias: Array | None = None, head_dim: int = 0
-) -> tuple[Array]:
+def layer_norm(*, x: Array, weight: Array, eps: float, bias: Array | None = None, head_dim: int = 0) -> tuple[Array]:
     """(x - mean) / sqrt(variance + eps) * weight + bias, f32 in the shape of x [rows, d]; weight and bias [d].
 
     ``head_dim`` 0: mean and variance of the whole row; else of each slice of head_dim by itself. Source: Ba, Kiros and

@@ -267,9 +267,16 @@ class Builder:
         out = [("moe_out", x.shape, "act")]
         return self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
 
-    def _moe_linear(
-        self, x: Value, ids: Value, weight: WeightRef, bias: WeightRef | None, per_choice: bool
-    ) -> Value:
+    def gated_by(self, y: Value, x: Value, gate: WeightRef) -> Value:
+        """y times the sigmoid of one logit a token, x times gate [1, d]: what a route to a single expert gives."""
+        self._needs(gate, (1, x.shape[-1]))
+        logits = self.linear(x, gate, axes=(None, "embed"))
+        outs = [("gate_id", ("T", 1), "i32"), ("gate_weight", ("T", 1), "f32")]
+        routing = {"k": 1, "score": "sigmoid", "renormalize": False}
+        weights = self.call("moe_route", {"logits": logits}, outs, **routing)[1]
+        return self.call("moe_combine", {"y": y, "weights": weights}, [(f"{y.name}.gated", y.shape, "act")])[0]
+
+    def _moe_linear(self, x: Value, ids: Value, weight: WeightRef, bias: WeightRef | None, per_choice: bool) -> Value:
         n, rows = weight.shape[1], f"T*{ids.shape[1]}"
         if input_spec(weight).scale:
             raise ModelError(

@@ -108,9 +108,7 @@ def turned_experts(name: str, source: MappedWeight, first: int = 0, step: int = 
     return TurnedExperts(name, source, first, step)
 
 
-def mxfp4_experts(
-    name: str, blocks: MappedWeight, scales: MappedWeight, first: int = 0, step: int = 1
-) -> MXFP4Experts:
+def mxfp4_experts(name: str, blocks: MappedWeight, scales: MappedWeight, first: int = 0, step: int = 1) -> MXFP4Experts:
     """ModelError unless the blocks and their scales are bytes that belong together."""
     fit = len(scales.shape) == 3 and blocks.shape == (*scales.shape, SCALED // 2)
     if not fit or {blocks.format, scales.format} != {"U8"}:
