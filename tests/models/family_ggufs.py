@@ -85,23 +85,18 @@ def yarn_keys(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """gpt-oss: gate and up lie in turn in one tensor, transposed; its sinks become a weight."""
+    """gpt-oss: gate and up lie in turn in one tensor, the matrices transposed; its sinks become a weight."""
     found: dict[str, np.ndarray] = {}
     for name, array in tensors.items():
-        stem, _, part = name.rpartition(".")
-        own = part.removesuffix("_bias")
-        kind = "bias" if part.endswith("_bias") else "weight"
-        array = array.swapaxes(-1, -2) if own in ("gate_up_proj", "down_proj") and kind == "weight" else array
-        if own == "gate_up_proj":
-            rows = array if kind == "weight" else array[..., None]
-            halves = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]}
-            found |= {f"{stem}.{half}.{kind}": a.reshape(*a.shape[:2], *array.shape[2:]) for half, a in halves.items()}
-        elif own == "down_proj" and stem.endswith("experts"):
-            found[f"{stem}.down_proj.{kind}"] = array
-        elif part == "sinks":
-            found[name + ".weight"] = array
-        else:
-            found[name] = array
+        stem, _, part = name.rpartition(".experts.")
+        if not stem or part[0].isdigit():
+            found[name + ".weight" if name.endswith(".sinks") else name] = array
+            continue
+        own, kind = (part.removesuffix("_bias"), "bias") if part.endswith("_bias") else (part, "weight")
+        columns = {"gate_proj": array[..., ::2], "up_proj": array[..., 1::2]}
+        for proj, numbers in (columns if own == "gate_up_proj" else {own: array}).items():
+            turned = numbers if kind == "bias" else numbers.swapaxes(1, 2)
+            found[f"{stem}.experts.{proj}.{kind}"] = turned
     return found
 
 

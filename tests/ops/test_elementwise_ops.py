@@ -112,8 +112,8 @@ def test_clamped_swiglu_against_loops(rng):
     for alpha, limit in ((1.702, 7.0), (0.9, 2.0)):
         (got,) = gated_act(gate=gate, up=up, kind="clamped_swiglu", alpha=alpha, limit=limit)
         for g, u, y in zip(gate.ravel().tolist(), up.ravel().tolist(), got.ravel(), strict=True):
-            g, u = min(g, limit), max(-limit, min(u, limit))
-            assert y == pytest.approx(g / (1 + math.exp(-alpha * g)) * (u + 1), rel=1e-6)
+            below, within = min(g, limit), max(-limit, min(u, limit))
+            assert y == pytest.approx(below / (1 + math.exp(-alpha * below)) * (within + 1), rel=1e-6)
     with pytest.raises(OpError, match="needs up"):
         gated_act(gate=gate, kind="clamped_swiglu")
 

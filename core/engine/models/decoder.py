@@ -15,7 +15,6 @@ from ..program.weights import ConstantWeight, row_matrix, select
 from .rope import Rope
 from .weights import Weights
 
-
 QKNorm = Literal["none", "head", "row", "each head"]
 """Norms of q and k: RMS norms with one weight for all heads or with a weight for the whole row, or layer norms of each head
 with a weight of its own."""

@@ -165,8 +165,8 @@ def rope_from_gguf(
     interleaved: bool,
     truncate: bool = True,
 ) -> Rope:
-    """From GGUF keys, which do not tell ``truncate`` (see ``yarn_factors``); ``factors`` are divisors that a tensor carries: rope_freqs.weight with Llama 3's scaling, or one of
-    rope_factors_long.weight and rope_factors_short.weight."""
+    """From GGUF keys, which do not tell ``truncate`` (see ``yarn_factors``); ``factors`` are divisors that a tensor carries:
+    rope_freqs.weight with Llama 3's scaling, or one of rope_factors_long.weight and rope_factors_short.weight."""
     prefix = f"{arch}.rope.scaling"
     theta = positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     inv_freq, scale = base_frequencies(rotary, theta), 1.0

@@ -36,9 +36,9 @@ def attention(
 
     A query at position p sees cache positions 0..p, with a ``window`` w > 0 only the last w of them. ``softcap`` c > 0
     bounds scores as c * tanh(score / c). ``sinks`` [heads] are scores that each token of a head has beside those of its
-    keys: they take part in the softmax and bring no value. Query head h reads KV head h * kv_heads / heads, rounded down. Each query is
-    computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources: Vaswani et
-    al. (2017); for grouped queries, Ainslie et al. (2023); for sinks, the gpt-oss model card (arXiv 2508.10925).
+    keys: they take part in the softmax and bring no value. Query head h reads KV head h * kv_heads / heads, rounded down.
+    Each query is computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources:
+    Vaswani et al. (2017); for grouped queries, Ainslie et al. (2023); for sinks, the gpt-oss model card (arXiv 2508.10925).
     """
     y = np.empty((len(q), heads * head_dim), np.float32)
     beside = None if sinks is None else sinks.astype(np.float64).reshape(kv_heads, -1, 1)

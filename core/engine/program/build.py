@@ -208,7 +208,7 @@ class Builder:
         inputs = {"x": x, "positions": self.positions}
         return self.call("rope", inputs, [(f"{x.name}.rope", x.shape, "act")], {"inv_freq": inv_freq}, **attrs)[0]
 
-    def gated_act(self, gate: Value, up: Value | None, kind: str, **attrs: float) -> Value:
+    def gated_act(self, gate: Value, up: Value | None, kind: str, **attrs: Any) -> Value:
         if up is not None:
             _of_width(up, gate.shape[-1])
         out = [(f"{gate.name}.act", gate.shape, "act")]
@@ -272,7 +272,7 @@ class Builder:
         self._needs(gate, (1, x.shape[-1]))
         logits = self.linear(x, gate, axes=(None, "embed"))
         outs = [("gate_id", ("T", 1), "i32"), ("gate_weight", ("T", 1), "f32")]
-        routing = {"k": 1, "score": "sigmoid", "renormalize": False}
+        routing: dict[str, Any] = {"k": 1, "score": "sigmoid", "renormalize": False}
         weights = self.call("moe_route", {"logits": logits}, outs, **routing)[1]
         return self.call("moe_combine", {"y": y, "weights": weights}, [(f"{y.name}.gated", y.shape, "act")])[0]
 
