@@ -100,6 +100,7 @@ FAMILIES = {
         None,
         {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 32, "activation_function": "gelu"},
     ),
+    "opt norms without weights": ("OPT", None, {"ffn_dim": 96, "layer_norm_elementwise_affine": False}),
     "gpt_neox": ("GPTNeoX", "gptneox", {"intermediate_size": 96}),
     "gpt_neox in sequence": ("GPTNeoX", "gptneox", {"intermediate_size": 96, "use_parallel_residual": False}),
     "cohere": ("Cohere", "command-r", {"logit_scale": 1.5, "tie_word_embeddings": True}),
@@ -295,6 +296,45 @@ def test_gpt_neox_of_old(saved, tmp_path):
     assert_is(rewrite(saved("gpt_neox"), tmp_path, old, head), "gpt_neox")
 
 
+def test_gemma_of_old(saved, tmp_path):
+    """Its first files say gelu, and mean the tanh form; later ones leave the newer key null."""
+    for number, keys in enumerate(({"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": None})):
+        target = tmp_path / str(number)
+        target.mkdir()
+        assert_is(rewrite(saved("gemma"), target, lambda config, keys=keys: config.update(keys)), "gemma")
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "cohere2", "gpt_neox", "gpt_oss"])
+def test_buffers_of_old(family, saved, tmp_path):
+    """What earlier savings leave beside the weights; a weight that is not known is refused all the same."""
+    layer = "gpt_neox.layers.0.attention." if family == "gpt_neox" else "model.layers.0.self_attn."
+    extra = {
+        layer + "rotary_emb.inv_freq": np.ones(8, np.float32),
+        layer + "rotary_emb.cos_cached": np.ones((1, 1, 256, 16), np.float32),
+        "model.rotary_emb.original_inv_freq": np.ones(8, np.float32),
+        "gpt_neox.layers.1.attention.masked_bias": np.float32([-1e9]),
+        "gpt_neox.layers.1.attention.bias": np.ones((1, 1, 256, 256), bool),
+        "model.position_ids": np.arange(256)[None],
+    }
+    assert_is(rewrite(saved(family), tmp_path, rename=lambda tensors: tensors | extra), family)
+    for name in (layer + "extra_proj.weight", "mtp.layers.0.norm.weight", "vision_tower.patch.bias"):
+        path = rewrite(saved(family), tmp_path, rename=lambda t, name=name: t | {name: np.ones(8, np.float32)})
+        with pytest.raises(ModelError, match=name):
+            load_model(open_checkpoint(path)).program(16, "f16")
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_beside_tied_embeddings(equal, saved, tmp_path):
+    """It is used, as transformers does: one that equals the table is the table, and another is not tied."""
+    table = model_of("cohere").get_input_embeddings().weight.detach().numpy()
+    head = table if equal else table[::-1].copy()
+    path = rewrite(saved("cohere"), tmp_path, rename=lambda tensors: tensors | {"lm_head.weight": head})
+    ids = random_ids(20)
+    theirs = transformers.CohereForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    got = logits(load_for_logits(path, "reference"), ids, (20,))
+    np.testing.assert_allclose(got, logits_of(theirs.eval(), ids), rtol=0, atol=2e-4)
+
+
 def test_gemma3_of_old(saved, tmp_path):
     def old(config):
         del config["rope_parameters"], config["layer_types"]
@@ -351,6 +391,17 @@ def test_yarn_reaches_as_far_as_its_factor(length, context, saved, tmp_path):
     assert load_model(open_checkpoint(path), length).config.max_context == context
 
 
+@pytest.mark.parametrize("outside", [None, 50])
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_the_original_context_may_be_named_elsewhere(kind, outside):
+    """Beside the scaling, or not at all: then it is the context."""
+    scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    keys = {} if outside is None else {"original_max_position_embeddings": outside}
+    config = transformers.LlamaConfig(**deepcopy(SIZES | keys | {"rope_parameters": scaling}), head_dim=64)
+    rope = rope_from_hf(keys | {"rope_parameters": scaling}, 64, 256, 256)
+    np.testing.assert_allclose(rope.inv_freq, hf_rope(kind, config, None)[0], rtol=1e-5)
+
+
 def test_yarn_is_that_of_transformers(saved, tmp_path):
     rng = np.random.default_rng()
     for number in range(20):
@@ -396,6 +447,10 @@ def test_yarn_is_that_of_transformers(saved, tmp_path):
         ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
         ("gemma3", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
         ("gemma2", {"hidden_activation": "silu"}, "silu"),
+        ("gpt_oss", {"num_experts_per_tok": 5}, "5 experts"),
+        ("gpt_oss", {"num_local_experts": 3}, "ffn_gate_inp"),
+        ("gpt_oss", {"intermediate_size": 16, "num_attention_heads": 8}, "attn_q"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit"),
         ("cohere", {"logit_scale": -1}, "logit_scale"),
     ],
 )

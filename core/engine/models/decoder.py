@@ -172,7 +172,18 @@ def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Val
     """Top-k routed experts, each a gated feed-forward."""
     p = f"blk.{i}."
     experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
-    return b.moe(h, w(p + "ffn_gate_inp.weight"), None, experts, c.experts_used, renormalize=c.renormalize)
+    return b.moe(h, router(c, w, i), None, experts, c.experts_used, renormalize=c.renormalize)
+
+
+def router(c: DecoderConfig, w: Weights, i: int) -> WeightRef:
+    """ModelError when it does not choose among as many experts as the configuration says."""
+    weight = w(f"blk.{i}.ffn_gate_inp.weight")
+    if weight.shape[0] != c.experts:
+        raise ModelError(
+            f"{weight.name} chooses among {weight.shape[0]} experts, but this model has {c.experts}; the checkpoint is"
+            " inconsistent."
+        )
+    return weight
 
 
 def shared_expert_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:

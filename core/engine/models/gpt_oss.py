@@ -17,7 +17,7 @@ from ..program.build import Builder, Experts, Program
 from ..program.experts import mxfp4_experts, turned_experts
 from ..program.weights import ConstantWeight, MappedWeight
 from . import llama
-from .decoder import DecoderConfig, attention_block, output_head
+from .decoder import DecoderConfig, attention_block, output_head, router
 from .fields import positive
 from .rope import rope_from_gguf
 from .weights import Weights
@@ -61,8 +61,8 @@ def _moe(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
     matrices = {part: _expert_weight(w, i, part) for part in ("gate", "up", "down")}
     biases = {f"{part}_bias": _expert_bias(w, i, part) for part in ("gate", "up", "down")}
     act = {"kind": "clamped_swiglu", "alpha": c.swiglu_alpha, "limit": c.swiglu_limit}
-    router = w(p + "ffn_gate_inp.weight"), w(p + "ffn_gate_inp.bias")
-    return b.moe(h, *router, Experts(**matrices, **biases, act=act), c.experts_used)
+    experts = Experts(**matrices, **biases, act=act)
+    return b.moe(h, router(c, w, i), w(p + "ffn_gate_inp.bias"), experts, c.experts_used)
 
 
 # Hugging Face files keep the gate's rows and those of up in turn, in one tensor.
