@@ -215,6 +215,8 @@ def test_configurations_that_make_no_sense(folder, keys, word):
         ({"rope.dimension_count": 64}, "rotary"),
         ({"rope.scaling.type": "yarn"}, "yarn"),
         ({"rope.scaling.type": "linear"}, "scaling.factor"),
+        ({"attention.sliding_window": 8, "attention.sliding_window_pattern": [True]}, "sliding_window_pattern"),
+        ({"attention.sliding_window": 8, "attention.sliding_window_pattern": "all"}, "sliding_window_pattern"),
         ({"expert_count": 4, "expert_used_count": 5}, "5 experts"),
     ],
 )

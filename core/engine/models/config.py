@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..backend.v1 import Array
 from ..errors import ModelError
 from ..formats import Checkpoint
@@ -110,7 +112,7 @@ def _gguf_windows(
     pattern = data.get(key)
     if pattern is None or isinstance(pattern, int):
         return _windows(family, window, layers, context, integer(data, key, family.full_every, low=0))
-    if len(pattern) < layers:
+    if not isinstance(pattern, (list, np.ndarray)) or len(pattern) < layers:
         raise ModelError(f"The metadata's {key} must have a truth value for each of {layers} layers.")
     found = _windows(family, window, layers, context, 0)
     return tuple(width if has else 0 for width, has in zip(found, pattern, strict=False))

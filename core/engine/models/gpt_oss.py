@@ -75,9 +75,9 @@ def _expert_weight(w: Weights, i: int, part: str) -> WeightRef:
         return w(name)
     both, first, step = _IN_TURN[part]
     stored = f"blk.{i}.ffn_{both}_exps"
-    if (blocks := w.maybe(stored + ".blocks")) is not None:
-        scales = w(stored + ".scales")
-        return mxfp4_experts(name, cast(MappedWeight, blocks), cast(MappedWeight, scales), first, step)
+    blocks, scales = w.raw(stored + ".blocks"), w.raw(stored + ".scales")
+    if blocks is not None and scales is not None:
+        return mxfp4_experts(name, blocks, scales, first, step)
     return turned_experts(name, cast(MappedWeight, w(stored + ".weight")), first, step)
 
 

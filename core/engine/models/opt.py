@@ -12,6 +12,7 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import select
 from .decoder import DecoderConfig, attention_block, logits, norm, plain_mlp_block
+from .fields import flag
 from .weights import Weights
 
 HF_KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
@@ -48,7 +49,7 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 def _norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
     """A layer norm, with a weight of ones where the files keep none."""
-    if w.checkpoint.metadata.get("layer_norm_elementwise_affine", True):
+    if flag(w.checkpoint.metadata, "layer_norm_elementwise_affine", True):
         return norm(b, c, w, name, x)
     return b.layer_norm(x, b.constant(name + ".weight", np.ones(x.shape[-1])), None, c.eps)
 
@@ -67,7 +68,7 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
         else:
             x = b.add(x, attention_block(b, c, w, i, _norm(b, c, w, attn_norm, x)))
             x = b.add(x, plain_mlp_block(b, c, w, i, _norm(b, c, w, ffn_norm, x)))
-    if not c.norm_after and not w.checkpoint.metadata.get("_remove_final_layer_norm"):
+    if not c.norm_after and not flag(w.checkpoint.metadata, "_remove_final_layer_norm", False):
         x = _norm(b, c, w, "output_norm", x)
     if (outward := w.maybe("project_out.weight")) is not None:
         x = b.linear(x, outward)

@@ -9,6 +9,7 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import qwen3_moe
 from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, output_head, shared_expert_block
+from .fields import flag
 from .weights import Weights
 
 HF_NAMES = {
@@ -24,7 +25,7 @@ HF_NAMES = {
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     """GGUF files have no key for it: their experts' weights are shares of all experts."""
-    return replace(c, renormalize=checkpoint.kind == "hf" and bool(checkpoint.metadata.get("norm_topk_prob", False)))
+    return replace(c, renormalize=checkpoint.kind == "hf" and flag(checkpoint.metadata, "norm_topk_prob", False))
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
