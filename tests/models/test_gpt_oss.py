@@ -14,10 +14,12 @@ from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
 from test_more_families import GPT_OSS, SIZES
 
-from engine.errors import ModelError
+from engine.errors import FormatError, ModelError
 from engine.formats import FORMATS, Tensor, open_checkpoint
+from engine.formats.quantized.mxfp4 import compose
+from engine.formats.quantized.parts import Parts
 from engine.models import load_model
-from engine.program.experts import mxfp4_experts, turned_experts
+from engine.program.experts import expert_rows, turned_experts
 from engine.program.weights import single
 
 torch = pytest.importorskip("torch")
@@ -52,6 +54,8 @@ def packed(tmp_path_factory):
         dense = mxfp4.convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32)
         model.get_parameter(name).data = dense
     save_file(tensors, folder / "model.safetensors")
+    settings = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(settings))
     return folder, model
 
 
@@ -107,52 +111,58 @@ def test_the_cpu_runs_it_whole(packed, tmp_path, cpu):
     assert 1e-6 < np.median(errors) < 0.05, errors
 
 
-def stored(array, name):
-    encoded = FORMATS[name].encode(array) if FORMATS[name].encode else array
-    return single(
-        "w", Tensor("w", array.shape, FORMATS[name], np.ascontiguousarray(encoded).reshape(-1).view(np.uint8))
-    )
+def plain(array, name):
+    return single("w", Tensor("w", array.shape, FORMATS[name], FORMATS[name].encode(array).reshape(-1)))
+
+
+def bytes_of(name, array):
+    return Tensor(name, array.shape, FORMATS["U8"], array.reshape(-1))
+
+
+def composed(blocks, scales):
+    parts = Parts({t.name: t for t in (bytes_of("w_blocks", blocks), bytes_of("w_scales", scales))})
+    compose({}, parts)
+    return parts.tensors["w"]
 
 
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (0, 2), (1, 2)])
-def test_rows_of_mxfp4_experts(first, step):
+def test_rows_of_experts_in_mxfp4(first, step):
     blocks, scales = random_packed(np.random.default_rng(), 3, 10, 2)
-    experts = mxfp4_experts("e", stored(blocks, "U8"), stored(scales, "U8"), first, step)
     theirs = mxfp4.convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32)
-    want = theirs.numpy().swapaxes(1, 2)[:, first::step]
-    assert experts.shape == want.shape
-    np.testing.assert_array_equal(experts.dense(), want)
-    assert_rows(experts)
+    tensor, want = composed(blocks, scales), theirs.numpy().swapaxes(1, 2)
+    np.testing.assert_array_equal(tensor.dense(), want)
+    assert_rows(expert_rows("e", single("w", tensor), first, step), want[:, first::step])
 
 
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (0, 2), (1, 2)])
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
 def test_rows_of_turned_experts(name, first, step):
-    weight = stored(np.random.default_rng().standard_normal((3, 16, 10), np.float32), name)
-    experts = turned_experts("e", weight, first, step)
-    np.testing.assert_array_equal(experts.dense(), weight.dense().swapaxes(1, 2)[:, first::step])
-    assert_rows(experts)
+    weight = plain(np.random.default_rng().standard_normal((3, 16, 10), np.float32), name)
+    assert_rows(turned_experts("e", weight, first, step), weight.dense().swapaxes(1, 2)[:, first::step])
 
 
-def assert_rows(experts):
-    count = experts.shape[0] * experts.shape[1]
-    flat, decode = experts.dense().reshape(count, -1), FORMATS[experts.format].decode
+def assert_rows(experts, want):
+    assert experts.shape == want.shape
+    np.testing.assert_array_equal(experts.dense(), want)
+    flat, decode = want.reshape(-1, want.shape[2]), FORMATS[experts.format].decode
     np.testing.assert_array_equal(decode(experts.rows()), flat)
-    for start in range(count):
+    for start in range(len(flat)):
         np.testing.assert_array_equal(decode(experts.rows(start, start + 7)), flat[start : start + 7])
 
 
-@pytest.mark.parametrize("shape", [(3, 10, 2, 15), (3, 9, 2, 16), (3, 10, 32)])
+@pytest.mark.parametrize("shape", [(3, 10, 2, 15), (3, 9, 2, 16), (3, 10, 32), (0, 10, 2, 16)])
 def test_blocks_that_do_not_fit_their_scales(shape):
-    blocks, scales = stored(np.zeros(shape, np.uint8), "U8"), stored(np.zeros((3, 10, 2), np.uint8), "U8")
-    with pytest.raises(ModelError, match="no MXFP4 experts"):
-        mxfp4_experts("e", blocks, scales)
+    with pytest.raises(FormatError, match=r"w_blocks is U8 .* must be U8 \[3, 10, 2, 16\]"):
+        composed(np.zeros(shape, np.uint8), np.zeros((3, 10, 2), np.uint8))
 
 
-def test_experts_that_cannot_be_turned():
+def test_experts_that_are_none():
     for array, name in ((np.zeros((4, 8), np.float32), "F32"), (np.zeros((2, 4, 32), np.float32), "Q8_0")):
         with pytest.raises(ModelError, match="transposed"):
-            turned_experts("e", stored(array, name))
+            turned_experts("e", plain(array, name), 0, 1)
+    for shape in ((4, 32), (2, 1, 32)):
+        with pytest.raises(ModelError, match="experts, outputs, inputs"):
+            expert_rows("e", plain(np.zeros(shape, np.float32), "Q8_0"), 1, 2)
 
 
 @pytest.mark.parametrize("part", ["gate_up_proj_scales", "down_proj_blocks", "gate_up_proj_bias"])
@@ -162,5 +172,15 @@ def test_what_is_missing_is_named(part, packed, tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"model.layers.1.mlp.experts.{part}"]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"lacks the tensor model\.layers\.1\.mlp\.experts"):
+    with pytest.raises((ModelError, FormatError), match=r"lacks the tensor model\.layers\.1\.mlp\.experts"):
         load_model(open_checkpoint(tmp_path)).program(16, "f16")
+
+
+def test_blocks_without_a_quantization_config(packed, tmp_path):
+    for file in packed[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(FormatError, match="describes no quantization"):
+        open_checkpoint(tmp_path)

@@ -7,15 +7,14 @@ Its YaRN ramp does not end at whole pairs, as config.json says and GGUF files ha
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
 from ..backend.v1 import Value, WeightRef
 from ..formats import Checkpoint
 from ..program.build import Builder, Experts, Program
-from ..program.experts import mxfp4_experts, turned_experts
-from ..program.weights import ConstantWeight, MappedWeight
+from ..program.experts import expert_rows, turned_experts
+from ..program.weights import ConstantWeight
 from . import llama
 from .decoder import DecoderConfig, attention_block, output_head, router
 from .fields import positive
@@ -32,7 +31,7 @@ HF_NAMES = {
     **{
         f"blk.{{i}}.{name}.{kind}": f"{_EXPERTS}{own}{ending}"
         for name, own in (("ffn_gate_up_exps", "gate_up_proj"), ("ffn_down_exps", "down_proj"))
-        for kind, ending in (("weight", ""), ("bias", "_bias"), ("blocks", "_blocks"), ("scales", "_scales"))
+        for kind, ending in (("weight", ""), ("bias", "_bias"))
     },
 }
 
@@ -70,15 +69,13 @@ _IN_TURN = {"gate": ("gate_up", 0, 2), "up": ("gate_up", 1, 2), "down": ("down",
 
 
 def _expert_weight(w: Weights, i: int, part: str) -> WeightRef:
+    """Plain numbers lie transposed in Hugging Face files, those in MXFP4 do not."""
     name = f"blk.{i}.ffn_{part}_exps.weight"
     if w.checkpoint.kind == "gguf":
         return w(name)
     both, first, step = _IN_TURN[part]
-    stored = f"blk.{i}.ffn_{both}_exps"
-    blocks, scales = w.raw(stored + ".blocks"), w.raw(stored + ".scales")
-    if blocks is not None and scales is not None:
-        return mxfp4_experts(name, blocks, scales, first, step)
-    return turned_experts(name, cast(MappedWeight, w(stored + ".weight")), first, step)
+    stored = w(f"blk.{i}.ffn_{both}_exps.weight")
+    return (expert_rows if stored.format == "MXFP4" else turned_experts)(name, stored, first, step)
 
 
 def _expert_bias(w: Weights, i: int, part: str) -> WeightRef:

@@ -51,20 +51,13 @@ class Weights:
             raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the tensor {self._source(name) or name}.")
         return found
 
-    def raw(self, name: str) -> MappedWeight | None:
-        """The weight as it is stored, be it bytes of which several tensors make one."""
+    def maybe(self, name: str) -> FileWeight | None:
         if name not in self._found:
             weight = self._load(name)
             if weight is None:
                 return None
-            self._found[name] = weight
-        return self._found[name]
-
-    def maybe(self, name: str) -> FileWeight | None:
-        weight = self.raw(name)
-        if weight is None:
-            return None
-        _check_numeric(weight)
+            self._found[name] = _numeric(weight)
+        weight = self._found[name]
         return transposed(weight) if self.checkpoint.kind == "hf" and name.endswith(self.transposed) else weight
 
     def first(self, *names: str) -> FileWeight:
@@ -112,9 +105,10 @@ class Weights:
         return single(name, tensors[source]) if source in tensors else None
 
 
-def _check_numeric(weight: MappedWeight) -> None:
+def _numeric(weight: MappedWeight) -> MappedWeight:
     """ModelError for a weight stored as plain integers or truth values, which no model multiplies with."""
     if weight.format in ("I8", "I16", "I32", "I64", "U8", "BOOL"):
         raise ModelError(
             f"{weight.name} is stored as {weight.format}; a weight must be of a floating or quantized format."
         )
+    return weight
