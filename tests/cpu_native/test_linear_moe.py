@@ -20,10 +20,11 @@ def choose(rng: np.random.Generator, tokens: int, experts: int, k: int) -> np.nd
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("per_choice", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
     "names", [("Q4_K", "Q4_K"), ("F16",), *((name,) for name in QUANTIZED), ("Q8_0", "Q2_K", "MXFP4", "Q5_K")]
 )
-def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, isa):
+def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_choice, isa):
     for tokens, experts, k, columns, depth in (
         (1, 8, 2, 72, 256),
         (7, 4, 3, 16, 512),
@@ -35,6 +36,8 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, i
         for weight, rows in zip(weights, raw, strict=True):
             for e in range(experts):
                 native.pack_into(weight, rows[e], 0, e)
+        having = list(range(len(names)))[-2:] if biased else []  # of several the last two
+        biases = [rng.standard_normal((experts, columns), np.float32) for _ in having]
         ids = choose(rng, tokens, experts, k)
         x = rng.standard_normal((tokens * k if per_choice else tokens, depth), np.float32)
         packed, plain = (quantize_q8g32(x), None) if names[0] in QUANTIZED else (None, x)
@@ -43,8 +46,8 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, i
             {"T": tokens},
             [packed, plain, ids],
             [((tokens, k, columns), np.float32)] * len(names),
-            weights=weights,
-            numbers={"k": k, "per_choice": per_choice},
+            weights=[*weights, *biases],
+            numbers={"k": k, "per_choice": per_choice, "bias": sum(2**i for i in having)},
             isa=isa,
             threads=3,
         )
@@ -53,7 +56,7 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, i
             if per_choice
             else np.repeat(np.arange(tokens), k).reshape(tokens, k)
         )
-        for name, rows, y in zip(names, raw, got, strict=True):
+        for i, (name, rows, y) in enumerate(zip(names, raw, got, strict=True)):
             for e in range(experts):
                 single = native.alloc(name, columns, depth)
                 native.pack_into(single, rows[e])
@@ -62,10 +65,12 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, per_choice, i
                     {"T": len(x)},
                     [packed, plain, None],
                     [((len(x), columns), np.float32)],
-                    weights=[single],
+                    weights=[single, biases[having.index(i)][e]] if i in having else [single],
+                    numbers={"bias": i in having},
                     isa=isa,
                 )
                 assert np.array_equal(y[ids == e], want[rows_of_x[ids == e]])
+                want = want - biases[having.index(i)][e] if i in having else want
                 assert np.allclose(
                     want[0], x[0] @ dequantized(name, rows[e]).T, rtol=0.1, atol=np.abs(want).max() * 0.05
                 )

@@ -29,7 +29,7 @@ def to_gguf(
         if value is not None:
             writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
     tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
-    tensors = split(load_file(folder / "model.safetensors"))
+    tensors = split_experts(split(load_file(folder / "model.safetensors")))
     for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
         kind = gguf.GGMLQuantizationType[form if array.ndim > 1 else "F32"]
         writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array, np.float32), kind), raw_dtype=kind)
@@ -46,7 +46,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
 
     rope = getattr(config, "rope_parameters", None) or {}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r")
+    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
     keys = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -66,16 +66,49 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
         "logit_scale": first("logit_scale"),
         "use_parallel_residual": first("use_parallel_residual"),
     }
-    if arch == "qwen3moe":
+    if arch == "gpt-oss":
         keys |= {
             "expert_count": config.num_local_experts,
             "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.intermediate_size,
+            **yarn_keys(rope),
+        }
+    if arch in ("qwen2moe", "qwen3moe"):
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
             "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
         }
     if arch in ("gemma2", "gemma3"):
         # A key that GGUF defines for any architecture; without it the size of the model tells the scale.
         keys["attention.scale"] = config.query_pre_attn_scalar**-0.5
     return keys
+
+
+def yarn_keys(rope: dict[str, Any]) -> dict[str, Any]:
+    if rope.get("rope_type") != "yarn":
+        return {}
+    own = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+    own |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+    kept = {f"rope.scaling.{key}": rope[name] for name, key in own.items() if rope.get(name) is not None}
+    return {"rope.scaling.type": "yarn"} | kept
+
+
+def split_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """gpt-oss: gate and up lie in turn in one tensor, the matrices transposed; its sinks become a weight."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        stem, _, part = name.rpartition(".experts.")
+        if not stem or part[0].isdigit():
+            found[name + ".weight" if name.endswith(".sinks") else name] = array
+            continue
+        own, kind = (part.removesuffix("_bias"), "bias") if part.endswith("_bias") else (part, "weight")
+        columns = {"gate_proj": array[..., ::2], "up_proj": array[..., 1::2]}
+        for proj, numbers in (columns if own == "gate_up_proj" else {own: array}).items():
+            turned = numbers if kind == "bias" else numbers.swapaxes(1, 2)
+            found[f"{stem}.experts.{proj}.{kind}"] = turned
+    return found
 
 
 def rope_factors(config: Any) -> dict[str, np.ndarray]:
@@ -92,7 +125,7 @@ def converted(arch: str, config: Any, tensors: dict[str, np.ndarray]) -> dict[st
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, array in tensors.items():
         plain, _, expert = name.partition(".experts.")
-        if expert:
+        if expert[:1].isdigit():
             number, rest = expert.split(".", 1)
             experts.setdefault(names.get_name(f"{plain}.experts.{rest}", (".weight",)), {})[int(number)] = array
             continue
@@ -108,7 +141,7 @@ def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarr
         return tiny_models.interleave(array, config.num_attention_heads)
     if arch == "llama" and ".k_proj." in name:
         return tiny_models.interleave(array, config.num_key_value_heads)
-    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+    if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1
     if "query_key_value" in name:
         head_dim = config.hidden_size // config.num_attention_heads

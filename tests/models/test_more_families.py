@@ -16,10 +16,9 @@ from session_logits import load_for_logits, logits
 
 from engine import LLM, SamplingParams
 from engine.errors import ModelError
-from engine.formats import FORMATS, Tensor, open_checkpoint
+from engine.formats import open_checkpoint
 from engine.models import load_model
 from engine.models.rope import rope_from_hf
-from engine.program.weights import select, single, transposed
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -52,6 +51,15 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0],
 }
+GPT_OSS = {
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 3,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_parameters": YARN | {"truncate": False, "beta_fast": 8.0},
+}
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
@@ -66,6 +74,14 @@ FAMILIES = {
     ),
     "qwen3_moe": ("Qwen3Moe", "qwen3moe", EXPERTS),
     "qwen3_moe dense layer, not renormalized": ("Qwen3Moe", None, EXPERTS | NO_EXPERTS),
+    "qwen2_moe": ("Qwen2Moe", "qwen2moe", EXPERTS | {"norm_topk_prob": False, "shared_expert_intermediate_size": 48}),
+    "qwen2_moe renormalized, dense layer": (
+        "Qwen2Moe",
+        None,
+        EXPERTS | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    ),
+    "gemma": ("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma one KV head, biases": ("Gemma", None, {"head_dim": 16, "num_key_value_heads": 1, "attention_bias": True}),
     "olmo2": ("Olmo2", "olmo2", {}),
     "gemma2": ("Gemma2", "gemma2", GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
     "gemma2 without caps": ("Gemma2", None, GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -83,9 +99,27 @@ FAMILIES = {
         None,
         {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 32, "activation_function": "gelu"},
     ),
+    "opt norms without weights": ("OPT", None, {"ffn_dim": 96, "layer_norm_elementwise_affine": False}),
     "gpt_neox": ("GPTNeoX", "gptneox", {"intermediate_size": 96}),
     "gpt_neox in sequence": ("GPTNeoX", "gptneox", {"intermediate_size": 96, "use_parallel_residual": False}),
     "cohere": ("Cohere", "command-r", {"logit_scale": 1.5, "tie_word_embeddings": True}),
+    "cohere norms of heads": ("Cohere", "command-r", {"use_qk_norm": True, "logit_scale": 0.7}),
+    "cohere biases, untied": (
+        "Cohere",
+        None,
+        {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 2.0},
+    ),
+    "cohere2": ("Cohere2", "cohere2", {"sliding_window": WINDOW, "num_hidden_layers": 5, "logit_scale": 1.5}),
+    "cohere2 wider than its context": (
+        "Cohere2",
+        "cohere2",
+        {"sliding_window": 512, "num_hidden_layers": 4, "logit_scale": 2.0},
+    ),
+    "gemma3 wider than its context": (
+        "Gemma3",
+        "gemma3",
+        GEMMA | {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "falcon 7b": ("Falcon", "falcon", FALCON | {"multi_query": True}),
     "falcon 40b": ("Falcon", "falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon 11b": (
@@ -94,6 +128,12 @@ FAMILIES = {
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ),
     "starcoder2": ("Starcoder2", "starcoder2", {"sliding_window": WINDOW}),
+    "gpt_oss": ("GptOss", "gpt-oss", GPT_OSS),
+    "gpt_oss without biases, tighter clamp": (
+        "GptOss",
+        None,
+        GPT_OSS | {"attention_bias": False, "swiglu_limit": 0.7, "swiglu_alpha": 1.1, "tie_word_embeddings": True},
+    ),
     "starcoder2 whole": ("Starcoder2", None, {"use_bias": False, "tie_word_embeddings": False}),
 }
 # Keys of GGUF beyond those that every file of a family has.
@@ -113,6 +153,7 @@ GGUF_KEYS = {
     "gpt_neox": {"rope.dimension_count": 4},
     "gpt_neox in sequence": {"rope.dimension_count": 4},
     "falcon 7b": {"attention.head_count_kv": 1},
+    "gemma3 wider than its context": {"attention.sliding_window_pattern": [True, False]},
 }
 WITH_GGUF = [name for name, (_, arch, _) in FAMILIES.items() if arch is not None]
 # A cache longer than the original context chooses the long factors at load; transformers does at each call.
@@ -133,7 +174,7 @@ def model_of(family):
     config = getattr(transformers, kind)(**sizes, attn_implementation="eager")
     head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
     model = getattr(transformers, head)(config).eval().float()
-    minus_one = name in ("Gemma2", "Gemma3")
+    minus_one = name in ("Gemma", "Gemma2", "Gemma3")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -141,6 +182,8 @@ def model_of(family):
                 parameter.copy_((0 if minus_one else 1) + 0.3 * noise)
             elif parameter_name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
+            elif parameter_name.endswith("sinks"):
+                parameter.copy_(2 * noise)
             elif parameter.shape[0] == tiny_models.VOCAB and minus_one:
                 parameter.copy_(0.2 * noise)  # the embeddings are scaled, and are the head
             else:
@@ -252,6 +295,45 @@ def test_gpt_neox_of_old(saved, tmp_path):
     assert_is(rewrite(saved("gpt_neox"), tmp_path, old, head), "gpt_neox")
 
 
+def test_gemma_of_old(saved, tmp_path):
+    """Its first files say gelu, and mean the tanh form; later ones leave the newer key null."""
+    for number, keys in enumerate(({"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": None})):
+        target = tmp_path / str(number)
+        target.mkdir()
+        assert_is(rewrite(saved("gemma"), target, lambda config, keys=keys: config.update(keys)), "gemma")
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "cohere2", "gpt_neox", "gpt_oss"])
+def test_buffers_of_old(family, saved, tmp_path):
+    """What earlier savings leave beside the weights; a weight that is not known is refused all the same."""
+    layer = "gpt_neox.layers.0.attention." if family == "gpt_neox" else "model.layers.0.self_attn."
+    extra = {
+        layer + "rotary_emb.inv_freq": np.ones(8, np.float32),
+        layer + "rotary_emb.cos_cached": np.ones((1, 1, 256, 16), np.float32),
+        "model.rotary_emb.original_inv_freq": np.ones(8, np.float32),
+        "gpt_neox.layers.1.attention.masked_bias": np.float32([-1e9]),
+        "gpt_neox.layers.1.attention.bias": np.ones((1, 1, 256, 256), bool),
+        "model.position_ids": np.arange(256)[None],
+    }
+    assert_is(rewrite(saved(family), tmp_path, rename=lambda tensors: tensors | extra), family)
+    for name in (layer + "extra_proj.weight", "mtp.layers.0.norm.weight", "vision_tower.patch.bias"):
+        path = rewrite(saved(family), tmp_path, rename=lambda t, name=name: t | {name: np.ones(8, np.float32)})
+        with pytest.raises(ModelError, match=name):
+            load_model(open_checkpoint(path)).program(16, "f16")
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_beside_tied_embeddings(equal, saved, tmp_path):
+    """It is used, as transformers does: one that equals the table is the table, and another is not tied."""
+    table = model_of("cohere").get_input_embeddings().weight.detach().numpy()
+    head = table if equal else table[::-1].copy()
+    path = rewrite(saved("cohere"), tmp_path, rename=lambda tensors: tensors | {"lm_head.weight": head})
+    ids = random_ids(20)
+    theirs = transformers.CohereForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
+    got = logits(load_for_logits(path, "reference"), ids, (20,))
+    np.testing.assert_allclose(got, logits_of(theirs.eval(), ids), rtol=0, atol=2e-4)
+
+
 def test_gemma3_of_old(saved, tmp_path):
     def old(config):
         del config["rope_parameters"], config["layer_types"]
@@ -308,6 +390,17 @@ def test_yarn_reaches_as_far_as_its_factor(length, context, saved, tmp_path):
     assert load_model(open_checkpoint(path), length).config.max_context == context
 
 
+@pytest.mark.parametrize("outside", [None, 50])
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_the_original_context_may_be_named_elsewhere(kind, outside):
+    """Beside the scaling, or not at all: then it is the context."""
+    scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    keys = {} if outside is None else {"original_max_position_embeddings": outside}
+    config = transformers.LlamaConfig(**deepcopy(SIZES | keys | {"rope_parameters": scaling}), head_dim=64)
+    rope = rope_from_hf(keys | {"rope_parameters": scaling}, 64, 256, 256)
+    np.testing.assert_allclose(rope.inv_freq, hf_rope(kind, config, None)[0], rtol=1e-5)
+
+
 def test_yarn_is_that_of_transformers(saved, tmp_path):
     rng = np.random.default_rng()
     for number in range(20):
@@ -353,6 +446,10 @@ def test_yarn_is_that_of_transformers(saved, tmp_path):
         ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
         ("gemma3", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
         ("gemma2", {"hidden_activation": "silu"}, "silu"),
+        ("gpt_oss", {"num_experts_per_tok": 5}, "5 experts"),
+        ("gpt_oss", {"num_local_experts": 3}, "ffn_gate_inp"),
+        ("gpt_oss", {"intermediate_size": 16, "num_attention_heads": 8}, "attn_q"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit"),
         ("cohere", {"logit_scale": -1}, "logit_scale"),
     ],
 )
@@ -363,49 +460,8 @@ def test_configurations_that_are_refused(family, keys, word, saved, tmp_path):
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
-def test_norms_of_cohere_that_are_not_supported(saved, tmp_path):
+def test_a_norm_of_q_without_one_of_k(saved, tmp_path):
     extra = {"model.layers.0.self_attn.q_norm.weight": np.ones((4, 16), np.float32)}
     path = rewrite(saved("cohere"), tmp_path, rename=lambda tensors: tensors | extra)
-    with pytest.raises(ModelError, match="q_norm"):
+    with pytest.raises(ModelError, match="k_norm"):
         load_model(open_checkpoint(path)).program(16, "f16")
-
-
-# -- parts of weights ----------------------------------------------------------------------------------------------------
-
-
-def stored(array, name):
-    encoded = FORMATS[name].encode(array)
-    return Tensor("w", array.shape, FORMATS[name], encoded.reshape(-1))
-
-
-@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0"])
-@pytest.mark.parametrize("index", [slice(3, 9), np.array([7, 0, 4, 4])], ids=["slice", "order"])
-def test_selected_rows(name, index):
-    tensor = stored(np.random.default_rng().standard_normal((12, 64), np.float32), name)
-    part = select("part", single("w", tensor), index)
-    assert (part.name, part.format, part.shape) == ("part", name, tensor.dense()[index].shape)
-    np.testing.assert_array_equal(part.dense(), tensor.dense()[index])
-    np.testing.assert_array_equal(part.rows(), tensor.rows()[index])
-    np.testing.assert_array_equal(part.rows(1, 3), tensor.rows()[index][1:3])
-
-
-@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
-def test_transposed_matrices(name):
-    tensor = stored(np.random.default_rng().standard_normal((12, 40), np.float32), name)
-    turned = transposed(single("w", tensor))
-    assert (turned.format, turned.shape) == (name, (40, 12))
-    np.testing.assert_array_equal(turned.dense(), tensor.dense().T)
-    np.testing.assert_array_equal(FORMATS[name].decode(turned.rows()), tensor.dense().T)
-    np.testing.assert_array_equal(turned.rows(5, 9), turned.rows()[5:9])
-    part = select("part", turned, slice(10, 30))
-    np.testing.assert_array_equal(FORMATS[name].decode(part.rows(1, 4)), tensor.dense().T[11:14])
-
-
-def test_blocks_cannot_be_transposed():
-    with pytest.raises(ModelError, match="Q8_0"):
-        transposed(single("w", stored(np.ones((4, 32), np.float32), "Q8_0")))
-
-
-def test_rows_that_are_not_there():
-    with pytest.raises(ModelError, match="needs 5 rows"):
-        select("part", single("w", stored(np.ones((4, 8), np.float32), "F32")), slice(1, 5))

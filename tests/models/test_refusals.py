@@ -192,7 +192,7 @@ LLAMA3 = {
         ({"head_dim": 32}, "attn_q"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "2"}}, "factor"),
         ({"rope_scaling": [1]}, "rope scaling"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
@@ -215,6 +215,8 @@ def test_configurations_that_make_no_sense(folder, keys, word):
         ({"rope.dimension_count": 64}, "rotary"),
         ({"rope.scaling.type": "yarn"}, "yarn"),
         ({"rope.scaling.type": "linear"}, "scaling.factor"),
+        ({"attention.sliding_window": 8, "attention.sliding_window_pattern": [True]}, "sliding_window_pattern"),
+        ({"attention.sliding_window": 8, "attention.sliding_window_pattern": "all"}, "sliding_window_pattern"),
         ({"expert_count": 4, "expert_used_count": 5}, "5 experts"),
     ],
 )

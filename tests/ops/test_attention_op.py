@@ -8,6 +8,7 @@ import pytest
 
 from engine.ops import OPS, evaluate
 from engine.ops.attention import attention
+from engine.ops.cases import dense_weight
 from engine.ops.kv import plain_states, read_kv
 
 SPEC = OPS["attention"]
@@ -21,6 +22,7 @@ def loop_attention(case):
     v = k[..., :wide] if wide else read_kv(states["v"], states.get("v_scale")).astype(np.float64)
     group, size, dim = a["heads"] // a["kv_heads"], a["block_size"], a["head_dim"]
     window, softcap = a.get("window", 0), a.get("softcap", 0.0)
+    sinks = dense_weight(case.weights["sinks"]) if case.weights else None
     offsets, out = case.inputs["query_offsets"], []
     for seq, table in enumerate(case.inputs["page_table"]):
         for row in range(offsets[seq], offsets[seq + 1]):
@@ -32,9 +34,11 @@ def loop_attention(case):
                 scores = [float(q @ k[table[i // size], i % size, h // group]) * a["scale"] for i in seen]
                 if softcap:
                     scores = [softcap * math.tanh(s / softcap) for s in scores]
-                weights = [math.exp(s - max(scores)) for s in scores]
+                beside = [] if sinks is None else [float(sinks[h])]
+                most = max(scores + beside)
+                weights = [math.exp(s - most) for s in scores]
                 parts = [w * v[table[i // size], i % size, h // group] for w, i in zip(weights, seen, strict=True)]
-                heads.append(sum(parts) / sum(weights))
+                heads.append(sum(parts) / (sum(weights) + sum(math.exp(s - most) for s in beside)))
             out.append(np.concatenate(heads))
     return np.array(out)
 

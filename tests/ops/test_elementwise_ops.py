@@ -33,9 +33,12 @@ def test_layer_norm_against_loops(rng):
         (got,), _ = evaluate(OPS["layer_norm"], case)
         weights = {name: dense_weight(w) for name, w in case.weights.items()}
         for row, out in zip(case.inputs["x"], got, strict=True):
-            mean = math.fsum(row) / len(row)
-            variance = math.fsum((float(v) - mean) ** 2 for v in row) / len(row)
-            want = [(float(v) - mean) / math.sqrt(variance + case.attrs["eps"]) for v in row] * weights["weight"]
+            size, want = case.attrs["head_dim"] or len(row), []
+            for part in np.split(row, len(row) // size):
+                mean = math.fsum(part) / size
+                variance = math.fsum((float(v) - mean) ** 2 for v in part) / size
+                want += [(float(v) - mean) / math.sqrt(variance + case.attrs["eps"]) for v in part]
+            want = want * weights["weight"]
             np.testing.assert_allclose(out, want + weights.get("bias", 0), rtol=1e-5, atol=1e-6)
 
 
@@ -104,6 +107,17 @@ def test_silu_far_out():
     assert gated_act(gate=far)[0].tolist() == [[1000, 0, 0]]
 
 
+def test_clamped_swiglu_against_loops(rng):
+    gate, up = (rng.standard_normal((4, 30), np.float32) * np.float32(6) for _ in range(2))
+    for alpha, limit in ((1.702, 7.0), (0.9, 2.0)):
+        (got,) = gated_act(gate=gate, up=up, kind="clamped_swiglu", alpha=alpha, limit=limit)
+        for g, u, y in zip(gate.ravel().tolist(), up.ravel().tolist(), got.ravel(), strict=True):
+            below, within = min(g, limit), max(-limit, min(u, limit))
+            assert y == pytest.approx(below / (1 + math.exp(-alpha * below)) * (within + 1), rel=1e-6)
+    with pytest.raises(OpError, match="needs up"):
+        gated_act(gate=gate, kind="clamped_swiglu")
+
+
 def test_unknown_activation_is_named():
-    with pytest.raises(OpError, match="silu, gelu, gelu_tanh, relu and not swish"):
+    with pytest.raises(OpError, match="silu, gelu, gelu_tanh, relu, clamped_swiglu and not swish"):
         gated_act(gate=np.zeros((1, 2), np.float32), kind="swish")

@@ -58,13 +58,14 @@ def test_linear_is_each_expert_s_linear(rng):
     for case in OPS["moe_linear"].cases(rng):
         (got,), _ = evaluate(OPS["moe_linear"], case)
         weight, ids, x = dense_weight(case.weights["weight"]), case.inputs["ids"], case.inputs["x"]
+        bias = dense_weight(case.weights["bias"]) if "bias" in case.weights else np.zeros(weight.shape[:2], np.float32)
         choices = ids.shape[1]
         assert got.shape == (ids.size, weight.shape[1])
         for token, choice in np.ndindex(ids.shape):
             row = token * choices + choice
             source = x[row] if case.attrs["per_choice"] else x[token]
             (want,) = linear(x=source[None], weight=weight[ids[token, choice]])
-            assert np.array_equal(got[row], want[0])
+            assert np.array_equal(got[row], want[0] + bias[ids[token, choice]])
 
 
 def test_combine_sums_in_order_of_choice(rng):

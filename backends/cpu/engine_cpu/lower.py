@@ -9,7 +9,7 @@ import numpy as np
 from .compile import ABSENT, Lowering
 from .layouts import KV_DTYPE_NUMBERS
 
-ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 ROWS_DIM = {"T": 0, "R": 2}
 KV_STATES = ("k", "v", "k_scale", "v_scale")
 
@@ -79,7 +79,8 @@ def attention(low: Lowering) -> None:
     numbers = {name: low.bound.call.attr(name) for name in names}
     numbers["latent"] = "v" not in low.bound.call.states
     inputs = low.inputs("q", "seq_starts", "query_offsets", "page_table")
-    low.emit("attention", inputs, states=_kv_states(low), kv_dtype=KV_DTYPE_NUMBERS[_kv_dtype(low)], **numbers)
+    sinks = [_weight(low, "sinks")] if "sinks" in low.bound.weights else []
+    low.emit("attention", inputs, sinks, states=_kv_states(low), kv_dtype=KV_DTYPE_NUMBERS[_kv_dtype(low)], **numbers)
 
 
 def embed(low: Lowering) -> None:
@@ -124,7 +125,8 @@ def rms_norm(low: Lowering) -> None:
 
 def layer_norm(low: Lowering) -> None:
     vectors = [_weight(low, name) for name in ("weight", "bias") if name in low.bound.weights]
-    low.emit("layer_norm", low.inputs("x"), vectors, rows_dim=_rows_dim(low, "x"), eps=low.bound.call.attr("eps"))
+    numbers = {name: low.bound.call.attr(name) for name in ("eps", "head_dim")}
+    low.emit("layer_norm", low.inputs("x"), vectors, rows_dim=_rows_dim(low, "x"), **numbers)
 
 
 def add_rms_norm(low: Lowering) -> None:
@@ -145,7 +147,8 @@ def rope(low: Lowering) -> None:
 def gated_act(low: Lowering) -> None:
     kind = ACTIVATION_NUMBERS[low.bound.call.attr("kind")]
     width = _width(low, "gate") * _choices(low, "gate")
-    low.emit("gated_act", low.inputs("gate", "up"), kind=kind, width=width, rows_dim=_rows_dim(low, "gate"))
+    numbers = {name: low.bound.call.attr(name) for name in ("alpha", "limit")}
+    low.emit("gated_act", low.inputs("gate", "up"), kind=kind, width=width, rows_dim=_rows_dim(low, "gate"), **numbers)
 
 
 def scale_softcap(low: Lowering) -> None:
@@ -183,7 +186,9 @@ def moe_route(low: Lowering) -> None:
 def moe_linear(low: Lowering) -> None:
     choices = int(low.bound.call.inputs["ids"].shape[1])
     inputs = [*_activation(low), *low.inputs("ids")]
-    low.emit("moe_linear", inputs, [_weight(low, "weight")], k=choices, per_choice=low.bound.call.attr("per_choice"))
+    weights = [_weight(low, name) for name in ("weight", "bias") if name in low.bound.weights]
+    numbers = {"k": choices, "per_choice": low.bound.call.attr("per_choice"), "bias": "bias" in low.bound.weights}
+    low.emit("moe_linear", inputs, weights, **numbers)
 
 
 def moe_combine(low: Lowering) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .device import CpuDevice
 
 PACKED_ACTIVATION = "q8g32"
-ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu"})
+ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"})
 NO_LAYOUT: frozenset[str] = frozenset()
 KV_LAYOUTS = frozenset({CPU_LANES.name})
 
@@ -45,7 +45,9 @@ class CpuProvider:
         return {"x": PACKED_ACTIVATION} if quantized else {}
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
-        return weights.pack(ref, self.device.pool.size, progress)
+        # moe_linear's matrices are [experts, N, K], and what has two axes is its biases.
+        plain = len(ref.shape) <= ("moe_linear" in uses) + 1
+        return weights.pack_plain(ref, progress) if plain else weights.pack(ref, self.device.pool.size, progress)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
         """The call as a segment of its own, made when the states are first seen."""
@@ -109,7 +111,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("step_expand", lower.step_expand)
     one("kv_copy", lower.kv_copy, kv=True)
     one("kv_write", lower.kv_write, "k_scale v_scale latent", kv=True)
-    one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim", kv=True)
+    one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim sinks", kv=True)
     one("embed", lower.embed, "scale", _embed_check)
     one("quantize", lower.quantize, "scale")
     one("gather_columns", lower.gather_columns)
@@ -118,15 +120,15 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("head_linear", lower.head_linear, check=_stack_check)
     one("concat_heads", lower.concat_heads)
     one("rms_norm", lower.rms_norm, "head_dim weight_offset")
-    one("layer_norm", lower.layer_norm, "bias")
+    one("layer_norm", lower.layer_norm, "bias head_dim")
     one("add_rms_norm", lower.add_rms_norm, "weight_offset")
     one("rope", lower.rope, "rotary_dim interleaved scale")
-    one("gated_act", lower.gated_act, "up kind", _activation_check)
+    one("gated_act", lower.gated_act, "up kind alpha limit", _activation_check)
     one("add", lower.add)
     one("scale_softcap", lower.scale_softcap, "scale softcap")
     one("gather_rows", lower.gather_rows)
     one("moe_route", lower.moe_route, "score renormalize scale correction_bias groups groups_kept group_best")
-    one("moe_linear", lower.moe_linear, "per_choice", _stack_check)
+    one("moe_linear", lower.moe_linear, "bias per_choice", _stack_check)
     one("moe_combine", lower.moe_combine)
     one("process_logits", lower.process_logits)
     one("sample", lower.sample)

@@ -1,4 +1,4 @@
-"""Packing a weight for the native kernels: vectors as they are, matrices into panels of 16 columns."""
+"""Packing a weight for the native kernels: vectors as f32, matrices into panels of 16 columns."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ def takes_packed_activation(call: Call) -> bool:
     return any(is_quantized(ref.format) for name, ref in call.weights.items() if name.startswith("weight"))
 
 
+def pack_plain(ref: WeightRef, progress: Callable[[int], None]) -> Packed:
+    """A vector, or one an expert, as f32."""
+    dense = np.ascontiguousarray(ref.dense(), np.float32)
+    progress(dense.nbytes)
+    return Packed(_native.plain(dense), dense.nbytes, lambda: dense)
+
+
 def pack(ref: WeightRef, threads: int, progress: Callable[[int], None]) -> Packed:
-    """A vector becomes plain f32; a matrix [N, K] or [experts, N, K] the panels of its format's family, packed by
-    ``threads`` threads in ranges of columns."""
-    if len(ref.shape) == 1:
-        dense = np.ascontiguousarray(ref.dense(), np.float32)
-        progress(dense.nbytes)
-        return Packed(_native.plain(dense), dense.nbytes, lambda: dense)
+    """A matrix [N, K] or [experts, N, K] becomes the panels of its format's family, packed by ``threads`` threads in ranges
+    of columns."""
     *lead, columns, depth = ref.shape
     count = lead[0] if lead else 1
     weight = _native.alloc(ref.format, columns, depth, count)

@@ -1,5 +1,5 @@
 """Cohere's Command R: one layer norm without bias for attention and feed-forward side by side, neighbouring rotary pairs,
-scaled logits."""
+scaled logits. Command R+ has layer norms of each head of q and k, each with a weight of its own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import replace
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import llama
-from .decoder import DecoderConfig, attention_block, logits, mlp_block
+from .decoder import DecoderConfig, QKNorm, attention_block, logits, mlp_block
 from .fields import positive
 from .weights import Weights
 
 HF_KEYS = {"rms_norm_eps": "layer_norm_eps"}
-HF_NAMES = {name: own for name, own in llama.HF_NAMES.items() if "ffn_norm" not in name}
+HF_NAMES = {
+    **{name: own for name, own in llama.HF_NAMES.items() if "ffn_norm" not in name},
+    "blk.{i}.attn_q_norm.weight": "model.layers.{i}.self_attn.q_norm.weight",
+    "blk.{i}.attn_k_norm.weight": "model.layers.{i}.self_attn.k_norm.weight",
+}
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
@@ -26,6 +30,7 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"))
     for i in range(c.layers):
         h = b.layer_norm(x, w(f"blk.{i}.attn_norm.weight"), None, c.eps)
-        summed = b.add(x, attention_block(b, c, w, i, h))
+        kind: QKNorm = "none" if w.maybe(f"blk.{i}.attn_q_norm.weight") is None else "each head"
+        summed = b.add(x, attention_block(b, c, w, i, h, kind))
         x = b.add(summed, mlp_block(b, c, w, i, h))
     return logits(b, c, w, b.layer_norm(x, w("output_norm.weight"), None, c.eps))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ..backend.v1 import Array
 from ..errors import ModelError
 from ..formats import Checkpoint
@@ -43,8 +45,9 @@ def kv_heads_of(data: Mapping[str, Any], key: str, heads: int) -> int:
 
 
 def _windows(family: Family, window: int, layers: int, context: int, every: int) -> tuple[int, ...]:
-    """The window of each layer; none where it holds the whole context."""
-    if not 0 < window < context:
+    """The window of each layer. Where it holds the whole context there is none, unless layers with and without one differ
+    in more than the window."""
+    if window == 0 or (window >= context and not family.full_every):
         return ()
     if not family.windowed:
         raise ModelError(
@@ -96,9 +99,23 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
             experts=experts,
             experts_used=integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
             act=family.acts[0],
-            windows=_windows(family, window, layers, context, family.full_every),
+            windows=_gguf_windows(data, arch, family, window, layers, context),
         )
     )
+
+
+def _gguf_windows(
+    data: Mapping[str, Any], arch: str, family: Family, window: int, layers: int, context: int
+) -> tuple[int, ...]:
+    """Some files say beside the window which layers have it: one in how many does not, or a truth value a layer."""
+    key = f"{arch}.attention.sliding_window_pattern"
+    pattern = data.get(key)
+    if pattern is None or isinstance(pattern, int):
+        return _windows(family, window, layers, context, integer(data, key, family.full_every, low=0))
+    if not isinstance(pattern, (list, np.ndarray)) or len(pattern) < layers:
+        raise ModelError(f"The metadata's {key} must have a truth value for each of {layers} layers.")
+    found = _windows(family, window, layers, context, 0)
+    return tuple(width if has else 0 for width, has in zip(found, pattern, strict=False))
 
 
 def _gguf_factors(checkpoint: Checkpoint, arch: str, context: int, length: int) -> Array | None:
@@ -166,7 +183,7 @@ def _reach(data: Mapping[str, Any], context: int, max_model_len: int | None) -> 
     if max_model_len is None or kind not in ("dynamic", "yarn"):
         return context
     original = integer(scaling, "original_max_position_embeddings", context, high=1 << 30)
-    return max(context, min(max_model_len, int(original * positive(scaling, "factor"))))
+    return max(context, min(max_model_len, int(original * positive(scaling, "factor", context / original))))
 
 
 def _hf_windows(data: Mapping[str, Any], family: Family, layers: int, context: int) -> tuple[int, ...]:

@@ -8,12 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..backend.v1 import Array, Value
+from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..program.build import Builder, Experts, Program
-from ..program.weights import select
+from ..program.weights import ConstantWeight, row_matrix, select
 from .rope import Rope
 from .weights import Weights
+
+QKNorm = Literal["none", "head", "row", "each head"]
+"""Norms of q and k: RMS norms with one weight for all heads or with a weight for the whole row, or layer norms of each head
+with a weight of its own."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,15 @@ class DecoderConfig:
     windows: tuple[int, ...] = ()
     """A layer's sliding window, 0 for none; empty when no layer has one."""
     local_rope: Rope | None = None
-    """The rotary embedding of layers with a window, where it is another."""
+    """The rotary embedding of layers with a window, where it is another; without ``rope`` they alone have one."""
     attention_scale: float | None = None
     """None: 1 / sqrt(head_dim)."""
     attention_softcap: float = 0.0
     embedding_scale: float = 1.0
     norm_offset: float = 0.0
     """Added to the weights of RMS norms."""
+    swiglu_alpha: float = 1.702
+    swiglu_limit: float = 7.0
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     parallel_residual: bool = False
@@ -60,18 +66,33 @@ class DecoderConfig:
 
 
 def attention_block(
-    b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, qk_norm: Literal["none", "head", "row"] = "none"
+    b: Builder,
+    c: DecoderConfig,
+    w: Weights,
+    i: int,
+    h: Value,
+    qk_norm: QKNorm = "none",
+    sinks: WeightRef | None = None,
 ) -> Value:
-    """Projections, optional norm of q and k (of each head or of the whole row), then ``attend``."""
+    """Projections, optional norms of q and k, then ``attend``."""
     p = f"blk.{i}."
     q = b.linear(h, w(p + "attn_q.weight"), w.maybe(p + "attn_q.bias"), axes=("heads", "embed"))
     k = b.linear(h, w(p + "attn_k.weight"), w.maybe(p + "attn_k.bias"), axes=("kv_heads", "embed"))
     v = b.linear(h, w(p + "attn_v.weight"), w.maybe(p + "attn_v.bias"), axes=("kv_heads", "embed"))
-    if qk_norm != "none":
+    if qk_norm == "each head":
+        q, k = (_layer_norm_heads(b, c, w, f"{p}attn_{part}_norm.weight", x) for part, x in (("q", q), ("k", k)))
+    elif qk_norm != "none":
         width = c.head_dim if qk_norm == "head" else 0
         q = b.rms_norm(q, w(p + "attn_q_norm.weight"), c.eps, width, c.norm_offset)
         k = b.rms_norm(k, w(p + "attn_k_norm.weight"), c.eps, width, c.norm_offset)
-    return attend(b, c, w, i, q, k, v)
+    return attend(b, c, w, i, q, k, v, sinks)
+
+
+def _layer_norm_heads(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
+    """The file's weight is [heads, head_dim]."""
+    weight = w(name)
+    flat = ConstantWeight(weight.name, weight.dense().reshape(-1))
+    return b.layer_norm(x, flat, None, c.eps, c.head_dim)
 
 
 def fused_attention_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
@@ -103,7 +124,9 @@ def split_attention_block(
     return attend(b, c, w, i, found[0], found[1], found[2])
 
 
-def attend(b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value, v: Value) -> Value:
+def attend(
+    b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value, v: Value, sinks: WeightRef | None = None
+) -> Value:
     """Rotary embedding if there is one, cache write, attention, output projection."""
     window = c.window(i)
     local = window > 0 and c.local_rope is not None
@@ -114,7 +137,7 @@ def attend(b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value,
         k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
     b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-    a = b.attention(q, i, c.heads, scale=scale, window=window, softcap=c.attention_softcap)
+    a = b.attention(q, i, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)
     p = f"blk.{i}.attn_output"
     return b.linear(a, w(p + ".weight"), w.maybe(p + ".bias"), axes=("embed", "heads"))
 
@@ -149,14 +172,28 @@ def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) 
 def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, **routing: Any) -> Value:
     """Top-k routed experts, each a gated feed-forward. ``routing``: what else moe_route is to know."""
     p = f"blk.{i}."
-    router = w(p + "ffn_gate_inp.weight")
-    if router.shape[0] != c.experts:
+    experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
+    return b.moe(h, router(c, w, i), None, experts, c.experts_used, renormalize=c.renormalize, **routing)
+
+
+def router(c: DecoderConfig, w: Weights, i: int) -> WeightRef:
+    """ModelError when it does not choose among as many experts as the configuration says."""
+    weight = w(f"blk.{i}.ffn_gate_inp.weight")
+    if weight.shape[0] != c.experts:
         raise ModelError(
-            f"{router.name} has {router.shape[0]} rows, but the configuration has {c.experts} experts; the checkpoint is"
+            f"{weight.name} chooses among {weight.shape[0]} experts, but this model has {c.experts}; the checkpoint is"
             " inconsistent."
         )
-    experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
-    return b.moe(h, router, experts, c.experts_used, renormalize=c.renormalize, **routing)
+    return weight
+
+
+def shared_expert_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    """A gated feed-forward for every token, times the sigmoid of its gate's logit: a route to one expert."""
+    p = f"blk.{i}."
+    gate = b.linear(h, w(p + "ffn_gate_shexp.weight"), axes=("mlp", "embed"))
+    up = b.linear(h, w(p + "ffn_up_shexp.weight"), axes=("mlp", "embed"))
+    down = b.linear(b.gated_act(gate, up, c.act), w(p + "ffn_down_shexp.weight"), axes=("embed", "mlp"))
+    return b.gated_by(down, h, row_matrix(w(p + "ffn_gate_inp_shexp.weight")))
 
 
 def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:

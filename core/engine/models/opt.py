@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import select
 from .decoder import DecoderConfig, attention_block, logits, norm, plain_mlp_block
+from .fields import flag
 from .weights import Weights
 
 HF_KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
@@ -43,6 +47,13 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     return replace(c, norm_after=checkpoint.metadata.get("do_layer_norm_before") is False)
 
 
+def _norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
+    """A layer norm, with a weight of ones where the files keep none."""
+    if flag(w.checkpoint.metadata, "layer_norm_elementwise_affine", True):
+        return norm(b, c, w, name, x)
+    return b.layer_norm(x, b.constant(name + ".weight", np.ones(x.shape[-1])), None, c.eps)
+
+
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"))
     if (inward := w.maybe("project_in.weight")) is not None:
@@ -52,13 +63,13 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     for i in range(c.layers):
         attn_norm, ffn_norm = f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"
         if c.norm_after:
-            x = norm(b, c, w, attn_norm, b.add(x, attention_block(b, c, w, i, x)))
-            x = norm(b, c, w, ffn_norm, b.add(x, plain_mlp_block(b, c, w, i, x)))
+            x = _norm(b, c, w, attn_norm, b.add(x, attention_block(b, c, w, i, x)))
+            x = _norm(b, c, w, ffn_norm, b.add(x, plain_mlp_block(b, c, w, i, x)))
         else:
-            x = b.add(x, attention_block(b, c, w, i, norm(b, c, w, attn_norm, x)))
-            x = b.add(x, plain_mlp_block(b, c, w, i, norm(b, c, w, ffn_norm, x)))
-    if w.maybe("output_norm.weight") is not None:
-        x = norm(b, c, w, "output_norm", x)
+            x = b.add(x, attention_block(b, c, w, i, _norm(b, c, w, attn_norm, x)))
+            x = b.add(x, plain_mlp_block(b, c, w, i, _norm(b, c, w, ffn_norm, x)))
+    if not c.norm_after and not flag(w.checkpoint.metadata, "_remove_final_layer_norm", False):
+        x = _norm(b, c, w, "output_norm", x)
     if (outward := w.maybe("project_out.weight")) is not None:
         x = b.linear(x, outward)
     return logits(b, c, w, x)

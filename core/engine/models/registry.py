@@ -31,6 +31,8 @@ FAMILIES: Sequence[Family] = (
     Family("mistral", (), ("mistral",), interleaved=True, windowed=True),
     Family("qwen3_moe", ("qwen3moe",), ("qwen3_moe",), windowed=True),
     Family("olmo2", ("olmo2",), ("olmo2",), eps=1e-5),
+    Family("qwen2_moe", ("qwen2moe",), ("qwen2_moe",), windowed=True),
+    Family("gemma", ("gemma",), ("gemma",), acts=("gelu_tanh", "gelu")),
     Family("gemma2", ("gemma2",), ("gemma2",), acts=("gelu_tanh",), windowed=True, window=4096, full_every=2),
     Family("gemma3", ("gemma3",), ("gemma3_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
     Family("phi3", ("phi3",), ("phi3",), windowed=True, eps=1e-5),
@@ -40,7 +42,9 @@ FAMILIES: Sequence[Family] = (
     Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True, eps=1e-5),
     Family("cohere", ("command-r",), ("cohere",), interleaved=True, eps=1e-5),
     Family("deepseek", ("deepseek2",), ("deepseek_v2", "deepseek_v3"), interleaved=True),
+    Family("cohere2", ("cohere2",), ("cohere2",), interleaved=True, windowed=True, full_every=4, eps=1e-5),
     Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
+    Family("gpt_oss", ("gpt-oss",), ("gpt_oss",), windowed=True, full_every=2, eps=1e-5),
 )
 
 

@@ -66,7 +66,8 @@ def yarn_factors(
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary - 1)
-    ramp = np.clip((np.arange(rotary // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    span = high - low or 0.001
+    ramp = np.clip((np.arange(rotary // 2) - low) / span, 0.0, 1.0)
     factors: Array = (1.0 / (ramp / factor + 1 - ramp)).astype(np.float32)
     return factors
 
@@ -108,30 +109,32 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
     if kind == "dynamic" and rotary > 2:
         theta = dynamic_theta(theta, rotary, positive(scaling, "factor"), length, context)
         return Rope(base_frequencies(rotary, theta), interleaved=False)
+    original = integer(
+        config,
+        "original_max_position_embeddings",
+        integer(scaling, "original_max_position_embeddings", context, high=1 << 30),
+        high=1 << 30,
+    )
     if kind == "llama3":
-        return Rope(inv_freq / _llama3(scaling, inv_freq), interleaved=False)
+        return Rope(inv_freq / _llama3(scaling, inv_freq, original), interleaved=False)
     if kind == "yarn":
-        return _yarn(scaling, rotary, theta)
+        return _yarn(scaling, rotary, theta, original, context)
     if kind in ("longrope", "su"):
-        return _longrope(scaling, config, inv_freq, context, length)
+        return _longrope(scaling, inv_freq, original, context, length)
     raise ModelError(
         f"Rope scaling {kind!r} is not supported; default, linear, dynamic, llama3, yarn and longrope are."
     )
 
 
-def _llama3(scaling: Mapping[str, Any], inv_freq: Array) -> Array:
-    original = integer(scaling, "original_max_position_embeddings")
+def _llama3(scaling: Mapping[str, Any], inv_freq: Array, original: int) -> Array:
     low, high = positive(scaling, "low_freq_factor"), positive(scaling, "high_freq_factor")
     if low >= high:
         raise ModelError(f"The rope scaling's low_freq_factor {low} must be below its high_freq_factor {high}.")
     return llama3_factors(inv_freq, positive(scaling, "factor"), low, high, original)
 
 
-def _yarn(scaling: Mapping[str, Any], rotary: int, theta: float) -> Rope:
-    if scaling.get("original_max_position_embeddings") is None:
-        raise ModelError("Rope scaling 'yarn' needs original_max_position_embeddings, the context it extends.")
-    original = integer(scaling, "original_max_position_embeddings", high=1 << 30)
-    factor = positive(scaling, "factor")
+def _yarn(scaling: Mapping[str, Any], rotary: int, theta: float, original: int, context: int) -> Rope:
+    factor = positive(scaling, "factor", context / original)
     fast, slow = positive(scaling, "beta_fast", 32.0), positive(scaling, "beta_slow", 1.0)
     factors = yarn_factors(rotary, theta, factor, original, fast, slow, flag(scaling, "truncate", True))
     scale = yarn_scale(factor)
@@ -142,12 +145,8 @@ def _yarn(scaling: Mapping[str, Any], rotary: int, theta: float) -> Rope:
     return Rope(base_frequencies(rotary, theta) / factors, interleaved=False, scale=scale)
 
 
-def _longrope(
-    scaling: Mapping[str, Any], config: Mapping[str, Any], inv_freq: Array, context: int, length: int
-) -> Rope:
+def _longrope(scaling: Mapping[str, Any], inv_freq: Array, original: int, context: int, length: int) -> Rope:
     """The long factors when a sequence may outgrow the original context, else the short ones."""
-    stated = {**config, **scaling}
-    original = integer(stated, "original_max_position_embeddings", context, high=1 << 30)
     name = "long_factor" if length > original else "short_factor"
     factors = np.asarray(scaling.get(name) if isinstance(scaling.get(name), list) else [], dtype=object)
     usable = all(isinstance(f, (int, float)) and 0 < f < 1e30 for f in factors)
@@ -159,10 +158,15 @@ def _longrope(
 
 
 def rope_from_gguf(
-    metadata: Mapping[str, Any], arch: str, rotary: int, factors: Array | None, interleaved: bool
+    metadata: Mapping[str, Any],
+    arch: str,
+    rotary: int,
+    factors: Array | None,
+    interleaved: bool,
+    truncate: bool = True,
 ) -> Rope:
-    """From GGUF keys; ``factors`` are divisors that a tensor carries: rope_freqs.weight with Llama 3's scaling, or one of
-    rope_factors_long.weight and rope_factors_short.weight."""
+    """From GGUF keys, which do not tell ``truncate`` (see ``yarn_factors``); ``factors`` are divisors that a tensor carries:
+    rope_freqs.weight with Llama 3's scaling, or one of rope_factors_long.weight and rope_factors_short.weight."""
     prefix = f"{arch}.rope.scaling"
     theta = positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     inv_freq, scale = base_frequencies(rotary, theta), 1.0
@@ -176,8 +180,8 @@ def rope_from_gguf(
         original = integer(metadata, f"{prefix}.original_context_length", high=1 << 30)
         fast = positive(metadata, f"{prefix}.yarn_beta_fast", 32.0)
         slow = positive(metadata, f"{prefix}.yarn_beta_slow", 1.0)
-        inv_freq = inv_freq / yarn_factors(rotary, theta, factor, original, fast, slow)
-        scale = yarn_scale(factor)
+        inv_freq = inv_freq / yarn_factors(rotary, theta, factor, original, fast, slow, truncate)
+        scale = positive(metadata, f"{prefix}.yarn_attn_factor", yarn_scale(factor))
     elif kind not in ("none", "longrope", ""):
         raise ModelError(f"Rope scaling {kind!r} is not supported; none, linear, yarn and longrope are.")
     scale *= positive(metadata, f"{prefix}.attn_factor", 1.0)

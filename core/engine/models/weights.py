@@ -14,9 +14,13 @@ Names = Mapping[str, str | tuple[str, ...]]
 
 LAYER = "{i}"
 EXPERT = "{e}"
-# Rotary frequencies and causal masks that files carry; they are worked out, or read by the configuration.
+# Rotary frequencies, positions and causal masks that files carry; they are worked out, or read by the configuration.
 _NEEDLESS = (
-    "rotary_emb.inv_freq",
+    "inv_freq",
+    "cos_cached",
+    "sin_cached",
+    "position_ids",
+    ".attn_rot_embd.weight",
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",

@@ -42,16 +42,34 @@ _KINDS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
 }
+CLAMPED = "clamped_swiglu"
 
 
-def gated_act(*, gate: Array, up: Array | None = None, kind: str = "silu") -> tuple[Array]:
-    """act(gate) * up, or act(gate) where up is absent: f32, gate's shape [rows, d]. OpError for an unknown kind."""
-    if kind not in _KINDS:
-        raise OpError(f"gated_act has the kinds {', '.join(_KINDS)} and not {kind}.")
-    y = _KINDS[kind](gate.astype(np.float64))
-    if up is not None:
-        y = y * up
+def gated_act(
+    *, gate: Array, up: Array | None = None, kind: str = "silu", alpha: float = 1.702, limit: float = 7.0
+) -> tuple[Array]:
+    """act(gate) * up, or act(gate) where up is absent: f32, gate's shape [rows, d]. OpError for an unknown kind.
+
+    The kind clamped_swiglu is g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u = up within -limit and
+    limit, as gpt-oss has it (arXiv 2508.10925); it needs up, and alone reads ``alpha`` and ``limit``.
+    """
+    wide = gate.astype(np.float64)
+    if kind == CLAMPED:
+        if up is None:
+            raise OpError(f"gated_act of the kind {CLAMPED} needs up.")
+        y = _clamped_swiglu(wide, up.astype(np.float64), alpha, limit)
+    elif kind not in _KINDS:
+        raise OpError(f"gated_act has the kinds {', '.join((*_KINDS, CLAMPED))} and not {kind}.")
+    else:
+        y = _KINDS[kind](wide) if up is None else _KINDS[kind](wide) * up
     return (y.astype(np.float32),)
+
+
+def _clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    with np.errstate(over="ignore"):
+        y: Array = gate / (1 + np.exp(-alpha * gate)) * (up + 1)
+    return y
 
 
 def add(*, a: Array, b: Array) -> tuple[Array]:
@@ -80,6 +98,7 @@ def gated_act_cases(rng: Generator) -> Iterator[Case]:
         (2, 768, "gelu_tanh", False),
         (9, 33, "gelu_tanh", True),
         (4, 128, "relu", False),
+        (6, 90, CLAMPED, True),
     ):
         gate = rng.standard_normal((rows, width), np.float32) * np.float32(3)
         gate[0, :4] = 0, 30, -30, -100  # where exp over- or underflows
@@ -87,6 +106,9 @@ def gated_act_cases(rng: Generator) -> Iterator[Case]:
         if gated:
             inputs["up"] = rng.standard_normal((rows, width), np.float32)
         yield Case(f"{kind} {rows}x{width}{' gated' * gated}", Dims(T=rows), inputs, attrs={"kind": kind})
+    inputs = {name: rng.standard_normal((5, 72), np.float32) * np.float32(3) for name in ("gate", "up")}
+    attrs = {"kind": CLAMPED, "alpha": 1.3, "limit": 2.5}
+    yield Case(f"{CLAMPED} 5x72, alpha 1.3, limit 2.5", Dims(T=5), inputs, attrs=attrs)
 
 
 def add_cases(rng: Generator) -> Iterator[Case]:
@@ -114,7 +136,7 @@ SPECS = (
         "gated_act",
         inputs=("gate", "up?"),
         outputs=("y",),
-        attrs={"kind": "silu"},
+        attrs={"kind": "silu", "alpha": 1.702, "limit": 7.0},
         reference=gated_act,
         tolerance=Tolerance(1e-5, 1e-5),
         cases=gated_act_cases,

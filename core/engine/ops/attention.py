@@ -31,18 +31,21 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     v_head_dim: int = 0,
+    sinks: Array | None = None,
 ) -> tuple[Array]:
     """softmax(scale * q k^T) v: q [T, heads * head_dim] -> f32 of the same shape; k and v in the plain layout.
 
     A query at position p sees cache positions 0..p, with a ``window`` w > 0 only the last w of them. ``softcap`` c > 0
-    bounds scores as c * tanh(score / c). Query head h reads KV head h * kv_heads / heads, rounded down. Each query is
-    computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources: Vaswani et
-    al. (2017); for grouped queries, Ainslie et al. (2023).
+    bounds scores as c * tanh(score / c). ``sinks`` [heads] are scores that each token of a head has beside those of its
+    keys: they take part in the softmax and bring no value. Query head h reads KV head h * kv_heads / heads, rounded down.
+    Each query is computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources:
+    Vaswani et al. (2017); for grouped queries, Ainslie et al. (2023); for sinks, the gpt-oss model card (arXiv 2508.10925).
 
     ``v_head_dim`` d > 0: a latent cache, where the first d columns of a key are the value. There is no v and no v_scale,
     and the result is [T, heads * d] (DeepSeek-V2, arXiv 2405.04434, in the absorbed form).
     """
     y = np.empty((len(q), heads * (v_head_dim or head_dim)), np.float32)
+    beside = None if sinks is None else sinks.astype(np.float64).reshape(kv_heads, -1, 1)
     for seq, start in enumerate(seq_starts):
         first, last = int(query_offsets[seq]), int(query_offsets[seq + 1])
         context = int(start) + last - first
@@ -52,7 +55,7 @@ def attention(
             end = int(start) + row - first + 1
             seen = slice(max(0, end - window) if window else 0, end)
             queries = q[row].astype(np.float64).reshape(kv_heads, heads // kv_heads, head_dim)
-            y[row] = _attend(queries, keys[:, seen], values[:, seen], scale, softcap).reshape(-1)
+            y[row] = _attend(queries, keys[:, seen], values[:, seen], scale, softcap, beside).reshape(-1)
     return (y,)
 
 
@@ -64,13 +67,19 @@ def _context(stored: Array, scale: Array | None, table: Array, context: int, blo
     return entries.astype(np.float64).swapaxes(0, 1)
 
 
-def _attend(queries: Array, keys: Array, values: Array, scale: float, softcap: float) -> Array:
-    """One token: queries [kv_heads, group, head_dim], keys and values [kv_heads, n, head_dim]."""
+def _attend(queries: Array, keys: Array, values: Array, scale: float, softcap: float, sinks: Array | None) -> Array:
+    """One token: queries [kv_heads, group, head_dim], keys and values [kv_heads, n, head_dim], sinks [kv_heads, group, 1]."""
     scores = queries @ keys.swapaxes(1, 2) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    mixed: Array = weights @ values / weights.sum(axis=-1, keepdims=True)
+    most = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        most = np.maximum(most, sinks)
+    weights = np.exp(scores - most)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks - most)
+    mixed: Array = weights @ values / total
     return mixed
 
 
@@ -92,6 +101,8 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
         ([17, 70, 0], [1, 1, 9], 16, 16, 1, 576, "f16", {"v_head_dim": 512}),
         ([30, 2], [3, 20], 8, 5, 1, 40, "bf16", {"v_head_dim": 25, "window": 12}),
         ([100, 0], [1, 18], 32, 8, 1, 80, "int8", {"v_head_dim": 64}),
+        ([300, 0], [1, 40], 16, 8, 2, 64, "f16", {"sinks": 4.0}),
+        ([20, 290], [30, 1], 16, 6, 6, 32, "int8", {"sinks": -4.0, "window": 24}),
     ]
     for starts, lengths, block_size, heads, kv_heads, head_dim, dtype, features in shapes:
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
@@ -105,6 +116,10 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
             place = table[seq, positions // block_size], positions % block_size
             for stored in contents.values():
                 stored[place] = rng.standard_normal((len(positions), kv_heads, head_dim), np.float32)
+        attrs, weights = dict(features), {}
+        if (level := attrs.pop("sinks", None)) is not None:
+            sinks = rng.standard_normal(heads, np.float32) + np.float32(level)
+            weights["sinks"] = ("F32", sinks.view(np.uint8)[None], sinks.shape)
         yield Case(
             f"{dtype}, {heads}/{kv_heads} heads of {head_dim}, blocks of {block_size}, "
             f"{starts} + {lengths}{''.join(f', {k} {v}' for k, v in features.items())}",
@@ -115,6 +130,7 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
                 "query_offsets": batch.query_offsets,
                 "page_table": table,
             },
+            weights=weights,
             states=contents,
             attrs={
                 "heads": heads,
@@ -122,7 +138,7 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
                 "head_dim": head_dim,
                 "scale": head_dim**-0.5,
                 "block_size": block_size,
-                **features,
+                **attrs,
             },
             kv=kv,
         )
@@ -132,6 +148,7 @@ SPECS = (
     OpSpec(
         "attention",
         inputs=("q", "seq_starts", "query_offsets", "page_table"),
+        weights=("sinks?",),
         # Without v where v_head_dim says so: marked "?" it would be a feature of all other calls.
         states=("k", "v", "k_scale?", "v_scale?"),
         outputs=("y",),

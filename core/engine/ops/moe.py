@@ -64,8 +64,10 @@ def _of_best_groups(choice: Array, groups: int, kept: int, best: int) -> Array:
     return left.reshape(choice.shape)
 
 
-def moe_linear(*, x: Array, ids: Array, weight: Array, per_choice: bool = False) -> tuple[Array]:
-    """Each token through the weight [E, N, K] of each of its experts ids i32 [T, k]: f32 [T * k, N].
+def moe_linear(
+    *, x: Array, ids: Array, weight: Array, bias: Array | None = None, per_choice: bool = False
+) -> tuple[Array]:
+    """Each token through the weight [E, N, K], plus the bias [E, N], of each of its experts ids i32 [T, k]: f32 [T * k, N].
 
     Row t * k + choice. x is [T, K], or [T * k, K] with ``per_choice``. One product a row.
     """
@@ -73,6 +75,8 @@ def moe_linear(*, x: Array, ids: Array, weight: Array, per_choice: bool = False)
     y = np.empty((tokens * choices, weight.shape[1]), np.float32)
     for row, expert in enumerate(ids.reshape(-1)):
         y[row] = weight[expert] @ x[row if per_choice else row // choices]
+        if bias is not None:
+            y[row] += bias[expert]
     return (y,)
 
 
@@ -108,21 +112,24 @@ def moe_route_cases(rng: Generator) -> Iterator[Case]:
 
 
 def moe_linear_cases(rng: Generator) -> Iterator[Case]:
-    for format_, tokens, experts, k, outputs, width, per_choice in (
-        ("F32", 1, 4, 2, 64, 32, False),
-        ("F32", 13, 8, 2, 96, 64, False),
-        ("F16", 13, 8, 2, 64, 96, True),
-        ("BF16", 3, 2, 1, 33, 32, True),
-        ("F32", 1, 16, 4, 40, 64, True),
-        ("F16", 30, 3, 3, 17, 128, False),
+    for format_, tokens, experts, k, outputs, width, per_choice, biased in (
+        ("F32", 1, 4, 2, 64, 32, False, False),
+        ("F32", 13, 8, 2, 96, 64, False, True),
+        ("F16", 13, 8, 2, 64, 96, True, False),
+        ("BF16", 3, 2, 1, 33, 32, True, True),
+        ("F32", 1, 16, 4, 40, 64, True, False),
+        ("F16", 30, 3, 3, 17, 128, False, True),
     ):
         ids = np.stack([rng.permutation(experts)[:k] for _ in range(tokens)]).astype(np.int32)
         rows = tokens * k if per_choice else tokens
+        weights = {"weight": random_weight(rng, format_, (experts, outputs, width))}
+        if biased:
+            weights["bias"] = random_weight(rng, "F32", (experts, outputs), 1.0)
         yield Case(
-            f"{format_} {tokens} tokens, {k} of {experts}, {width} to {outputs}{' per choice' * per_choice}",
+            f"{format_} {tokens} tokens, {k} of {experts}, {width} to {outputs}{' per choice' * per_choice}{' bias' * biased}",
             Dims(T=tokens),
             {"x": rng.standard_normal((rows, width), np.float32), "ids": ids},
-            weights={"weight": random_weight(rng, format_, (experts, outputs, width))},
+            weights=weights,
             attrs={"per_choice": per_choice},
         )
 
@@ -156,7 +163,7 @@ SPECS = (
     OpSpec(
         "moe_linear",
         inputs=("x", "ids"),
-        weights=("weight",),
+        weights=("weight", "bias?"),
         outputs=("y",),
         attrs={"per_choice": False},
         reference=moe_linear,

@@ -23,12 +23,16 @@ def rms_norm(*, x: Array, weight: Array, eps: float, head_dim: int = 0, weight_o
     return (y.astype(np.float32).reshape(x.shape),)
 
 
-def layer_norm(*, x: Array, weight: Array, eps: float, bias: Array | None = None) -> tuple[Array]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over each row of x [rows, d]: f32 [rows, d]."""
-    wide = x.astype(np.float64)
+def layer_norm(*, x: Array, weight: Array, eps: float, bias: Array | None = None, head_dim: int = 0) -> tuple[Array]:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, f32 in the shape of x [rows, d]; weight and bias [d].
+
+    ``head_dim`` 0: mean and variance of the whole row; else of each slice of head_dim by itself. Source: Ba, Kiros and
+    Hinton, "Layer normalization" (2016).
+    """
+    wide = x.astype(np.float64).reshape(len(x), -1, head_dim or x.shape[1])
     centred = wide - wide.mean(axis=-1, keepdims=True)
     variance = np.mean(centred * centred, axis=-1, keepdims=True)
-    y = centred / np.sqrt(variance + eps) * weight
+    y = (centred / np.sqrt(variance + eps)).reshape(x.shape) * weight
     if bias is not None:
         y = y + bias
     return (y.astype(np.float32),)
@@ -59,12 +63,22 @@ def rms_norm_cases(rng: Generator) -> Iterator[Case]:
 
 
 def layer_norm_cases(rng: Generator) -> Iterator[Case]:
-    for rows, width, biased in ((1, 64, True), (6, 768, True), (9, 40, False), (2, 8, True), (17, 288, False)):
+    for rows, width, head_dim, biased in (
+        (1, 64, 0, True),
+        (6, 768, 0, True),
+        (9, 40, 0, False),
+        (2, 8, 0, True),
+        (17, 288, 0, False),
+        (5, 120, 24, False),
+        (3, 512, 128, True),
+    ):
         weights = {"weight": random_weight(rng, "F32", (width,), 1.0)}
         if biased:
             weights["bias"] = random_weight(rng, "F32", (width,), 1.0)
         inputs = {"x": _rows(rng, rows, width) + np.float32(2)}
-        yield Case(f"{rows}x{width}{' bias' * biased}", Dims(T=rows), inputs, weights, attrs={"eps": 1e-5})
+        attrs = {"eps": 1e-5, "head_dim": head_dim}
+        name = f"{rows}x{width}, slices of {head_dim or width}{' bias' * biased}"
+        yield Case(name, Dims(T=rows), inputs, weights, attrs=attrs)
 
 
 def add_rms_norm_cases(rng: Generator) -> Iterator[Case]:
@@ -96,7 +110,7 @@ SPECS = (
         inputs=("x",),
         weights=("weight", "bias?"),
         outputs=("y",),
-        attrs={"eps": REQUIRED},
+        attrs={"eps": REQUIRED, "head_dim": 0},
         reference=layer_norm,
         tolerance=Tolerance(2e-4, 2e-5),  # an f32 mean of rows far from zero
         cases=layer_norm_cases,

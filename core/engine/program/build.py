@@ -192,13 +192,13 @@ class Builder:
         attrs: dict[str, Any] = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
         return self.call("rms_norm", {"x": x}, out, {"weight": weight}, **attrs)[0]
 
-    def layer_norm(self, x: Value, weight: WeightRef, bias: WeightRef | None, eps: float) -> Value:
-        """Over the row."""
+    def layer_norm(self, x: Value, weight: WeightRef, bias: WeightRef | None, eps: float, head_dim: int = 0) -> Value:
+        """Over the row, or over each head_dim slice of it; the weight is as wide as the row."""
         self._needs(weight, (x.shape[-1],))
         if bias is not None:
             self._needs(bias, (x.shape[-1],))
         out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
-        return self.call("layer_norm", {"x": x}, out, {"weight": weight, "bias": bias}, eps=eps)[0]
+        return self.call("layer_norm", {"x": x}, out, {"weight": weight, "bias": bias}, eps=eps, head_dim=head_dim)[0]
 
     def rope(
         self, x: Value, inv_freq: ConstantWeight, heads: int, head_dim: int, interleaved: bool, scale: float
@@ -210,10 +210,11 @@ class Builder:
         inputs = {"x": x, "positions": self.positions}
         return self.call("rope", inputs, [(f"{x.name}.rope", x.shape, "act")], {"inv_freq": inv_freq}, **attrs)[0]
 
-    def gated_act(self, gate: Value, up: Value | None, kind: str) -> Value:
+    def gated_act(self, gate: Value, up: Value | None, kind: str, **attrs: Any) -> Value:
         if up is not None:
             _of_width(up, gate.shape[-1])
-        return self.call("gated_act", {"gate": gate, "up": up}, [(f"{gate.name}.act", gate.shape, "act")], kind=kind)[0]
+        out = [(f"{gate.name}.act", gate.shape, "act")]
+        return self.call("gated_act", {"gate": gate, "up": up}, out, kind=kind, **attrs)[0]
 
     def add(self, a: Value, b: Value) -> Value:
         _of_width(b, a.shape[-1])
@@ -230,9 +231,18 @@ class Builder:
         states = kv_states(kv, self._kv_dtype)
         self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim, latent=kv.latent)
 
-    def attention(self, q: Value, layer: int, heads: int, scale: float, v_head_dim: int = 0, **features: Any) -> Value:
-        """Reads only the cache, this step's tokens included. ``v_head_dim``: the width of values, which a latent cache
-        needs. Features: window, softcap."""
+    def attention(
+        self,
+        q: Value,
+        layer: int,
+        heads: int,
+        scale: float,
+        sinks: WeightRef | None = None,
+        v_head_dim: int = 0,
+        **features: Any,
+    ) -> Value:
+        """Reads only the cache, this step's tokens included. sinks [heads]. ``v_head_dim``: the width of values, which a
+        latent cache needs. Features: window, softcap."""
         kv = next(kv for kv in self._kv_layers if kv.layer == layer)
         _of_width(q, heads * kv.head_dim)
         if kv.latent != (0 < v_head_dim <= kv.head_dim):
@@ -245,8 +255,11 @@ class Builder:
         attrs = {"heads": heads, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "scale": scale, **features}
         attrs["v_head_dim"] = v_head_dim
         attrs["block_size"] = self._groups[kv.group].block_size
+        if sinks is not None:
+            self._needs(sinks, (heads,))
+            self.name_axes(sinks, "heads")
         out = [(f"attention.{layer}", ("T", heads * (v_head_dim or kv.head_dim)), "act")]
-        return self.call("attention", inputs, out, states=kv_states(kv, self._kv_dtype), **attrs)[0]
+        return self.call("attention", inputs, out, {"sinks": sinks}, kv_states(kv, self._kv_dtype), **attrs)[0]
 
     def head_linear(self, x: Value, weight: WeightRef, heads: int, n: int) -> Value:
         """Each head of x [T, heads * K] times its matrix of the weight [heads, n, K] transposed."""
@@ -264,6 +277,7 @@ class Builder:
         self,
         x: Value,
         router: WeightRef,
+        router_bias: WeightRef | None,
         experts: Experts,
         used: int,
         correction_bias: WeightRef | None = None,
@@ -275,27 +289,41 @@ class Builder:
         self._needs(experts.gate, (count, mlp, width))
         self._needs(experts.up, (count, mlp, width))
         self._needs(experts.down, (count, width, mlp))
-        logits = self.linear(x, router, axes=("experts", "embed"))
+        logits = self.linear(x, router, router_bias, axes=("experts", "embed"))
         outs = [("moe_ids", ("T", used), "i32"), ("moe_weights", ("T", used), "f32")]
         if correction_bias is not None:
             self._needs(correction_bias, (count,))
-        bias = {"correction_bias": correction_bias}
-        ids, weights = self.call("moe_route", {"logits": logits}, outs, bias, k=used, **routing)
-        gate = self._moe_linear(x, ids, experts.gate, per_choice=False)
-        up = self._moe_linear(x, ids, experts.up, per_choice=False)
-        down = self._moe_linear(self.gated_act(gate, up, experts.kind), ids, experts.down, per_choice=True)
+        chosen_by = {"correction_bias": correction_bias}
+        ids, weights = self.call("moe_route", {"logits": logits}, outs, chosen_by, k=used, **routing)
+        gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, per_choice=False)
+        up = self._moe_linear(x, ids, experts.up, experts.up_bias, per_choice=False)
+        act = self.gated_act(gate, up, **experts.act)
+        down = self._moe_linear(act, ids, experts.down, experts.down_bias, per_choice=True)
         out = [("moe_out", x.shape, "act")]
         return self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
 
-    def _moe_linear(self, x: Value, ids: Value, weight: WeightRef, per_choice: bool) -> Value:
+    def gated_by(self, y: Value, x: Value, gate: WeightRef) -> Value:
+        """y times the sigmoid of one logit a token, x times gate [1, d]: what a route to a single expert gives."""
+        self._needs(gate, (1, x.shape[-1]))
+        logits = self.linear(x, gate, axes=(None, "embed"))
+        outs = [("gate_id", ("T", 1), "i32"), ("gate_weight", ("T", 1), "f32")]
+        routing: dict[str, Any] = {"k": 1, "score": "sigmoid", "renormalize": False}
+        weights = self.call("moe_route", {"logits": logits}, outs, **routing)[1]
+        return self.call("moe_combine", {"y": y, "weights": weights}, [(f"{y.name}.gated", y.shape, "act")])[0]
+
+    def _moe_linear(self, x: Value, ids: Value, weight: WeightRef, bias: WeightRef | None, per_choice: bool) -> Value:
         n, rows = weight.shape[1], f"T*{ids.shape[1]}"
         if input_spec(weight).scale:
             raise ModelError(
                 f"{weight.name} has a static activation scale, which is supported for single matrices only."
             )
         self.name_axes(weight, "experts", "mlp", "embed")
+        if bias is not None:
+            self._needs(bias, weight.shape[:2])
+            self.name_axes(bias, "experts", "mlp")
         out = [(weight.name.removesuffix(".weight"), (rows, n), "act")]
-        return self.call("moe_linear", {"x": x, "ids": ids}, out, {"weight": weight}, per_choice=per_choice)[0]
+        weights = {"weight": weight, "bias": bias}
+        return self.call("moe_linear", {"x": x, "ids": ids}, out, weights, per_choice=per_choice)[0]
 
     def constant(self, name: str, array: Any) -> ConstantWeight:
         return ConstantWeight(name, np.asarray(array, np.float32))
@@ -369,12 +397,16 @@ class Builder:
 
 @dataclass(frozen=True)
 class Experts:
-    """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], with the activation between them."""
+    """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], biases [E, N], and the attributes of
+    ``gated_act`` between them."""
 
     gate: WeightRef
     up: WeightRef
     down: WeightRef
-    kind: str = "silu"
+    gate_bias: WeightRef | None = None
+    up_bias: WeightRef | None = None
+    down_bias: WeightRef | None = None
+    act: Mapping[str, Any] = field(default_factory=lambda: {"kind": "silu"})
 
 
 def _of_width(value: Value, width: int | str) -> None:

@@ -253,6 +253,11 @@ def of_heads(name: str, source: WeightRef, heads: int, size: int, part: slice) -
     return HeadWeight(name, source, heads, size, part)
 
 
+def row_matrix(weight: WeightRef) -> WeightRef:
+    """A vector as a matrix of one row; a matrix as it is."""
+    return ConstantWeight(weight.name, weight.dense()[None]) if len(weight.shape) == 1 else weight
+
+
 def transposed(weight: MappedWeight) -> TransposedWeight:
     """The matrix turned over. ModelError for one that is stored in blocks."""
     if len(weight.shape) != 2 or weight.tensors[0].format.block != 1:

@@ -56,7 +56,9 @@ struct Workspace {
 // [T, heads * v_head_dim] with a latent cache.
 // States k, v (, k_scale, v_scale), this step's tokens written already; the query at position p sees the tokens 0..p
 // (the last `window` of them). Numbers: heads, kv_heads, head_dim, scale, block_size, kv_dtype, window (0: all),
-// softcap (0: none), latent (0, 1), v_head_dim (latent only: how many of a key's dimensions are the value).
+// softcap (0: none), latent (0, 1), v_head_dim (latent only: how many of a key's dimensions are the value). A first weight,
+// if there is one, is f32 [heads]: a score beside those of a head's keys, which takes part in the softmax and brings no
+// value (a sink).
 class Attention final : public Kernel {
  public:
   explicit Attention(const KernelArgs& args)
@@ -74,9 +76,12 @@ class Attention final : public Kernel {
         scale_(static_cast<float>(args.number("scale"))),
         softcap_(static_cast<float>(args.number_or("softcap", 0))),
         window_(static_cast<int32_t>(args.number_or("window", 0))),
+        sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
     if (v_dim_ < 1 || v_dim_ > layout_.dim) throw std::invalid_argument("v_head_dim is 1 to head_dim.");
+    if (sinks_ != nullptr && (sinks_->family != "plain" || sinks_->columns != heads_))
+      throw std::invalid_argument("sinks are a plain weight with one number a head.");
     layout_.find_states(args, states_);
     while (int64_t{1} << block_shift_ < layout_.block) ++block_shift_;
     reserve(args.integer("threads"));
@@ -126,6 +131,7 @@ class Attention final : public Kernel {
   int64_t heads_, group_, q_width_, v_dim_, width_;
   float scale_, softcap_;
   int32_t window_, block_shift_ = 0;
+  std::shared_ptr<PackedWeight> sinks_;
   int64_t max_chunks_;
   uint8_t* states_[4] = {};
   Buffer memory_, stored_;
@@ -183,8 +189,16 @@ int64_t Attention::row_index(const Frame& frame, const TileTask& task, int32_t r
 
 void Attention::write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const {
   float* out = output<float>(frame, out_) + row_index(frame, task, row) * v_dim_;
+  f32x16 scale = splat(1.0f);
+  float total = *sums.l;
+  if (sinks_ != nullptr) {
+    const float sink = sinks_->f32()[task.head * group_ + (task.first_row + row) % group_];
+    const float m = sink > *sums.m ? sink : *sums.m;
+    scale = exp(splat(*sums.m - m));
+    total = total * scale[0] + exp(splat(sink - m))[0];
+  }
   for (int64_t d = 0; d < v_dim_; d += 16)
-    store_first(out + d, load(sums.o + d) / *sums.l, v_dim_ - d < 16 ? v_dim_ - d : 16);
+    store_first(out + d, load(sums.o + d) * scale / total, v_dim_ - d < 16 ? v_dim_ - d : 16);
 }
 
 void Attention::load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const {

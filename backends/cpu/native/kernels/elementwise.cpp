@@ -62,10 +62,19 @@ ENGINE_INLINE f32x16 gelu_tanh(f32x16 x) {
 
 ENGINE_INLINE f32x16 relu(f32x16 x) { return select(x < 0.0f, f32x16{}, x); }
 
-enum class Activation { kSilu, kGelu, kGeluTanh, kRelu };
+// g sigmoid(alpha g) (u + 1), g no more than the limit, u within it on both sides. NaN stays.
+ENGINE_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float alpha, float limit) {
+  const f32x16 most = splat(limit);
+  const f32x16 g = select(gate > most, most, gate);
+  const f32x16 u = select(up > most, most, select(up < -most, -most, up));
+  return g / (1.0f + exp(-alpha * g)) * (u + 1.0f);
+}
+
+enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu };
 
 // gate, up [T or R, width] -> activation(gate) * up; without up (-1) the activation alone.
-// Numbers: width, kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu), rows_dim (0).
+// Numbers: width, kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu, 4 clamped swiglu, which needs up), rows_dim (0);
+// of the last alpha, limit.
 class GatedAct final : public Kernel {
  public:
   explicit GatedAct(const KernelArgs& args)
@@ -75,8 +84,12 @@ class GatedAct final : public Kernel {
         rows_(args),
         width_(args.integer("width")),
         kind_(static_cast<Activation>(args.integer("kind"))) {
-    if (args.integer("kind") < 0 || args.integer("kind") > 3)
-      throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh) or 3 (relu).");
+    if (args.integer("kind") < 0 || args.integer("kind") > 4)
+      throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh), 3 (relu) or 4 (clamped_swiglu).");
+    if (kind_ != Activation::kClampedSwiglu) return;
+    if (up_ < 0) throw std::invalid_argument("clamped_swiglu needs up.");
+    alpha_ = static_cast<float>(args.number("alpha"));
+    limit_ = static_cast<float>(args.number("limit"));
   }
 
   void run(const Frame& frame, const Team& team, int) override {
@@ -90,6 +103,8 @@ class GatedAct final : public Kernel {
         return apply(frame, range, gelu_tanh);
       case Activation::kRelu:
         return apply(frame, range, relu);
+      case Activation::kClampedSwiglu:
+        return clamped(frame, range);
     }
   }
 
@@ -104,10 +119,17 @@ class GatedAct final : public Kernel {
       map(gate, gate, y, range, [f](f32x16 a, f32x16) { return f(a); });
   }
 
+  void clamped(const Frame& frame, Range range) const {
+    const float alpha = alpha_, limit = limit_;
+    map(input<float>(frame, gate_), input<float>(frame, up_), output<float>(frame, y_), range,
+        [alpha, limit](f32x16 a, f32x16 b) { return clamped_swiglu(a, b, alpha, limit); });
+  }
+
   int gate_, up_, y_;
   RowsDim rows_;
   int64_t width_;
   Activation kind_;
+  float alpha_ = 0, limit_ = 0;
 };
 
 // x [T or R, width] -> softcap tanh(scale x / softcap), or scale x where softcap is 0.

@@ -116,7 +116,7 @@ class AddRmsNorm final : public Kernel {
 };
 
 // x [T or R, width] -> (x - mean) / sqrt(variance + eps) * weight (+ bias, the second weight). Numbers: eps, rows_dim
-// (0).
+// (0), head_dim (0: mean and variance are those of the row; else of each head_dim slice by itself).
 class LayerNorm final : public Kernel {
  public:
   explicit LayerNorm(const KernelArgs& args)
@@ -126,30 +126,35 @@ class LayerNorm final : public Kernel {
         weight_(args.weights.at(0)->f32()),
         bias_(args.weights.size() > 1 ? args.weights[1]->f32() : nullptr),
         width_(args.weights.at(0)->columns),
-        eps_(static_cast<float>(args.number("eps"))) {}
+        slice_(args.number_or("head_dim", 0) > 0 ? args.integer("head_dim") : width_),
+        eps_(static_cast<float>(args.number("eps"))) {
+    if (width_ % slice_ != 0) throw std::invalid_argument("the width must be a multiple of head_dim.");
+  }
 
   void run(const Frame& frame, const Team& team, int) override {
-    const Range range = share(rows_.count(frame.dims), team);
-    for (int64_t row = range.begin; row < range.end; ++row)
-      norm_row(input<float>(frame, x_) + row * width_, output<float>(frame, y_) + row * width_);
+    const int64_t slices = width_ / slice_;
+    const Range range = share(rows_.count(frame.dims) * slices, team);
+    for (int64_t i = range.begin; i < range.end; ++i)
+      norm_slice(input<float>(frame, x_) + i * slice_, output<float>(frame, y_) + i * slice_, i % slices * slice_);
   }
 
  private:
-  void norm_row(const float* x, float* y) const {
-    const float width = static_cast<float>(width_);
-    const float mean = sum_lanes(x, width_, [](f32x16 v, f32x16 sum) { return sum + v; }) / width;
-    for (int64_t i = 0; i < width_; ++i) y[i] = x[i] - mean;
-    const float squares = sum_lanes(y, width_, [](f32x16 v, f32x16 sum) { return fma(v, v, sum); });
-    scale_row(y, weight_, 1.0f / __builtin_sqrtf(squares / width + eps_), y, width_);
+  // `at`: where the slice begins in its row.
+  void norm_slice(const float* x, float* y, int64_t at) const {
+    const float width = static_cast<float>(slice_);
+    const float mean = sum_lanes(x, slice_, [](f32x16 v, f32x16 sum) { return sum + v; }) / width;
+    for (int64_t i = 0; i < slice_; ++i) y[i] = x[i] - mean;
+    const float squares = sum_lanes(y, slice_, [](f32x16 v, f32x16 sum) { return fma(v, v, sum); });
+    scale_row(y, weight_ + at, 1.0f / __builtin_sqrtf(squares / width + eps_), y, slice_);
     if (bias_ == nullptr) return;
-    for (int64_t i = 0; i < width_; ++i) y[i] += bias_[i];
+    for (int64_t i = 0; i < slice_; ++i) y[i] += bias_[at + i];
   }
 
   int x_, y_;
   RowsDim rows_;
   const float* weight_;
   const float* bias_;
-  int64_t width_;
+  int64_t width_, slice_;
   float eps_;
 };
 

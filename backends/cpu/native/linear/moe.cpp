@@ -113,8 +113,9 @@ class MoeRoute final : public Kernel {
 };
 
 // inputs: x as q8g32, x as f32 (each -1 where no weight's family reads it), ids i32 [T, k]; outputs y_i f32 [T, k, N_i];
-// weights: one an output, with a matrix an expert. Numbers: k; per_choice (0: x is [T, K], shared by a token's choices;
-// 1: x is [T, k, K]). Rows whose id is no expert are left as they are.
+// weights: one an output, with a matrix an expert, then "plain" biases [experts * N_i] of those that have one, in order.
+// Numbers: k; per_choice (0: x is [T, K], shared by a token's choices; 1: x is [T, k, K]); bias: sum of 2^i over the outputs
+// i with a bias (0 if absent). Rows whose id is no expert are left as they are.
 class MoeLinear final : public Kernel {
  public:
   explicit MoeLinear(const KernelArgs& args)
@@ -122,6 +123,8 @@ class MoeLinear final : public Kernel {
         per_choice_(args.integer("per_choice") == 1), count_(static_cast<int>(args.outputs.size())) {
     if (count_ < 1 || count_ > kMost) throw std::invalid_argument("moe_linear takes one to four outputs.");
     if (k_ < 1) throw std::invalid_argument("moe_linear needs k >= 1.");
+    const auto biased = static_cast<uint64_t>(args.number_or("bias", 0));
+    size_t bias = args.outputs.size();
     int64_t max_depth = 0;
     experts_ = args.weights.at(0)->count;
     for (int i = 0; i < count_; ++i) {
@@ -132,6 +135,10 @@ class MoeLinear final : public Kernel {
       if ((ops_[i]->quantized ? packed_ : plain_) < 0)
         throw std::invalid_argument("moe_linear lacks the input (q8g32 or f32) that a weight's family reads.");
       max_depth = std::max(max_depth, weights_[i]->depth);
+      if (!(biased >> i & 1)) continue;
+      biases_[i] = args.weights.at(bias++);
+      if (biases_[i]->family != "plain" || biases_[i]->columns != experts_ * weights_[i]->columns)
+        throw std::invalid_argument("a bias of moe_linear is a plain weight with one number a column of each expert.");
     }
     const int64_t pairs = args.integer("max_tokens") * k_;
     for (int64_t i = 0; i < args.integer("threads"); ++i) {
@@ -193,6 +200,7 @@ class MoeLinear final : public Kernel {
     product.x = frame.values[ops_[i]->quantized ? packed_ : plain_];
     product.x_bytes = ops_[i]->quantized ? q8g32_row_bytes(weight.depth) : weight.depth * 4;
     product.y = output<float>(frame, outputs_[i]);
+    if (biases_[i] != nullptr) product.bias = biases_[i]->f32() + expert * weight.columns;
     return product;
   }
 
@@ -221,7 +229,7 @@ class MoeLinear final : public Kernel {
   int64_t experts_ = 0;
   int32_t outputs_[kMost] = {};
   const FamilyOps* ops_[kMost] = {};
-  std::shared_ptr<PackedWeight> weights_[kMost];
+  std::shared_ptr<PackedWeight> weights_[kMost], biases_[kMost];
   std::vector<Scratch> scratch_;
   std::vector<Buffer> orders_;
 };

@@ -22,10 +22,11 @@ _METHODS: Mapping[str, str] = {
     "compressed-tensors": "compressed",
     "fp8": "fp8",
     "bitsandbytes": "bitsandbytes",
+    "mxfp4": "mxfp4",
 }
 # Formats that are no weights by themselves, and the ends of names under which they would be.
 _CODES = ("U8", "I8", "I32", "F8_E4M3")
-_ENDINGS = (".weight", ".qweight", ".weight_packed")
+_ENDINGS = (".weight", ".qweight", ".weight_packed", "_blocks")
 
 
 def compose(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:

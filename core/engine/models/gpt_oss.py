@@ -1,0 +1,87 @@
+"""gpt-oss (arXiv 2508.10925): attention with sinks and a window on every other layer, biases throughout, and experts with a
+clamped SwiGLU, whose weights are in MXFP4.
+
+Its YaRN ramp does not end at whole pairs, as config.json says and GGUF files have no key for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..backend.v1 import Value, WeightRef
+from ..formats import Checkpoint
+from ..program.build import Builder, Experts, Program
+from ..program.experts import expert_rows, turned_experts
+from ..program.weights import ConstantWeight
+from . import llama
+from .decoder import DecoderConfig, attention_block, output_head, router
+from .fields import positive
+from .rope import rope_from_gguf
+from .weights import Weights
+
+_EXPERTS = "model.layers.{i}.mlp.experts."
+HF_NAMES = {
+    **{name: own for name, own in llama.HF_NAMES.items() if "ffn_" not in name},
+    "blk.{i}.attn_sinks.weight": "model.layers.{i}.self_attn.sinks",
+    "blk.{i}.post_attention_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    "blk.{i}.ffn_gate_inp.weight": "model.layers.{i}.mlp.router.weight",
+    "blk.{i}.ffn_gate_inp.bias": "model.layers.{i}.mlp.router.bias",
+    **{
+        f"blk.{{i}}.{name}.{kind}": f"{_EXPERTS}{own}{ending}"
+        for name, own in (("ffn_gate_up_exps", "gate_up_proj"), ("ffn_down_exps", "down_proj"))
+        for kind, ending in (("weight", ""), ("bias", "_bias"))
+    },
+}
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    if checkpoint.kind == "gguf":
+        rope = rope_from_gguf(data, arch, c.head_dim, None, interleaved=False, truncate=False)
+        return replace(c, rope=rope)
+    alpha, limit = positive(data, "swiglu_alpha", c.swiglu_alpha), positive(data, "swiglu_limit", c.swiglu_limit)
+    return replace(c, swiglu_alpha=alpha, swiglu_limit=limit)
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in range(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        x = b.add(x, attention_block(b, c, w, i, h, sinks=w(f"blk.{i}.attn_sinks.weight")))
+        h = b.rms_norm(x, w(f"blk.{i}.post_attention_norm.weight"), c.eps)
+        x = b.add(x, _moe(b, c, w, i, h))
+    return output_head(b, c, w, x)
+
+
+def _moe(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    p = f"blk.{i}."
+    matrices = {part: _expert_weight(w, i, part) for part in ("gate", "up", "down")}
+    biases = {f"{part}_bias": _expert_bias(w, i, part) for part in ("gate", "up", "down")}
+    act = {"kind": "clamped_swiglu", "alpha": c.swiglu_alpha, "limit": c.swiglu_limit}
+    experts = Experts(**matrices, **biases, act=act)
+    return b.moe(h, router(c, w, i), w(p + "ffn_gate_inp.bias"), experts, c.experts_used)
+
+
+# Hugging Face files keep the gate's rows and those of up in turn, in one tensor.
+_IN_TURN = {"gate": ("gate_up", 0, 2), "up": ("gate_up", 1, 2), "down": ("down", 0, 1)}
+
+
+def _expert_weight(w: Weights, i: int, part: str) -> WeightRef:
+    """Plain numbers lie transposed in Hugging Face files, those in MXFP4 do not."""
+    name = f"blk.{i}.ffn_{part}_exps.weight"
+    if w.checkpoint.kind == "gguf":
+        return w(name)
+    both, first, step = _IN_TURN[part]
+    stored = w(f"blk.{i}.ffn_{both}_exps.weight")
+    return (expert_rows if stored.format == "MXFP4" else turned_experts)(name, stored, first, step)
+
+
+def _expert_bias(w: Weights, i: int, part: str) -> WeightRef:
+    name = f"blk.{i}.ffn_{part}_exps.bias"
+    if w.checkpoint.kind == "gguf":
+        return w(name)
+    both, first, step = _IN_TURN[part]
+    stored = w(f"blk.{i}.ffn_{both}_exps.bias")
+    return ConstantWeight(name, np.ascontiguousarray(stored.dense()[..., first::step]))

@@ -1,0 +1,105 @@
+"""Parts of the experts that a file keeps in one tensor, as weights [experts, N, K] of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backend.v1 import Array, WeightRef
+from ..errors import ModelError
+from ..formats import FORMATS
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Of a weight [experts, M, K] every ``step``-th row of each expert from ``first`` on."""
+
+    name: str
+    source: WeightRef
+    first: int
+    step: int
+
+    @property
+    def format(self) -> str:
+        return self.source.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, rows, depth = self.source.shape
+        return (experts, len(range(self.first, rows, self.step)), depth)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """A copy of the rows asked for, made anew each time."""
+        found = []
+        for expert, low, high in _parts(self.shape, start, stop):
+            first = expert * self.source.shape[1] + self.first
+            found.append(self.source.rows(first + self.step * low, first + self.step * (high - 1) + 1)[:: self.step])
+        return np.concatenate(found)
+
+    def dense(self) -> Array:
+        return np.ascontiguousarray(self.source.dense()[:, self.first :: self.step])
+
+    def release(self) -> None:
+        self.source.release()
+
+
+@dataclass(frozen=True)
+class TurnedExperts:
+    """Of a tensor [experts, K, M] every ``step``-th column from ``first`` on, as the rows of each expert."""
+
+    name: str
+    source: WeightRef
+    first: int
+    step: int
+
+    @property
+    def format(self) -> str:
+        return self.source.format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        experts, depth, columns = self.source.shape
+        return (experts, len(range(self.first, columns, self.step)), depth)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """A copy of the rows asked for, made anew each time."""
+        width = FORMATS[self.format].block_bytes
+        stored = self.source.rows().reshape(*self.source.shape, width)
+        found = [
+            np.ascontiguousarray(stored[expert, :, self.first :: self.step][:, low:high].swapaxes(0, 1))
+            for expert, low, high in _parts(self.shape, start, stop)
+        ]
+        return np.concatenate(found).reshape(-1, self.shape[2] * width)
+
+    def dense(self) -> Array:
+        return np.ascontiguousarray(self.source.dense()[:, :, self.first :: self.step].swapaxes(1, 2))
+
+    def release(self) -> None:
+        self.source.release()
+
+
+def _parts(shape: tuple[int, ...], start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
+    """(expert, first row, end) that rows ``start`` to ``stop`` of the flattened leading axes fall on."""
+    experts, count, _ = shape
+    stop = experts * count if stop is None else min(stop, experts * count)
+    for expert in range(start // count, -(-stop // count)):
+        yield expert, max(start - expert * count, 0), min(stop - expert * count, count)
+
+
+def expert_rows(name: str, source: WeightRef, first: int, step: int) -> ExpertRows:
+    """ModelError for what is no weight of several experts."""
+    if len(source.shape) != 3 or source.shape[1] <= first:
+        raise ModelError(f"{source.name} has the shape {list(source.shape)}; it must be [experts, outputs, inputs].")
+    return ExpertRows(name, source, first, step)
+
+
+def turned_experts(name: str, source: WeightRef, first: int, step: int) -> TurnedExperts:
+    """ModelError for what is no such tensor, or is stored in blocks, which cannot be turned."""
+    if len(source.shape) != 3 or source.shape[2] <= first or source.format not in ("F32", "F16", "BF16"):
+        raise ModelError(
+            f"{source.name} is stored as {source.format} {list(source.shape)}; experts that lie transposed in their file must"
+            " be F32, F16 or BF16 [experts, inputs, outputs]."
+        )
+    return TurnedExperts(name, source, first, step)
