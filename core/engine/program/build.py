@@ -244,7 +244,8 @@ class Builder:
         self._needs(experts.up, (count, mlp, width))
         self._needs(experts.down, (count, width, mlp))
         logits = self.linear(x, router, axes=("experts", "embed"))
-        outs = [("moe_ids", ("T", used), "i32"), ("moe_weights", ("T", used), "f32")]
+        name = router.name.removesuffix(".weight")
+        outs = [(f"{name}.ids", ("T", used), "i32"), (f"{name}.weights", ("T", used), "f32")]
         ids, weights = self.call("moe_route", {"logits": logits}, outs, k=used, **routing)
         gate = self._moe_linear(x, ids, experts.gate, per_choice=False)
         up = self._moe_linear(x, ids, experts.up, per_choice=False)

@@ -29,7 +29,8 @@ class Codebook:
 
     def _halves(self, x: Floats, inverse: Floats) -> npt.NDArray[np.intp]:
         scaled = np.clip(x * (2 * inverse), -256, 255)
-        return np.floor(scaled, out=scaled).astype(np.intp) + 256
+        found: npt.NDArray[np.intp] = np.floor(scaled, out=scaled).astype(np.intp) + 256
+        return found
 
     def indices(self, x: Floats, scale: Floats) -> Bytes:
         """uint8 [elements, blocks]: the index nearest to x / scale."""
@@ -50,7 +51,9 @@ class Codebook:
         weighted = x if weight is None else x * weight
         best = np.zeros((3, x.shape[1]), np.float32)
         for trial in self.trials:
-            number = self._nearest[1].take(self._halves(x, np.float32(trial) / extreme))
+            number = self._nearest[1].take(
+                self._halves(x, (np.float32(trial) / extreme).astype(np.float32, copy=False))
+            )
             cross = (number * weighted).sum(axis=0)
             number *= number
             squares = (number if weight is None else number * weight).sum(axis=0)

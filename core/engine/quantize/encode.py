@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from engine.errors import FormatError
 from engine.formats import FORMATS
 from engine.formats.quantformats import Bytes, Floats
 from engine.quantize import blocks, superblocks
@@ -94,10 +93,5 @@ def _columns(values: Floats, part: int) -> Floats:
     """Blocks [blocks, block] as columns: [part, blocks], or [part, parts, blocks] of a superblock."""
     if values.shape[1] == part:
         return np.ascontiguousarray(values.T)
-    return np.ascontiguousarray(values.reshape(len(values), -1, part).transpose(2, 1, 0))
-
-
-def check_finite(name: str, values: Floats) -> None:
-    """FormatError naming a tensor that holds a NaN or an infinity."""
-    if not np.isfinite(values).all():
-        raise FormatError(f"The tensor {name} holds a NaN or an infinity, which cannot be quantized.")
+    parts: Floats = np.ascontiguousarray(values.reshape(len(values), -1, part).transpose(2, 1, 0))
+    return parts

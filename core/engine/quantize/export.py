@@ -237,7 +237,9 @@ def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
     part = pattern.split(".")[-2]
     if part == "attn_qkv" and model.family in _GROUPED:
         rows = np.arange((c.heads + 2 * c.kv_heads) * c.head_dim).reshape(c.kv_heads, -1, c.head_dim)
-        return select(weight.name, weight, np.concatenate([rows[:, :-2].ravel(), rows[:, -2].ravel(), rows[:, -1].ravel()]))
+        return select(
+            weight.name, weight, np.concatenate([rows[:, :-2].ravel(), rows[:, -2].ravel(), rows[:, -1].ravel()])
+        )
     pairs = _neighbours(model)
     if part in ("attn_q", "attn_k") and pairs:
         heads = c.heads if part == "attn_q" else c.kv_heads

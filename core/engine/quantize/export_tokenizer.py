@@ -135,9 +135,7 @@ def _template(checkpoint: Checkpoint) -> dict[str, Any]:
     template = checkpoint.chat_template()
     if template is None:
         return {}
-    keys = {"tokenizer.chat_template": template.source}
+    keys: dict[str, Any] = {"tokenizer.chat_template": template.source}
     if template.tool_source is not None:
         keys |= {"tokenizer.chat_template.tool_use": template.tool_source, "tokenizer.chat_templates": ["tool_use"]}
     return keys
-
-

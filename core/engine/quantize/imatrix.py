@@ -69,7 +69,9 @@ def read_imatrix(path: Path) -> Importance:
             raise FormatError(f"{path} must hold {base}.in_sum2 and {base}.counts, both F32.")
         counts, sums = counted.dense().reshape(-1), tensor.dense().reshape(-1, tensor.shape[-1])
         if len(sums) != len(counts) or not np.isfinite(sums).all() or (sums < 0).any():
-            raise FormatError(f"{path} must hold a count for each row of {name}, and sums that are finite and not below 0.")
+            raise FormatError(
+                f"{path} must hold a count for each row of {name}, and sums that are finite and not below 0."
+            )
         entries[base] = Entry(sums, counts)
     if not entries:
         raise FormatError(f"{path} holds no entries.")
@@ -87,7 +89,7 @@ def write_imatrix(importance: Importance) -> None:
         "imatrix.chunk_count": importance.chunks,
         "imatrix.chunk_size": importance.chunk_size,
     }
-    arrays = {}
+    arrays: dict[str, Floats] = {}
     for name in sorted(importance.entries):
         entry = importance.entries[name]
         arrays |= {f"{name}.in_sum2": entry.sums, f"{name}.counts": entry.counts[:, None]}

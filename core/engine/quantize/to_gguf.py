@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ def _kept(ref: WeightRef) -> str:
 
 def _encoded(
     ref: WeightRef, form: str, importance: Floats | None, pool: Executor
-) -> Iterator[tuple[int, memoryview]]:
+) -> Generator[tuple[int, memoryview], None, None]:
     """The tensor in its new format, piece by piece: bytes read and bytes to write. ``importance``: f32 [cols], or
     [experts, cols] for each expert's rows."""
     cols, rows = ref.shape[-1], prod(ref.shape[:-1])
