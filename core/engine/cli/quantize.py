@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from engine.cli.options import ModelPath
 from engine.cli.progress import Wait
 from engine.cli.running import Stopwatch, note
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine.formats import Checkpoint
+    from engine.quantize.to_gguf import Result
 
 
 def quantize(
@@ -43,17 +47,47 @@ def quantize(
     watch = Stopwatch()
     with Wait("Quantizing") as wait:
         checkpoint = open_checkpoint(model)
-        workers = threads or os.cpu_count() or 1
         if wanted in ("NF4", "INT8"):
-            raise NotImplementedError
-        from engine.quantize.imatrix import read_imatrix
-        from engine.quantize.mix import quant_type
-        from engine.quantize.to_gguf import quantize_to_gguf
-
-        kind = quant_type(wanted)
-        importance = None if imatrix is None else read_imatrix(imatrix)
-        result = quantize_to_gguf(checkpoint, output, kind, importance, workers, force, wait.update)
+            result = _to_folder(checkpoint, output, wanted, double_quant, shard_size, force, imatrix, wait)
+        else:
+            result = _to_gguf(checkpoint, output, wanted, imatrix, threads, force, wait)
     for notice in result.notices:
         note(notice)
     sizes = f"{result.before / 1e6:.1f} MB of weights became {result.after / 1e6:.1f} MB"
     print(f"{output}: {sizes} in {watch.read():.1f} s")
+
+
+def _to_gguf(
+    checkpoint: Checkpoint,
+    out: Path,
+    type_name: str,
+    imatrix: Path | None,
+    threads: int | None,
+    force: bool,
+    wait: Wait,
+) -> Result:
+    from engine.quantize.imatrix import read_imatrix
+    from engine.quantize.mix import quant_type
+    from engine.quantize.to_gguf import quantize_to_gguf
+
+    kind = quant_type(type_name)
+    importance = None if imatrix is None else read_imatrix(imatrix)
+    return quantize_to_gguf(checkpoint, out, kind, importance, threads, force, wait.update)
+
+
+def _to_folder(
+    checkpoint: Checkpoint,
+    out: Path,
+    type_name: str,
+    nested: bool,
+    shard_size: float,
+    force: bool,
+    imatrix: Path | None,
+    wait: Wait,
+) -> Result:
+    from engine.quantize.to_folder import quantize_to_folder
+
+    if imatrix is not None:
+        raise UsageError(f"{type_name} takes no importance matrix; leave --imatrix out.")
+    kind: Literal["NF4", "INT8"] = "NF4" if type_name == "NF4" else "INT8"
+    return quantize_to_folder(checkpoint, out, kind, nested, int(shard_size * 1e9), force, wait.update)

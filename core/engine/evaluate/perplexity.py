@@ -58,8 +58,8 @@ def compare(
     where their vocabularies differ."""
     if base.program.vocab != model.program.vocab or not _same_tokens(base, model):
         raise RequestError(
-            f"{base.checkpoint.path} and {model.checkpoint.path} have different vocabularies; only models of one vocabulary can be"
-            " compared."
+            f"{base.checkpoint.path} and {model.checkpoint.path} have different vocabularies; only models of one vocabulary"
+            " can be compared."
         )
     kls, tops, losses = [], [], ([], [])  # type: tuple[list[Array], list[Array], tuple[list[Array], list[Array]]]
     with Forward(base) as first, Forward(model) as second:

@@ -66,8 +66,9 @@ def load_for_logits(model: Path, context: int, progress: Progress | None, **sett
 
 
 def read_tokens(loaded: Loaded, text: str) -> list[int]:
-    """The text's ids, with what the tokenizer puts around a text. RequestError unless there is something to predict."""
-    ids = loaded.checkpoint.tokenizer().encode(text, add_special=True)
+    """The text's ids. Control tokens written in it are read as such, as transformers reads them, and the tokenizer puts around
+    it what it puts around a text. RequestError unless there is something to predict."""
+    ids = loaded.checkpoint.tokenizer().encode(text, add_special=True, parse_special=True)
     if len(ids) < 2:
         raise RequestError(f"The text has {len(ids)} tokens; at least 2 are needed to predict one from another.")
     wrong = next((token for token in ids if token >= loaded.program.vocab), None)

@@ -67,7 +67,8 @@ def _costs(importance: Floats) -> Floats:
     mean = importance.mean(dtype=np.float64)
     if not mean > 0:
         return np.ones_like(importance)
-    return np.maximum(importance / np.float32(mean), np.float32(1e-4))
+    costs: Floats = np.maximum(importance / np.float32(mean), np.float32(1e-4))
+    return costs
 
 
 def _spans(count: int, a_row: int, block: int) -> Iterator[slice]:

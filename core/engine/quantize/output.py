@@ -42,3 +42,33 @@ def replacing(out: Path) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing_folder(out: Path) -> Iterator[Path]:
+    """A new folder, named ``out`` with ``.part`` after it until all is written; nothing is left of it after a fault. What it
+    replaces must be a model's folder."""
+    if out.exists() and not (out / "config.json").is_file():
+        raise UsageError(f"{out} is no model's folder, and is not replaced; give another name.")
+    part = out.with_name(out.name + ".part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        yield part
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(part, out)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def copy_others(source: Path, target: Path) -> None:
+    """The files of a model's folder that are neither weights nor config.json: tokenizer, templates, generation settings."""
+    for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
+        for path in source.glob(pattern):
+            if path.name not in ("config.json", "model.safetensors.index.json"):
+                shutil.copyfile(path, target / path.name)
