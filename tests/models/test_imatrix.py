@@ -36,7 +36,9 @@ def seen_by_hooks(model, ids, context):
 
     kinds = (torch.nn.Linear, *((type(model.transformer.h[0].mlp.c_fc),) if hasattr(model, "transformer") else ()))
     handles = [
-        module.register_forward_pre_hook(hook(name)) for name, module in model.named_modules() if isinstance(module, kinds)
+        module.register_forward_pre_hook(hook(name))
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)
     ]
     body = ids[1:]
     with torch.no_grad():
@@ -100,7 +102,8 @@ def test_experts_are_counted_apart(tmp_path, cpu):
 def test_a_file_comes_back_and_llama_cpp_could_read_it(tmp_path):
     rng = np.random.default_rng()
     entries = {
-        f"blk.{i}.x.weight": Entry(rng.random((n, 96), np.float32), np.full(n, 7, np.float32)) for i, n in ((0, 1), (1, 3))
+        f"blk.{i}.x.weight": Entry(rng.random((n, 96), np.float32), np.full(n, 7, np.float32))
+        for i, n in ((0, 1), (1, 3))
     }
     path = tmp_path / "imatrix.gguf"
     write_imatrix(Importance(path, entries, ("a.txt", "b.txt"), 9, 512))

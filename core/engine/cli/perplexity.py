@@ -87,7 +87,7 @@ def _compare(
     assert base is not None
     with Wait("Loading") as wait:
         first, second = (_load(path, context, wait, settings) for path in (base, model))
-        of_base, of_model, divergence = compare(first, second, read_tokens(first, text), context, stride, wait.update)
+        of_base, of_model, divergence = compare(first, second, read_tokens(second, text), context, stride, wait.update)
     return {**asdict(of_model), "base": asdict(of_base), "kl": asdict(divergence)}
 
 

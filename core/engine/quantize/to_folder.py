@@ -57,7 +57,7 @@ def quantize_to_folder(
     before = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     after = sum(part.nbytes for group in groups for part in group.stored)
     check_target(out, checkpoint.path, after, force)
-    form = checkpoint.tensors[next(iter(chosen))].format.name
+    form = _form({checkpoint.tensors[name].format.name for name in chosen})
     config = nf4.config(skipped, form, nested) if kind == "NF4" else int8.config(skipped)
     with replacing_folder(out) as part:
         copy_others(checkpoint.path, part)
@@ -88,6 +88,13 @@ def _linears(model: Model) -> tuple[set[str], list[str]]:
         (skipped if kept else chosen).update(names)
     modules = sorted({name.removesuffix(".weight") for name in skipped - chosen} | {"lm_head"})
     return chosen - skipped, modules
+
+
+def _form(forms: set[str]) -> str:
+    """The one format of the layers, which are computed in it."""
+    if len(forms) != 1 or not forms <= {"F32", "F16", "BF16"}:
+        raise ModelError(f"The linear layers are {', '.join(sorted(forms))}; they must be all F32, F16 or BF16.")
+    return forms.pop()
 
 
 def _copied(tensor: Tensor) -> _Group:
