@@ -13,15 +13,20 @@ from safetensors.numpy import load_file
 
 from engine.errors import EngineError, UsageError
 from engine.formats import open_checkpoint
-from engine.quantize.nf4 import LEVELS, dynamic_map
+from engine.formats.hfblocks import NF4_TABLE as LEVELS
+from engine.quantize.mix import quant_type
+from engine.quantize.nf4 import dynamic_map
 from engine.quantize.to_folder import quantize_to_folder
+from engine.quantize.to_gguf import quantize_to_gguf
+
+WIDE = {"intermediate_size": 128}
 
 
-def source_of(tmp_path: Path, **config) -> tuple[Path, dict[str, np.ndarray]]:
+def source_of(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     folder = tmp_path / "source"
     folder.mkdir()
-    tensors = tiny_models.llama_tensors(np.random.default_rng(), tiny_models.CONFIG)
-    tiny_models.write_llama(folder, np.random.default_rng(), tensors, **config)
+    tensors = tiny_models.llama_tensors(np.random.default_rng(), tiny_models.CONFIG | WIDE)
+    tiny_models.write_llama(folder, np.random.default_rng(), tensors, **WIDE)
     return folder, tensors
 
 
@@ -110,6 +115,28 @@ def test_routers_stay_and_experts_do_not(tmp_path, kind):
         np.dtype(np.uint8),
         np.dtype(np.int8),
     }
+
+
+@pytest.mark.parametrize(("kind", "nested"), [("NF4", False), ("NF4", True), ("INT8", False)])
+def test_the_loader_reads_the_same_weights(tmp_path, kind, nested):
+    folder, tensors = source_of(tmp_path)
+    found, _ = quantized(folder, tmp_path / "out", kind, nested=nested)
+    opened = open_checkpoint(tmp_path / "out").tensors
+    assert set(opened) == set(tensors)
+    for name in linears(tensors):
+        want = nf4_of(found, name) if kind == "NF4" else found[name] * found[f"{name}_scale"]
+        np.testing.assert_allclose(opened[name].dense(), want, rtol=1e-6)
+
+
+def test_a_folder_becomes_a_gguf_and_says_that_it_was_quantized(tmp_path):
+    folder, _ = source_of(tmp_path)
+    quantized(folder, tmp_path / "out", "INT8")
+    source = open_checkpoint(tmp_path / "out")
+    result = quantize_to_gguf(source, tmp_path / "model.gguf", quant_type("Q8_0"))
+    assert any("14 tensors had been quantized before" in notice for notice in result.notices)
+    after = open_checkpoint(tmp_path / "model.gguf").tensors["blk.1.ffn_down.weight"]
+    want = source.tensors["model.layers.1.mlp.down_proj.weight"].dense()
+    np.testing.assert_allclose(after.dense(), want, atol=np.abs(want).max() / 200)
 
 
 def test_shards_have_an_index(tmp_path):

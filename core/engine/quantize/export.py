@@ -17,7 +17,7 @@ from engine.formats.gguf_writer import encode_value
 from engine.models import FAMILIES, Model, load_model
 from engine.models.decoder import DecoderConfig
 from engine.models.rope import Rope, base_frequencies, yarn_scale
-from engine.program.weights import ConstantWeight, select, single
+from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_tokenizer import tokenizer_keys
 
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
@@ -232,6 +232,10 @@ def _tensors(model: Model) -> Iterator[WeightRef]:
 
 def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
     c = model.config
+    if input_spec(weight).columns is not None:
+        raise ModelError(
+            f"{weight.name} has its columns in another order (act-order), which GGUF files have no form for."
+        )
     if c.norm_offset and pattern.endswith("norm.weight"):
         return ConstantWeight(weight.name, weight.dense() + np.float32(c.norm_offset))
     part = pattern.split(".")[-2]

@@ -8,19 +8,12 @@ import json
 import numpy as np
 
 from engine.backend.v1 import Array
+from engine.formats.hfblocks import NF4_TABLE
 from engine.formats.quantformats import Floats
 from engine.formats.safetensors_writer import StoredTensor
 
 BLOCK = 64
 NESTED_BLOCK = 256
-LEVELS = np.array(
-    [
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-    ],
-    np.float32,
-)  # fmt: skip
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -49,7 +42,9 @@ def encode(values: Floats) -> tuple[Array, Floats]:
     blocks = padded.reshape(-1, BLOCK)
     largest = np.abs(blocks).max(axis=1)
     inverse = np.divide(1, largest, out=np.zeros_like(largest), where=largest > 0)
-    index = np.searchsorted((LEVELS[1:] + LEVELS[:-1]) / 2, blocks * inverse[:, None]).astype(np.uint8).reshape(-1)
+    index = (
+        np.searchsorted((NF4_TABLE[1:] + NF4_TABLE[:-1]) / 2, blocks * inverse[:, None]).astype(np.uint8).reshape(-1)
+    )
     packed: Array = index[0::2] << 4 | index[1::2]
     return packed[: -(-values.size // 2)], largest
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.errors import FormatError, ModelError, UsageError
 from engine.formats import Checkpoint, Tensor
+from engine.formats.hfblocks import NF4_TABLE
 from engine.formats.quantformats import Floats
 from engine.formats.safetensors_writer import StoredTensor, header, index, shards
 from engine.models import Model, load_model
@@ -148,9 +149,9 @@ def _write_nf4(tensor: Tensor, state: StoredTensor, nested: bool) -> Iterator[tu
     largest, offset = np.concatenate(scales), None
     if nested:
         codes, top, offset = nf4.encode_scales(largest)
-        yield 0, codes.tobytes() + nf4.LEVELS.tobytes() + top.tobytes() + nf4.dynamic_map().tobytes()
+        yield 0, codes.tobytes() + NF4_TABLE.tobytes() + top.tobytes() + nf4.dynamic_map().tobytes()
     else:
-        yield 0, largest.tobytes() + nf4.LEVELS.tobytes()
+        yield 0, largest.tobytes() + NF4_TABLE.tobytes()
     _, text = nf4.quant_state(tensor.name, tensor.format.name, tensor.shape, offset)
     yield 0, text.ljust(state.nbytes)  # blanks after a JSON text mean nothing
 
