@@ -30,7 +30,7 @@ from engine.quantize.mix import TYPES, quant_type
 from engine.quantize.to_gguf import quantize_to_gguf
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LENGTH, PROMPTS = 64, 6
+LENGTH, PROMPTS = 64, 3
 
 
 def heavy_tailed(source: Path, out: Path) -> Path:
@@ -70,7 +70,7 @@ def logits(model: Path, prompts: Path, peer: Path, threads: int) -> Array:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
         script = Path(__file__).parent / "llama_logits.py"
-        command = [peer / "venv/bin/python", script, model, prompts, out, str(threads), "f32"]
+        command = [peer / "venv/bin/python", script, model, prompts, out, str(threads), "f32", "prefill"]
         environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(peer / "bin"), "PYTHONPATH": ""}
         subprocess.run(command, check=True, env=environment, capture_output=True)
         return np.concatenate([array for name, array in np.load(out).items() if name.startswith("prefill")])

@@ -16,6 +16,7 @@ from engine.formats import Checkpoint
 from engine.formats.jsonfile import read_object
 from engine.formats.pretokenizers import PRE_TOKENIZERS
 from engine.formats.tokenizer import Tokenizer
+from engine.formats.tokenizer_files import sentencepiece_keys
 from engine.formats.tokenizer_gguf import build_tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -31,47 +32,76 @@ _PROBES = (
 
 def tokenizer_keys(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
     """The keys, with as many tokens as the embedding table has rows. TokenizerError if the tokenizer has no such form."""
-    path = checkpoint.path / "tokenizer.json"
     own = checkpoint.tokenizer()
-    described = read_object(path)
-    model = described.get("model", {})
-    if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
-        raise TokenizerError(f"{path} is a {model.get('type')} tokenizer; only BPE can be written to a GGUF.")
-    texts, types = _tokens(described, own, rows)
-    keys: dict[str, Any] = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": types}
-    keys |= _marks(checkpoint, own)
-    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-    trials = _sentencepiece(keys, described, merges) if model.get("byte_fallback") else _byte_level(keys, merges)
-    for trial in trials:
-        if _same(own, trial):
-            return trial | _template(checkpoint)
+    if own.vocab_size > rows:
+        raise TokenizerError(
+            f"The tokenizer of {checkpoint.path} has {own.vocab_size} tokens, but the embedding table {rows} rows; a GGUF needs"
+            " a row for each."
+        )
+    for trial in _trials(checkpoint, own):
+        keys = _padded(trial, rows)
+        if _same(own, keys):
+            return keys | _template(checkpoint)
     raise TokenizerError(
-        f"{path} cuts text in a way that no tokenizer of GGUF files does (the pre-tokenizers tried: {', '.join(PRE_TOKENIZERS)})."
+        f"The tokenizer of {checkpoint.path} cuts text in a way that no tokenizer of GGUF files does: neither SentencePiece's nor"
+        f" byte-level BPE with any of the {len(PRE_TOKENIZERS)} names of pre-tokenizers."
     )
 
 
-def _tokens(described: Mapping[str, Any], own: Tokenizer, rows: int) -> tuple[list[str], np.ndarray[Any, Any]]:
-    """Texts and types of all ids. Ids without a token, and rows of the embedding table beyond the ids, are unused."""
-    count = max(rows, own.vocab_size)
-    texts = [f"[PAD{token}]" for token in range(count)]
-    types = np.full(count, _UNUSED, np.int32)
-    for text, token in described["model"]["vocab"].items():
-        texts[token] = text
-        bytewise = described["model"].get("byte_fallback") and len(text) == 6 and text.startswith("<0x")
-        types[token] = _BYTE if bytewise else _NORMAL
-    for entry in described.get("added_tokens", []):
+def _trials(checkpoint: Checkpoint, own: Tokenizer) -> Iterator[dict[str, Any]]:
+    """Descriptions that may be the tokenizer's, the likeliest first."""
+    settings = _settings(checkpoint)
+    marks = _marks(checkpoint, own, settings)
+    sentencepiece = checkpoint.path / "tokenizer.model"
+    if sentencepiece.is_file():
+        yield sentencepiece_keys(sentencepiece, settings) | marks
+    described = own.description()
+    model = described["model"]
+    if model.get("type") != "BPE":
+        return
+    keys = _tokens(described, own) | marks
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    if model.get("byte_fallback"):
+        yield from _sentencepiece(keys, model["vocab"], merges)
+    else:
+        yield from _byte_level(keys, described, merges)
+
+
+def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    path = checkpoint.path / "tokenizer_config.json"
+    return read_object(path) if path.is_file() else {}
+
+
+def _tokens(described: Mapping[str, Any], own: Tokenizer) -> dict[str, Any]:
+    """Texts and types of all ids; ids without a token are unused."""
+    model = described["model"]
+    texts = [f"[PAD{token}]" for token in range(own.vocab_size)]
+    types = np.full(own.vocab_size, _UNUSED, np.int32)
+    for text, token in model["vocab"].items():
+        bytewise = model.get("byte_fallback") and len(text) == 6 and text.startswith("<0x")
+        texts[token], types[token] = text, _BYTE if bytewise else _NORMAL
+    for entry in described["added_tokens"]:
         texts[entry["id"]] = entry["content"]
         types[entry["id"]] = _CONTROL if entry["special"] else _USER_DEFINED
-    unknown = described["model"].get("unk_token")
-    if unknown in described["model"]["vocab"]:
-        types[described["model"]["vocab"][unknown]] = _UNKNOWN
-    return texts, types
+    if model.get("unk_token") in model["vocab"]:
+        types[model["vocab"][model["unk_token"]]] = _UNKNOWN
+    return {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": types}
 
 
-def _marks(checkpoint: Checkpoint, own: Tokenizer) -> dict[str, Any]:
+def _padded(keys: dict[str, Any], rows: int) -> dict[str, Any]:
+    """The keys with unused tokens for the rows of the embedding table beyond the last one."""
+    texts: list[str] = keys["tokenizer.ggml.tokens"]
+    missing = rows - len(texts)
+    padded = keys | {"tokenizer.ggml.tokens": texts + [f"[PAD{token}]" for token in range(len(texts), rows)]}
+    for name, value in (("token_type", _UNUSED), ("scores", 0)):
+        column = keys.get(f"tokenizer.ggml.{name}")
+        if column is not None:
+            padded[f"tokenizer.ggml.{name}"] = np.concatenate([column, np.full(missing, value, column.dtype)])
+    return padded
+
+
+def _marks(checkpoint: Checkpoint, own: Tokenizer, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The ids of the marks of a sequence, and which of them are put around a text."""
-    settings_path = checkpoint.path / "tokenizer_config.json"
-    settings = read_object(settings_path) if settings_path.is_file() else {}
     keys: dict[str, Any] = {"tokenizer.ggml.add_bos_token": own.add_bos}
     if own.bos_id is not None:
         keys["tokenizer.ggml.bos_token_id"] = own.bos_id
@@ -83,9 +113,11 @@ def _marks(checkpoint: Checkpoint, own: Tokenizer) -> dict[str, Any]:
             found = found[0] if found else None
         if isinstance(found, int) and 0 <= found < own.vocab_size:
             keys[f"tokenizer.ggml.{name}_token_id"] = found
+    last = own.encode("a", add_special=True)[-1]
+    if last in own.eos_ids:
+        keys.setdefault("tokenizer.ggml.eos_token_id", last)
     eos = keys.get("tokenizer.ggml.eos_token_id")
-    around = own.encode("a", add_special=True)
-    keys["tokenizer.ggml.add_eos_token"] = eos is not None and around[-1] == eos
+    keys["tokenizer.ggml.add_eos_token"] = last == eos
     # a generation config often names a second end, that of a turn
     other = sorted(token for token in checkpoint.eos_ids if token != eos)
     if other:
@@ -93,22 +125,31 @@ def _marks(checkpoint: Checkpoint, own: Tokenizer) -> dict[str, Any]:
     return keys
 
 
-def _byte_level(keys: dict[str, Any], merges: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The same tokens with each way of splitting that there is, one name for each."""
+def _byte_level(keys: dict[str, Any], described: Mapping[str, Any], merges: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The same tokens with each way of splitting that there is, under one name each: first those whose expressions the
+    description spells out."""
     whole = keys | {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges}
-    tried = []
-    for name in ("llama-bpe", "qwen2", "gpt-2", *PRE_TOKENIZERS):
-        if PRE_TOKENIZERS[name] not in tried:
-            tried.append(PRE_TOKENIZERS[name])
-            yield whole | {"tokenizer.ggml.pre": name}
+    spelled = set(_expressions(described["pre_tokenizer"]))
+    names = {PRE_TOKENIZERS[name]: name for name in reversed(("gpt-2", "llama-bpe", "qwen2", *PRE_TOKENIZERS))}
+    for entry in sorted(names, key=lambda entry: not spelled.issuperset(entry.patterns)):
+        yield whole | {"tokenizer.ggml.pre": names[entry]}
+
+
+def _expressions(part: Any) -> Iterator[str]:
+    """The splitting expressions of a serialized pre-tokenizer and what it is made of."""
+    if isinstance(part, dict):
+        pattern = part.get("pattern")
+        if isinstance(pattern, dict) and "Regex" in pattern:
+            yield pattern["Regex"]
+        for inner in part.get("pretokenizers", ()):
+            yield from _expressions(inner)
 
 
 def _sentencepiece(
-    keys: dict[str, Any], described: Mapping[str, Any], merges: Sequence[str]
+    keys: dict[str, Any], vocabulary: Mapping[str, int], merges: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Scores that put the merges in their order: the token of the first merge scores best."""
     scores = np.zeros(len(keys["tokenizer.ggml.tokens"]), np.float32)
-    vocabulary = described["model"]["vocab"]
     for rank, merge in reversed(list(enumerate(merges))):
         token = vocabulary.get(merge.replace(" ", ""))
         if token is not None:
