@@ -1,8 +1,8 @@
 """Logits of llama.cpp for token-id prompts; runs in the peer's environment.
 
-usage: llama_logits.py MODEL.gguf PROMPTS.json OUT.npz THREADS [KV_TYPE]
+usage: llama_logits.py MODEL.gguf PROMPTS.json OUT.npz THREADS [KV_TYPE] [prefill]
 PROMPTS.json is a list of lists of ids. OUT holds prefill_N and decode_N, f32 [tokens, vocabulary]: all tokens in one batch,
-and one at a time.
+and one at a time (not with "prefill").
 """
 
 import json
@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 
 
-def main(model: str, prompts: str, out: str, threads: str, kv: str = "f16") -> None:
+def main(model: str, prompts: str, out: str, threads: str, kv: str = "f16", parts: str = "both") -> None:
     ids = json.loads(Path(prompts).read_text())
     kind = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0, "f32": llama_cpp.GGML_TYPE_F32}[kv]
     llm = llama_cpp.Llama(
@@ -34,6 +34,8 @@ def main(model: str, prompts: str, out: str, threads: str, kv: str = "f16") -> N
         llm.reset()
         llm.eval(prompt)
         found[f"prefill_{n}"] = llm.scores[: len(prompt)].copy()
+        if parts == "prefill":
+            continue
         llm.reset()
         for token in prompt:
             llm.eval([token])

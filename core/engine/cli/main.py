@@ -15,7 +15,10 @@ from engine.cli.bench import bench
 from engine.cli.chat import chat
 from engine.cli.doctor import doctor
 from engine.cli.generate import generate
+from engine.cli.imatrix import imatrix
 from engine.cli.options import expanded
+from engine.cli.perplexity import perplexity
+from engine.cli.quantize import quantize
 from engine.cli.tokenize import tokenize
 from engine.errors import EngineError
 
@@ -28,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, tokenize, bench, doctor):
+for command in (generate, chat, tokenize, quantize, imatrix, perplexity, bench, doctor):
     app.command(command.__name__)(expanded(command))
 
 

@@ -42,6 +42,14 @@ def open_llm(model: Path, settings: dict[str, Any]) -> Iterator[LLM]:
         yield llm
 
 
+def read_text_file(file: Path) -> str:
+    """A file's text, as it is; UsageError if it cannot be read or is no UTF-8."""
+    try:
+        return decode_utf8(file.read_bytes(), str(file))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
+
+
 def read_stdin() -> str:
     """All of stdin, as it is."""
     return decode_utf8(sys.stdin.buffer.read(), "The input")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from engine.cli.options import ModelPath, parse_integers
-from engine.cli.running import decode_utf8, read_stdin
+from engine.cli.running import read_stdin, read_text_file
 from engine.errors import UsageError
 
 
@@ -50,7 +50,4 @@ def tokenize(
 def _text(text: str | None, file: Path | None) -> str:
     if file is None:
         return read_stdin() if text == "-" else str(text)
-    try:
-        return decode_utf8(file.read_bytes(), str(file))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
+    return read_text_file(file)

@@ -194,6 +194,11 @@ class Metadata(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._places
 
+    def encoded(self, key: str) -> bytes:
+        """A value's type and bytes as they stand in the file."""
+        kind, pos = self._places[key]
+        return _U32.pack(kind) + self._file.data[pos : self._file.skip(kind, pos)].tobytes()
+
     def integer(self, key: str, default: int) -> int:
         """A whole number that is not negative; FormatError if the key holds anything else."""
         value = self.get(key, default)
@@ -296,7 +301,7 @@ def _parts(path: Path, metadata: Metadata) -> list[Path]:
     return [path.with_name(f"{name['stem']}-{number:05}-of-{name['count']}.gguf") for number in range(1, count + 1)]
 
 
-def _read_parts(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
+def read_parts(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
     """The metadata of the first part and the tensors of all."""
     opened = _read_part(path)
     paths = _parts(path, opened[0])
@@ -323,7 +328,7 @@ def open_gguf(path: Path) -> Checkpoint:
     """Opens a GGUF file; of a split one any part opens the whole."""
     from engine.formats import tokenizer_gguf
 
-    metadata, tensors = _read_parts(path)
+    metadata, tensors = read_parts(path)
     architecture = metadata.string("general.architecture")
     if not architecture:
         raise FormatError(f"{path} does not name its architecture in general.architecture.")

@@ -7,11 +7,13 @@ no UTF-8, so that a stream of tokens gives the very text that decoding them toge
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import tokenizers
 
@@ -159,6 +161,12 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token] = self._spelled(token)
         return known
+
+    def description(self) -> dict[str, Any]:
+        """The parts that text is cut with, as tokenizer.json describes them."""
+        with native_errors("describing the tokenizer"):
+            described: dict[str, Any] = json.loads(self._parsing.to_str())
+        return described
 
     def detokenizer(self, continuation: bool = True, skip_special: bool = True) -> Detokenizer:
         """A stream of text; `continuation` keeps the space before its first word, since text comes before it."""

@@ -28,6 +28,11 @@ _CUTS = {
 
 def from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a tokenizer.model; `settings` is tokenizer_config.json."""
+    return tokenizer_gguf.build_tokenizer(sentencepiece_keys(path, settings))
+
+
+def sentencepiece_keys(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The `tokenizer.ggml.*` keys that say the same as a tokenizer.model and the tokens added beside it."""
     keys = read_sentencepiece(path)
     texts: list[str] = keys["tokenizer.ggml.tokens"]
     types: list[int] = keys["tokenizer.ggml.token_type"].tolist()
@@ -52,7 +57,7 @@ def from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     end = end.get("content") if isinstance(end, dict) else end
     if end in texts:
         keys["tokenizer.ggml.eot_token_id"] = texts.index(end)
-    return tokenizer_gguf.build_tokenizer(keys)
+    return keys
 
 
 def byte_level_pipeline(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> tokenizers.Tokenizer:

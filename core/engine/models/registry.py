@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from ..backend.v1 import WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..kv import CacheGroup
@@ -62,6 +63,14 @@ class Model:
         """The cache groups of this architecture."""
         kind = self.config.cache
         return (CacheGroup(kind, kind, block_size, layers=tuple(range(self.config.layers))),)
+
+    def weight(self, name: str) -> WeightRef | None:
+        """The weight of a canonical name, or None if the checkpoint has none."""
+        return self._weights.maybe(name)
+
+    def check_all_used(self) -> None:
+        """ModelError when the checkpoint holds a tensor that has not been asked for."""
+        self._weights.check_all_used()
 
     def program(self, block_size: int, kv_dtype: str) -> Program:
         """The op calls of one step."""

@@ -1,0 +1,93 @@
+"""``engine quantize``: a checkpoint with fewer bits a weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from engine.cli.options import ModelPath
+from engine.cli.progress import Wait
+from engine.cli.running import Stopwatch, note
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine.formats import Checkpoint
+    from engine.quantize.to_gguf import Result
+
+
+def quantize(
+    model: ModelPath,
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write; for NF4 and INT8 a folder.")],
+    *,
+    type_name: Annotated[
+        str, typer.Option("--type", "-t", metavar="TYPE", help="Q4_K_M, Q8_0, Q6_K, Q4_0, NF4, INT8 and others.")
+    ],
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weigh errors by this importance matrix (engine imatrix).")
+    ] = None,
+    double_quant: Annotated[bool, typer.Option("--double-quant", help="NF4: keep the scales in 8 bits, too.")] = False,
+    shard_size: Annotated[float, typer.Option(min=0.001, help="NF4 and INT8: most GB of a safetensors file.")] = 5.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; all cores if not given.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
+) -> None:
+    """Write a model with fewer bits a weight.
+
+    Types of GGUF files, most bits first: F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS
+    MXFP4 Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S. Of Hugging Face folders: NF4 (bitsandbytes) and INT8 (compressed-tensors, 8-bit
+    activations). A GGUF comes from either kind of checkpoint, a folder from a folder.
+
+    engine quantize Qwen3-0.6B/ qwen3-q4_k_m.gguf --type Q4_K_M
+    engine quantize model-f16.gguf model-q3_k_m.gguf --type Q3_K_M --imatrix imatrix.gguf
+    """
+    from engine.formats import open_checkpoint
+
+    wanted = type_name.upper()
+    watch = Stopwatch()
+    with Wait("Quantizing") as wait:
+        checkpoint = open_checkpoint(model)
+        if wanted in ("NF4", "INT8"):
+            result = _to_folder(checkpoint, output, wanted, double_quant, shard_size, force, imatrix, wait)
+        else:
+            result = _to_gguf(checkpoint, output, wanted, imatrix, threads, force, wait)
+    for notice in result.notices:
+        note(notice)
+    sizes = f"{result.before / 1e6:.1f} MB of weights became {result.after / 1e6:.1f} MB"
+    print(f"{output}: {sizes} in {watch.read():.1f} s")
+
+
+def _to_gguf(
+    checkpoint: Checkpoint,
+    out: Path,
+    type_name: str,
+    imatrix: Path | None,
+    threads: int | None,
+    force: bool,
+    wait: Wait,
+) -> Result:
+    from engine.quantize.imatrix import read_imatrix
+    from engine.quantize.mix import quant_type
+    from engine.quantize.to_gguf import quantize_to_gguf
+
+    kind = quant_type(type_name)
+    importance = None if imatrix is None else read_imatrix(imatrix)
+    return quantize_to_gguf(checkpoint, out, kind, importance, threads, force, wait.update)
+
+
+def _to_folder(
+    checkpoint: Checkpoint,
+    out: Path,
+    type_name: str,
+    nested: bool,
+    shard_size: float,
+    force: bool,
+    imatrix: Path | None,
+    wait: Wait,
+) -> Result:
+    from engine.quantize.to_folder import quantize_to_folder
+
+    if imatrix is not None:
+        raise UsageError(f"{type_name} takes no importance matrix; leave --imatrix out.")
+    kind: Literal["NF4", "INT8"] = "NF4" if type_name == "NF4" else "INT8"
+    return quantize_to_folder(checkpoint, out, kind, nested, int(shard_size * 1e9), force, wait.update)

@@ -1,0 +1,57 @@
+"""One sequence through a model, chunk by chunk, with chosen values of every token on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..backend.v1 import Array, StepInputs
+from ..ops import STEP_INPUTS
+from ..runtime.load import Loaded
+from ..runtime.step_inputs import RowParams, step_inputs
+from ..sampling import SamplingParams
+from ..scheduler import ScheduledSequence, ScheduledStep
+
+
+class Forward:
+    """A session that computes one sequence at a time; a context that closes it. ``loaded`` was loaded with ``keep`` naming the
+    values that are wanted, and ``max_num_seqs`` at least the rows of a chunk."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._session = loaded.session()
+        self._row = RowParams(SamplingParams(temperature=0.0), 1, 0, 0)
+        self._steps = 0
+
+    def __enter__(self) -> Forward:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session.close()
+
+    def run(self, ids: Sequence[int], start: int, rows: Array) -> Mapping[str, Array]:
+        """The kept values of tokens ``ids`` at positions ``start`` and on, those before having been run. ``rows`` i32 [R]: the
+        tokens of this chunk, by their place in it, that the head sees; with none only the body runs."""
+        inputs = self._inputs(ids, start)
+        arrays = dict(inputs.arrays)
+        for name, array in inputs.arrays.items():
+            size = STEP_INPUTS.get(name, ((None,), ""))[0][0]
+            if size == "R":
+                arrays[name] = np.repeat(array, len(rows), axis=0)
+            elif size == "R+1":
+                arrays[name] = np.zeros(len(rows) + 1, array.dtype)
+        arrays["rows"] = np.ascontiguousarray(rows, np.int32)
+        self._steps += 1
+        return self._session.submit(StepInputs(replace(inputs.dims, R=len(rows)), arrays)).wait().values
+
+    def _inputs(self, ids: Sequence[int], start: int) -> StepInputs:
+        """A step of one sequence, in slot 0 and the pool's first blocks, that samples after its last token."""
+        program = self._loaded.program
+        blocks = [-(-(start + len(ids)) // group.block_size) for group in program.groups]
+        tables = tuple(tuple(range(1, count + 1)) for count in blocks)
+        part = ScheduledSequence(0, 0, start, len(ids), tuple(ids), True, tables)
+        copies = tuple(() for _ in program.groups)
+        step = ScheduledStep(self._steps, (part,), int(len(ids) == 1), len(ids), copies, (), ())
+        return step_inputs(step, lambda _: self._row, len(program.groups), (program.vocab + 31) // 32)[0]

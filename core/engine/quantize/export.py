@@ -1,0 +1,265 @@
+"""A checkpoint as the contents of a GGUF file: keys and tensors by the published names, whatever its own format is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from engine.backend.v1 import Array, WeightRef
+from engine.errors import ModelError
+from engine.formats import FORMATS, Checkpoint, Tensor
+from engine.formats.gguf import Metadata
+from engine.formats.gguf_writer import encode_value
+from engine.models import FAMILIES, Model, load_model
+from engine.models.decoder import DecoderConfig
+from engine.models.rope import Rope, base_frequencies, yarn_scale
+from engine.program.weights import ConstantWeight, input_spec, select, single
+from engine.quantize.export_tokenizer import tokenizer_keys
+
+_REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
+# family -> its name in GGUF files; other families lay tensors out in ways of their own there
+_ARCHITECTURES = {family.name: family.gguf[0] for family in FAMILIES if family.gguf} | {
+    "mixtral": "llama",
+    "mistral": "llama",
+}
+_EXPORTABLE = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "olmo2", "gemma2", "gemma3", "phi3", "gpt2", "gpt_neox",
+    "starcoder2", "cohere", "falcon",
+)  # fmt: skip
+_LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r")
+_GROUPED = ("gpt_neox", "falcon")
+"""Families whose Hugging Face files keep q, k and v of a KV head together, where GGUF files have all q, all k, all v."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """``metadata``: key -> encoded value; ``tensors`` by their names in GGUF files, in order; the rest is what the choice of
+    formats depends on."""
+
+    architecture: str
+    metadata: Mapping[str, bytes]
+    tensors: tuple[WeightRef, ...]
+    layers: int
+    shared: int
+    experts: int
+
+
+def contents(checkpoint: Checkpoint) -> Contents:
+    """ModelError if the checkpoint has no form as a GGUF file that means the same."""
+    return _of_gguf(checkpoint) if checkpoint.kind == "gguf" else _of_hf(checkpoint)
+
+
+def _of_gguf(checkpoint: Checkpoint) -> Contents:
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    assert isinstance(data, Metadata)
+    if not checkpoint.tensors:
+        raise ModelError(f"{checkpoint.path} holds a vocabulary but no weights; there is nothing to quantize.")
+    heads = _whole(data, f"{arch}.attention.head_count", 1)
+    return Contents(
+        architecture=arch,
+        metadata={key: data.encoded(key) for key in data if key not in _REPLACED},
+        tensors=tuple(single(name, tensor) for name, tensor in checkpoint.tensors.items()),
+        layers=_whole(data, f"{arch}.block_count", 0),
+        shared=heads // _whole(data, f"{arch}.attention.head_count_kv", heads),
+        experts=_whole(data, f"{arch}.expert_count", 0),
+    )
+
+
+def _whole(data: Metadata, key: str, default: int) -> int:
+    """A whole number; some architectures have one for each layer, of which the largest counts."""
+    value = data.get(key, default)
+    if isinstance(value, np.ndarray) and value.size:
+        value = int(value.max())
+    return value if isinstance(value, int) and value > 0 else default
+
+
+def _of_hf(checkpoint: Checkpoint) -> Contents:
+    model = load_model(checkpoint)
+    if model.family not in _EXPORTABLE:
+        known = ", ".join(_EXPORTABLE)
+        raise ModelError(f"The family {model.family} cannot be written as GGUF; the families that can are: {known}.")
+    arch = _ARCHITECTURES[model.family]
+    factors = _rope_factors(model)
+    keys = _keys(arch, model)
+    tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
+    _check_same(model, arch, keys, factors, tensors)
+    vocabulary = tokenizer_keys(checkpoint, model.config.vocab)
+    named = {"general.architecture": arch, "general.name": checkpoint.path.resolve().name}
+    return Contents(
+        architecture=arch,
+        metadata={key: encode_value(value) for key, value in (named | keys | vocabulary).items()},
+        tensors=tensors,
+        layers=model.config.layers,
+        shared=model.config.heads // model.config.kv_heads,
+        experts=model.config.experts,
+    )
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------------
+
+
+def _keys(arch: str, model: Model) -> dict[str, Any]:
+    """The keys of the GGUF specification for a decoder's configuration."""
+    c, data = model.config, model.checkpoint.metadata
+    eps = "layer_norm_epsilon" if arch in _LAYER_NORMS else "layer_norm_rms_epsilon"
+    keys: dict[str, Any] = {
+        "block_count": c.layers,
+        "context_length": c.max_context,
+        "embedding_length": c.hidden,
+        "feed_forward_length": c.mlp,
+        "vocab_size": c.vocab,
+        "attention.head_count": c.heads,
+        "attention.head_count_kv": c.kv_heads,
+        "attention.key_length": c.head_dim,
+        "attention.value_length": c.head_dim,
+        f"attention.{eps}": c.eps,
+    }
+    if c.rope is not None:
+        keys |= _rope_keys(c.rope, data)
+    if c.local_rope is not None:
+        keys["rope.freq_base_swa"] = _theta(c.local_rope)
+    if c.experts:
+        keys |= {"expert_count": c.experts, "expert_used_count": c.experts_used}
+        if isinstance(data.get("moe_intermediate_size"), int):
+            keys["expert_feed_forward_length"] = data["moe_intermediate_size"]
+    if c.windows:
+        keys["attention.sliding_window"] = max(c.windows)
+    if c.attention_softcap:
+        keys["attn_logit_softcapping"] = c.attention_softcap
+    if c.logit_softcap:
+        keys["final_logit_softcapping"] = c.logit_softcap
+    if c.attention_scale is not None and not np.isclose(c.attention_scale, c.head_dim**-0.5):
+        keys["attention.scale"] = c.attention_scale
+    if arch == "command-r":
+        keys["logit_scale"] = c.logit_scale
+    if arch == "gptneox":
+        keys["use_parallel_residual"] = c.parallel_residual
+    return {f"{arch}.{key}": value for key, value in keys.items()}
+
+
+def _theta(rope: Rope) -> float:
+    """The base of frequencies without scaling; any base will do for a single one."""
+    count = rope.inv_freq.size
+    return float(rope.inv_freq[-1].astype(np.float64) ** (-count / (count - 1))) if count > 1 else 10000.0
+
+
+def _scaling(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rotary settings of config.json, those of the layers without a window where both are told apart."""
+    found = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    return found.get("full_attention", found) if isinstance(found, Mapping) else {}
+
+
+def _rope_keys(rope: Rope, data: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = _scaling(data)
+    theta = scaling.get("rope_theta") or data.get("rope_theta") or data.get("rotary_emb_base") or 10000.0
+    keys: dict[str, Any] = {"rope.freq_base": float(theta), "rope.dimension_count": 2 * rope.inv_freq.size}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    original = scaling.get("original_max_position_embeddings") or data.get("original_max_position_embeddings")
+    if kind in ("longrope", "su", "yarn") and isinstance(original, int):
+        keys["rope.scaling.original_context_length"] = original
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
+    if kind == "yarn":
+        for own, name in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+            if scaling.get(own) is not None:
+                keys[f"rope.scaling.{name}"] = float(scaling[own])
+    usual = yarn_scale(float(scaling["factor"])) if kind == "yarn" else 1.0
+    if not np.isclose(rope.scale, usual):
+        keys["rope.scaling.attn_factor"] = rope.scale / usual
+    return keys
+
+
+def _rope_factors(model: Model) -> dict[str, Array]:
+    """Divisors of the rotary frequencies that GGUF files carry as tensors: Llama 3's, and both sets of LongRoPE."""
+    scaling, rope = _scaling(model.checkpoint.metadata), model.config.rope
+    kind = scaling.get("rope_type") or scaling.get("type")
+    if rope is None:
+        return {}
+    if kind == "llama3":
+        theta = float(scaling.get("rope_theta") or model.checkpoint.metadata.get("rope_theta") or 10000.0)
+        return {"rope_freqs.weight": base_frequencies(2 * rope.inv_freq.size, theta) / rope.inv_freq}
+    if kind in ("longrope", "su"):
+        return {f"rope_factors_{w}.weight": np.array(scaling[f"{w}_factor"], np.float32) for w in ("long", "short")}
+    return {}
+
+
+def _check_same(
+    model: Model, arch: str, keys: Mapping[str, Any], factors: Mapping[str, Array], tensors: tuple[WeightRef, ...]
+) -> None:
+    """ModelError if the keys, read back, do not describe the same model: GGUF files have no keys for some settings."""
+    f32 = FORMATS["F32"]
+    found = {name: Tensor(name, a.shape, f32, np.ascontiguousarray(a).view(np.uint8)) for name, a in factors.items()}
+    shapes = {ref.name: Tensor(ref.name, ref.shape, f32, np.zeros(0, np.uint8)) for ref in tensors}
+    written = replace(model.checkpoint, kind="gguf", architecture=arch, metadata=keys, tensors=shapes | found)
+    again = load_model(written).config
+    for field in fields(DecoderConfig):
+        # norms of Gemma are stored with their offset added; a head that is stored is used, tied or not
+        if field.name in ("norm_offset", "may_tie"):
+            continue
+        if not _alike(getattr(model.config, field.name), getattr(again, field.name)):
+            raise ModelError(
+                f"{model.checkpoint.path} sets {field.name} in a way that GGUF files of {arch} have no key for, so that it"
+                " would be another model there."
+            )
+
+
+def _alike(a: object, b: object) -> bool:
+    if isinstance(a, Rope) and isinstance(b, Rope):
+        same = a.inv_freq.shape == b.inv_freq.shape and np.allclose(a.inv_freq, b.inv_freq, rtol=1e-5, atol=0)
+        return bool(same and np.isclose(a.scale, b.scale, rtol=1e-5))
+    if isinstance(a, float) and isinstance(b, float):
+        return bool(np.isclose(a, b, rtol=1e-6))
+    return a == b
+
+
+# -- tensors -------------------------------------------------------------------------------------------------------------
+
+
+def _tensors(model: Model) -> Iterator[WeightRef]:
+    """The weights by canonical name, laid out as GGUF files have them."""
+    names = import_module(f"engine.models.{model.family}").HF_NAMES
+    for pattern in sorted(names, key=lambda name: name.startswith("blk.")):
+        for layer in range(model.config.layers if "{i}" in pattern else 1):
+            weight = model.weight(pattern.replace("{i}", str(layer)))
+            if weight is not None:
+                yield _laid_out(model, pattern, weight)
+    model.check_all_used()
+
+
+def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
+    c = model.config
+    if input_spec(weight).columns is not None:
+        raise ModelError(
+            f"{weight.name} has its columns in another order (act-order), which GGUF files have no form for."
+        )
+    if c.norm_offset and pattern.endswith("norm.weight"):
+        return ConstantWeight(weight.name, weight.dense() + np.float32(c.norm_offset))
+    part = pattern.split(".")[-2]
+    if part == "attn_qkv" and model.family in _GROUPED:
+        rows = np.arange((c.heads + 2 * c.kv_heads) * c.head_dim).reshape(c.kv_heads, -1, c.head_dim)
+        return select(
+            weight.name, weight, np.concatenate([rows[:, :-2].ravel(), rows[:, -2].ravel(), rows[:, -1].ravel()])
+        )
+    pairs = _neighbours(model)
+    if part in ("attn_q", "attn_k") and pairs:
+        heads = c.heads if part == "attn_q" else c.kv_heads
+        return select(weight.name, weight, _interleaved(heads, c.head_dim, pairs))
+    return weight
+
+
+def _neighbours(model: Model) -> int:
+    """Rotary dimensions of a head that GGUF files of the family have as neighbours, where this checkpoint has halves."""
+    family = next(family for family in FAMILIES if family.name == model.family)
+    rope = model.config.rope
+    return 2 * rope.inv_freq.size if rope is not None and family.interleaved and not rope.interleaved else 0
+
+
+def _interleaved(heads: int, head_dim: int, rotary: int) -> Array:
+    """The rows of q or k with each pair (i, i + rotary / 2) of a head as neighbours: an index [heads * head_dim]."""
+    head = np.arange(head_dim)
+    head[:rotary] = head[:rotary].reshape(2, -1).T.ravel()
+    return (np.arange(heads)[:, None] * head_dim + head).ravel()

@@ -1,0 +1,74 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.errors import UsageError
+
+
+def check_target(out: Path, source: Path, size: int, force: bool) -> None:
+    """UsageError if a result of ``size`` bytes may not or cannot go to ``out``."""
+    folder = out.parent
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder, so that {out.name} cannot be written there.")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UsageError(f"{out} is the input; give another name for the output.")
+    if out.exists() and not force:
+        raise UsageError(f"{out} exists; give another name, or --force to replace it.")
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise UsageError(f"The output takes {size / 1e9:.2f} GB, but {folder} has {free / 1e9:.2f} GB left.")
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[BinaryIO]:
+    """A file to write to, named ``out`` with ``.part`` after it until all is written; nothing is left of it after a fault."""
+    part = out.with_name(out.name + ".part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, out)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing_folder(out: Path) -> Iterator[Path]:
+    """A new folder, named ``out`` with ``.part`` after it until all is written; nothing is left of it after a fault. What it
+    replaces must be a model's folder."""
+    if out.exists() and not (out / "config.json").is_file():
+        raise UsageError(f"{out} is no model's folder, and is not replaced; give another name.")
+    part = out.with_name(out.name + ".part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        yield part
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(part, out)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from error
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def copy_others(source: Path, target: Path) -> None:
+    """The files of a model's folder that are neither weights nor config.json: tokenizer, templates, generation settings."""
+    for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
+        for path in source.glob(pattern):
+            if path.name not in ("config.json", "model.safetensors.index.json"):
+                shutil.copyfile(path, target / path.name)

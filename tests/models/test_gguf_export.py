@@ -1,0 +1,114 @@
+"""Hugging Face folders written as GGUF: the tensors and keys that the published converter's names and the tests' own writers
+give, and a sentence where a GGUF would mean another model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+import test_more_families as more
+import tiny_models
+from family_ggufs import converted, published_keys, rope_factors
+from safetensors.numpy import load_file
+from session_logits import load_for_logits, logits
+from test_more_families import saved  # noqa: F401 - a fixture
+
+from engine.errors import EngineError
+from engine.formats import open_checkpoint
+from engine.quantize.mix import quant_type
+from engine.quantize.to_gguf import quantize_to_gguf
+
+REFUSED = {
+    "qwen2 window above a layer": "windows",
+    "qwen3_moe dense layer, not renormalized": "renormalize",
+    "gpt2 relu": "act",
+    "opt": "opt cannot be written",
+}
+
+
+def written(folder: Path, path: Path):
+    quantize_to_gguf(open_checkpoint(folder), path, quant_type("F32"))
+    return open_checkpoint(path)
+
+
+@pytest.mark.parametrize("family", more.WITH_GGUF)
+def test_tensors_and_keys_are_the_published_ones(family, saved, tmp_path):  # noqa: F811
+    arch, config = more.FAMILIES[family][1], more.model_of(family).config
+    found = written(saved(family), tmp_path / "model.gguf")
+    want = converted(arch, config, load_file(saved(family) / "model.safetensors")) | rope_factors(config)
+    assert set(found.tensors) == set(want)
+    for name, array in want.items():
+        np.testing.assert_array_equal(found.tensors[name].dense(), array, err_msg=name)
+    assert found.architecture == arch
+    for key, value in (published_keys(arch, config) | more.GGUF_KEYS.get(family, {})).items():
+        if value is not None and key not in ("attention.sliding_window", "attention.scale"):
+            have = found.metadata.get(f"{arch}.{key}")
+            assert have == value or have == pytest.approx(value, rel=1e-6), key
+    windowed = any(type_ == "sliding_attention" for type_ in getattr(config, "layer_types", None) or ())
+    if windowed:
+        assert found.metadata[f"{arch}.attention.sliding_window"] == config.sliding_window
+
+
+@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+def test_llamas_and_qwens_are_as_the_tests_write_them(family, tmp_path):
+    folder = checkpoints.save(family, tmp_path)
+    if "linear" in family:
+        want = open_checkpoint(
+            tiny_models.to_gguf(
+                folder, tmp_path / "want.gguf", **{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+            )
+        )
+    else:
+        want = open_checkpoint(tiny_models.to_gguf(folder, tmp_path / "want.gguf"))
+    found = written(folder, tmp_path / "model.gguf")
+    assert set(found.tensors) == set(want.tensors)
+    for name, tensor in want.tensors.items():
+        np.testing.assert_allclose(found.tensors[name].dense(), tensor.dense(), rtol=3e-7, err_msg=name)
+    for key in set(want.metadata) - {"tokenizer.ggml.pre"}:
+        value, have = want.metadata[key], found.metadata[key]
+        if isinstance(value, float):
+            assert have == pytest.approx(value, rel=1e-6), key
+        else:
+            np.testing.assert_array_equal(have, value, err_msg=key)
+
+
+@pytest.mark.parametrize("family", ["llama biases", "llama 3 rope, tied", "qwen3", "mixtral"])
+def test_the_gguf_is_the_same_model(family, tmp_path, cpu):
+    found = written(checkpoints.save(family, tmp_path), tmp_path / "model.gguf")
+    ids = np.random.default_rng().integers(3, tiny_models.VOCAB, 50).tolist()
+    got = logits(load_for_logits(found.path, cpu), ids, (50,))
+    np.testing.assert_allclose(got, checkpoints.logits_of(checkpoints.model_of(family), ids), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(("family", "said"), REFUSED.items())
+def test_what_gguf_cannot_say_is_refused(family, said, saved, tmp_path):  # noqa: F811
+    with pytest.raises(EngineError, match=said):
+        written(saved(family), tmp_path / "model.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tokenizer_cuts_and_decodes_alike(tmp_path, llama):
+    ours, theirs = written(llama, tmp_path / "model.gguf").tokenizer(), open_checkpoint(llama).tokenizer()
+    for text in ("<s> naïve  café\t東京 🙂 </s>", "", "x" * 100):
+        for special in (False, True):
+            assert ours.encode(text, special, special) == theirs.encode(text, special, special)
+    assert (ours.bos_id, ours.eos_ids, ours.control_ids) == (theirs.bos_id, theirs.eos_ids, theirs.control_ids)
+
+
+def test_a_tokenizer_of_no_known_kind_is_refused(tmp_path):
+    tiny_models.write_llama(tmp_path, np.random.default_rng())
+    path = tmp_path / "tokenizer.json"
+    described = json.loads(path.read_text())
+    described["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Split", "pattern": {"String": "e"}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        ],
+    }
+    path.write_text(json.dumps(described))
+    with pytest.raises(EngineError, match="cuts text in a way"):
+        written(tmp_path, tmp_path / "model.gguf")
