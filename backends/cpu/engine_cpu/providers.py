@@ -126,6 +126,6 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("moe_route", lower.moe_route, "score renormalize scale")
     one("moe_linear", lower.moe_linear, "per_choice", _moe_check)
     one("moe_combine", lower.moe_combine)
-    one("process_logits", lower.process_logits)
-    one("sample", lower.sample)
+    one("process_logits", lower.process_logits, "typical_p no_repeat_ngram_size candidates")
+    one("sample", lower.sample, "candidates targets")
     return offered

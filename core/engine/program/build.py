@@ -307,11 +307,12 @@ class Builder:
             "presence_penalty",
         ]
         names += ["bias_offsets", "bias_ids", "bias_values", "mask_rows", "masks"]
+        names += ["typical_p", "no_repeat_ngram_size", "candidates"]
         processing = {"logits": logits, **shared, **{name: self.input(name) for name in names}}
         out = [("processed", logits.shape, "f32")]
         processed = self.call("process_logits", processing, out, states={"history": "history"})[0]
         sampling = {"processed": processed, "logits": logits, **shared}
-        sampling |= {name: self.input(name) for name in ("seeds", "branches", "want_logprobs")}
+        sampling |= {name: self.input(name) for name in ("seeds", "branches", "want_logprobs", "candidates", "targets")}
         outputs: list[tuple[str, tuple[int | str, ...], str]] = [
             ("tokens", ("R",), "i32"),
             ("status", ("R",), "i32"),
