@@ -188,6 +188,46 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
         np.testing.assert_allclose(got[r], wanted, rtol=1e-6, atol=1e-5 if parameters["candidates"] else 0)
 
 
+@every_isa
+def test_processed_rows_do_not_depend_on_the_step(isa: str) -> None:
+    rng = np.random.default_rng()
+    count, vocabulary = 5, 9001
+    rows, history = rows_of_a_step(rng, count, vocabulary)
+    logits = rng.standard_normal((count, vocabulary), np.float32) * 3
+    values = {**OFF, **LATER, **PARAMETERS["all"], "candidates": 4}
+    columns = {key: np.full(count, v, np.int32 if key in INTEGERS else np.float32) for key, v in values.items()}
+
+    def run(picked: list[int], threads: int) -> np.ndarray:
+        places = rows["rows"][picked]
+        own = [np.arange(len(picked)), rows["positions"][places], np.arange(len(picked))]
+        own += [rows["seq_slots"][rows["token_seq"][places]], np.full(len(picked), 2)]
+        off = [np.zeros(len(picked) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)]
+        off += [np.full(len(picked), -1, np.int32), np.zeros(0, np.uint32)]
+        chosen = {key: column[picked] for key, column in columns.items()}
+        (got,) = run_kernel(
+            "process_logits",
+            {"T": len(picked), "S": len(picked), "R": len(picked)},
+            [
+                logits[picked],
+                *(array.astype(np.int32) for array in own),
+                *(chosen[key] for key in OFF),
+                *off,
+                *(chosen[key] for key in LATER),
+            ],
+            [((len(picked), vocabulary), np.float32)],
+            states=[history],
+            numbers={"width": vocabulary, "max_len": history.shape[1]},
+            isa=isa,
+            threads=threads,
+        )
+        return got
+
+    whole = run(list(range(count)), 1)
+    np.testing.assert_array_equal(run(list(range(count)), 3), whole)
+    for row in range(count):
+        np.testing.assert_array_equal(run([row], 2), whole[row : row + 1])
+
+
 def test_process_logits_of_rows_that_are_broken() -> None:
     rng = np.random.default_rng()
     rows, history = rows_of_a_step(rng, 3, 100)
@@ -325,7 +365,7 @@ def test_sample_of_beams_and_targets(isa: str) -> None:
     rows["rows"] = np.arange(count, dtype=np.int32)  # of some sequences several rows, of others none
     logits = rng.standard_normal((count, vocabulary), np.float32)
     processed = np.where(rng.random(logits.shape) < 0.5, -np.inf, np.round(logits, 2)).astype(np.float32)
-    processed[2, 3:], processed[5] = -np.inf, -np.inf
+    processed[2, 3:], processed[2, 1], processed[5] = -np.inf, 0.5, -np.inf  # fewer than are wanted, and none
     candidates = np.array([5, 0, 5, 2, 0, 0], np.int32)
     targets = np.array([-1, 17, -1, -1, -1, 4000], np.int32)
     before = history.copy()
