@@ -19,6 +19,7 @@ import numpy as np
 from result import write
 
 from engine.backend.v1 import Dims, StepInputs
+from engine.ops import STEP_INPUTS
 from engine.runtime.config import EngineConfig
 from engine.runtime.load import load
 from engine.runtime.step_inputs import RowParams, step_inputs
@@ -64,18 +65,7 @@ class Runner:
         self._session.close()
 
 
-_PER_ROW = {
-    "prompt_lengths",
-    "branches",
-    "seeds",
-    "want_logprobs",
-    "top_k",
-    "temperature",
-    "top_p",
-    "min_p",
-    "mask_rows",
-}
-_PER_ROW |= {"repetition_penalty", "frequency_penalty", "presence_penalty"}
+_PER_ROW = {name for name, (shape, _) in STEP_INPUTS.items() if shape[0] == "R" and name != "rows"}
 
 
 def rms(a: Array, b: Array) -> float:

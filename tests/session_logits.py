@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from engine.backend.v1 import StepInputs
+from engine.ops import STEP_INPUTS
 from engine.runtime.config import EngineConfig
 from engine.runtime.load import Loaded, load
 from engine.runtime.step_inputs import RowParams, step_inputs
 from engine.sampling import SamplingParams
 from engine.scheduler import ScheduledSequence, ScheduledStep
 
-PER_ROW = ("prompt_lengths", "branches", "seeds", "want_logprobs", "top_k", "mask_rows")
-PER_ROW += ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+PER_ROW = [name for name, (shape, _) in STEP_INPUTS.items() if shape[0] == "R" and name != "rows"]
 
 
 def load_for_logits(model: Path, backend: str, **settings: Any) -> Loaded:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .runtime.llm import LLM as LLM
     from .runtime.outputs import CompletionOutput as CompletionOutput
     from .runtime.outputs import RequestOutput as RequestOutput
+    from .sampling import BeamSearchParams as BeamSearchParams
     from .sampling import SamplingParams as SamplingParams
     from .sampling import StructuredOutputs as StructuredOutputs
 
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "LLM": ".runtime.llm",
     "AsyncLLM": ".runtime.async_llm",
+    "BeamSearchParams": ".sampling",
     "SamplingParams": ".sampling",
     "StructuredOutputs": ".sampling",
     "RequestOutput": ".runtime.outputs",
@@ -28,6 +30,7 @@ _LAZY = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineError",
     "RequestOutput",

@@ -182,3 +182,49 @@ def test_refuses_a_form_in_one_line(refusal, llama, tmp_path, options, content, 
     if content is not None:
         file.write_bytes(content)
     assert said in refusal("generate", llama, "text", *REFERENCE, *options, file)
+
+
+def test_beams_are_the_best_and_come_best_first(engine, llama):
+    settings = ("--max-tokens", 6, "--ignore-eos", "--prompt-ids", "1 40 50", *REFERENCE)
+    one = engine("generate", llama, "--beams", 3, *settings)
+    result = engine("generate", llama, "--beams", 3, "--n", 3, "--length-penalty", 0.5, "--json", *settings).json
+    sums = [choice["cumulative_logprob"] for choice in result["choices"]]
+    assert sums == sorted(sums, reverse=True) and len(sums) == 3
+    assert one.status == 0 and one.out == result["text"] + "\n"
+    for stopping in ("true", "never"):
+        done = engine("generate", llama, "--beams", 3, "--early-stopping", stopping, "--json", *settings).json
+        assert done["token_ids"] == result["token_ids"]
+
+
+def test_best_of_and_prompt_logprobs(engine, llama):
+    settings = ("--max-tokens", 5, "--seed", 3, "--prompt-ids", "1 40 50", "--json", *REFERENCE)
+    every = engine("generate", llama, "--n", 4, "--logprobs", 0, *settings).json["choices"]
+    best = engine("generate", llama, "--best-of", 4, "--prompt-logprobs", 1, *settings).json
+    sums = [sum(next(iter(token.values())) for token in choice["logprobs"]) for choice in every]
+    assert best["cumulative_logprob"] == pytest.approx(max(sums))
+    assert best["token_ids"] == every[int(np.argmax(sums))]["token_ids"]
+    assert best["prompt_logprobs"][0] is None and ["40" in best["prompt_logprobs"][1]] == [True]
+
+
+def test_n_grams_and_typical_p(engine, llama):
+    settings = ("--max-tokens", 30, "--ignore-eos", "--prompt-ids", "1 40 50", "--json", *REFERENCE)
+    tokens = engine("generate", llama, "--no-repeat-ngram-size", 1, *GREEDY, *settings).json["token_ids"]
+    assert len(set(tokens)) == 30
+    likely = engine("generate", llama, "--typical-p", 0.1, "--seed", 1, *settings).json["token_ids"]
+    assert likely != engine("generate", llama, "--seed", 1, *settings).json["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--beams", 2, "--temperature", 0.5), "--temperature is for sampling, and --beams samples nothing"),
+        (("--beams", 2, "--typical-p", 0.5), "--typical-p is for sampling"),
+        (("--beams", 2, "--best-of", 3), "--beams goes without --best-of"),
+        (("--beams", 2, "--early-stopping", "soon"), "early_stopping is 'soon'"),
+        (("--length-penalty", 2), "--length-penalty and --early-stopping are for --beams"),
+        (("--prompt-logprobs", 2), "--prompt-logprobs need --json"),
+        (("--beams", 2, "--n", 3, "--json"), "num_return_sequences is 3"),
+    ],
+)
+def test_beams_go_with_some_options_only(refusal, llama, arguments, sentence):
+    assert sentence in refusal("generate", llama, "Once", *arguments, *REFERENCE)

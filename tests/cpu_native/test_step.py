@@ -68,6 +68,8 @@ def rows_of_a_step(rng: np.random.Generator, count: int, vocabulary: int) -> tup
 
 
 OFF = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition": 1, "frequency": 0, "presence": 0}
+LATER = {"typical_p": 1, "ngram": 0, "candidates": 0}  # inputs after the masks, which may be absent
+INTEGERS = ("top_k", "ngram", "candidates")
 PARAMETERS = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.7},
@@ -78,6 +80,12 @@ PARAMETERS = {
     "small top_p": {"top_p": 1e-6},
     "large top_p": {"top_p": 0.999, "temperature": 50.0},
     "min_p": {"min_p": 0.1},
+    "typical_p": {"typical_p": 0.6},
+    "typical_p after min_p": {"typical_p": 0.3, "min_p": 0.01},
+    "small typical_p": {"typical_p": 1e-6},
+    "n-grams": {"ngram": 2, "temperature": 0.0},
+    "1-grams": {"ngram": 1},
+    "beams": {"candidates": 4, "repetition": 1.3, "ngram": 3, "temperature": 0.0},
     "penalties": {"repetition": 1.3, "frequency": 0.4, "presence": -0.2, "temperature": 0.0},
     "all": {
         "temperature": 0.8,
@@ -87,6 +95,8 @@ PARAMETERS = {
         "repetition": 0.8,
         "frequency": 0.2,
         "presence": 0.3,
+        "typical_p": 0.8,
+        "ngram": 2,
     },
 }
 
@@ -94,21 +104,34 @@ PARAMETERS = {
 def processed_row(x: np.ndarray, past: np.ndarray, prompt: int, p: dict[str, float]) -> np.ndarray:
     """One row after bias and mask, in float32 up to the temperature and float64 from there."""
     one = np.float32
+    n = int(p["ngram"])
+    ends = range(n, len(past) + 1) if n else ()
+    banned = [past[e - 1] for e in ends if np.array_equal(past[e - n : e - 1], past[len(past) - n + 1 :])]
     seen = np.unique(past)
     x[seen] = np.where(x[seen] > 0, x[seen] / one(p["repetition"]), x[seen] * one(p["repetition"]))
     ids, counts = np.unique(past[prompt:], return_counts=True)
     x[ids] -= one(p["frequency"]) * counts.astype(one) + one(p["presence"])
+    x[banned] = -np.inf
     if p["temperature"] == 0:
         return x
     x /= one(p["temperature"])
     order = np.argsort(-x, kind="stable")
     order = order[np.isfinite(x[order])]
+    if not len(order):
+        return x
     if p["top_k"]:
         order = order[: int(p["top_k"])]
     if p["top_p"] < 1:
         weights = np.exp(x[order].astype(np.float64) - x[order[0]])
         order = order[: 1 + np.searchsorted(np.cumsum(weights / weights.sum()), p["top_p"])]
     order = order[np.exp(x[order].astype(np.float64) - x[order[0]]) >= p["min_p"]]
+    if p["typical_p"] < 1:
+        weights = np.exp(x[order].astype(np.float64) - x[order[0]])
+        weights /= weights.sum()
+        distances = np.abs(x[order] - (weights * x[order]).sum())
+        nearest = np.argsort(distances, kind="stable")
+        last = min(np.searchsorted(np.cumsum(weights[nearest]), p["typical_p"]), len(order) - 1)
+        order = order[distances <= distances[nearest[last]]]
     kept = np.full_like(x, -np.inf)
     kept[order] = x[order]
     return kept
@@ -125,8 +148,13 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
     logits = rng.standard_normal((count, vocabulary), np.float32) * 4
     if tied:
         logits = np.round(logits)
-    parameters = {**OFF, **PARAMETERS[name]}
-    columns = [np.full(count, value, np.int32 if key == "top_k" else np.float32) for key, value in parameters.items()]
+    parameters = {**OFF, **LATER, **PARAMETERS[name]}
+    columns, later = (
+        [np.full(count, parameters[key], np.int32 if key in INTEGERS else np.float32) for key in names]
+        for names in (OFF, LATER)
+    )
+    if not LATER.keys() & PARAMETERS[name].keys():
+        later = [None] * len(later)
     prompts = rng.integers(0, 70, count, dtype=np.int32)
     offsets = np.array([0, 2, 2, 5, 6], np.int32)
     bias_ids = rng.integers(0, vocabulary, 6, dtype=np.int32)
@@ -139,7 +167,7 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
     (got,) = run_kernel(
         "process_logits",
         {"T": len(rows["positions"]), "S": count, "R": count, "B": 6, "M": 2},
-        [logits, *rows.values(), prompts, *columns, offsets, bias_ids, bias, mask_rows, masks],
+        [logits, *rows.values(), prompts, *columns, offsets, bias_ids, bias, mask_rows, masks, *later],
         [(logits.shape, np.float32)],
         states=[history],
         numbers={"width": vocabulary, "max_len": history.shape[1]},
@@ -147,6 +175,9 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
     )
     for r in range(count):
         x = logits[r].copy()
+        if parameters["candidates"]:
+            raw = x.astype(np.float64) - x.max()
+            x = (raw - np.log(np.exp(raw).sum())).astype(np.float32)
         np.add.at(x, bias_ids[offsets[r] : offsets[r + 1]], bias[offsets[r] : offsets[r + 1]])
         if mask_rows[r] >= 0:
             x[~allowed[mask_rows[r]]] = -np.inf
@@ -154,7 +185,47 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
         past = history[rows["seq_slots"][rows["token_seq"][token]], : rows["positions"][token] + 1]
         wanted = processed_row(x, past, int(prompts[r]), parameters)
         np.testing.assert_array_equal(np.isfinite(got[r]), np.isfinite(wanted), err_msg=f"row {r}")
-        np.testing.assert_allclose(got[r], wanted, rtol=1e-6)
+        np.testing.assert_allclose(got[r], wanted, rtol=1e-6, atol=1e-5 if parameters["candidates"] else 0)
+
+
+@every_isa
+def test_processed_rows_do_not_depend_on_the_step(isa: str) -> None:
+    rng = np.random.default_rng()
+    count, vocabulary = 5, 9001
+    rows, history = rows_of_a_step(rng, count, vocabulary)
+    logits = rng.standard_normal((count, vocabulary), np.float32) * 3
+    values = {**OFF, **LATER, **PARAMETERS["all"], "candidates": 4}
+    columns = {key: np.full(count, v, np.int32 if key in INTEGERS else np.float32) for key, v in values.items()}
+
+    def run(picked: list[int], threads: int) -> np.ndarray:
+        places = rows["rows"][picked]
+        own = [np.arange(len(picked)), rows["positions"][places], np.arange(len(picked))]
+        own += [rows["seq_slots"][rows["token_seq"][places]], np.full(len(picked), 2)]
+        off = [np.zeros(len(picked) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)]
+        off += [np.full(len(picked), -1, np.int32), np.zeros(0, np.uint32)]
+        chosen = {key: column[picked] for key, column in columns.items()}
+        (got,) = run_kernel(
+            "process_logits",
+            {"T": len(picked), "S": len(picked), "R": len(picked)},
+            [
+                logits[picked],
+                *(array.astype(np.int32) for array in own),
+                *(chosen[key] for key in OFF),
+                *off,
+                *(chosen[key] for key in LATER),
+            ],
+            [((len(picked), vocabulary), np.float32)],
+            states=[history],
+            numbers={"width": vocabulary, "max_len": history.shape[1]},
+            isa=isa,
+            threads=threads,
+        )
+        return got
+
+    whole = run(list(range(count)), 1)
+    np.testing.assert_array_equal(run(list(range(count)), 3), whole)
+    for row in range(count):
+        np.testing.assert_array_equal(run([row], 2), whole[row : row + 1])
 
 
 def test_process_logits_of_rows_that_are_broken() -> None:
@@ -164,8 +235,10 @@ def test_process_logits_of_rows_that_are_broken() -> None:
     logits[0, 5], logits[0, 6] = np.nan, np.inf
     logits[1] = -np.inf
     logits[2] = np.nan
-    every = {**OFF, **PARAMETERS["all"]}
-    columns = [np.full(3, value, np.int32 if key == "top_k" else np.float32) for key, value in every.items()]
+    every = {**OFF, **LATER, "candidates": 3, **PARAMETERS["all"]}
+    columns, later = (
+        [np.full(3, every[key], np.int32 if key in INTEGERS else np.float32) for key in names] for names in (OFF, LATER)
+    )
     nothing = [np.zeros(4, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)]
     run_kernel(
         "process_logits",
@@ -178,6 +251,7 @@ def test_process_logits_of_rows_that_are_broken() -> None:
             *nothing,
             np.full(3, -1, np.int32),
             np.zeros(0, np.uint32),
+            *later,
         ],
         [(logits.shape, np.float32)],
         states=[history],
@@ -222,13 +296,15 @@ def run_sample(
     seeds: np.ndarray,
     branches: np.ndarray,
     want: np.ndarray,
+    candidates: np.ndarray | None = None,
+    targets: np.ndarray | None = None,
     **options: object,
 ) -> list[np.ndarray]:
     count, most = len(logits), 5
     return run_kernel(
         "sample",
         {"T": len(rows["positions"]), "S": count, "R": count, "K": most},
-        [processed, logits, *rows.values(), temperature, seeds, branches, want],
+        [processed, logits, *rows.values(), temperature, seeds, branches, want, candidates, targets],
         [((count,), np.int32)] * 2 + [((count,), np.float32), ((count, most), np.int32), ((count, most), np.float32)],
         states=[history],
         numbers={"width": logits.shape[1], "max_len": history.shape[1]},
@@ -278,6 +354,42 @@ def test_sample(isa: str, vocabulary: int, tied: bool) -> None:
         else:
             assert logprob[r] == 0
         assert (top_ids[r, max(n, 0) :] == -1).all() and (top[r, max(n, 0) :] == 0).all()
+    np.testing.assert_array_equal(history, before)
+
+
+@every_isa
+def test_sample_of_beams_and_targets(isa: str) -> None:
+    rng = np.random.default_rng()
+    count, vocabulary = 6, 5003
+    rows, history = rows_of_a_step(rng, count, vocabulary)
+    rows["rows"] = np.arange(count, dtype=np.int32)  # of some sequences several rows, of others none
+    logits = rng.standard_normal((count, vocabulary), np.float32)
+    processed = np.where(rng.random(logits.shape) < 0.5, -np.inf, np.round(logits, 2)).astype(np.float32)
+    processed[2, 3:], processed[2, 1], processed[5] = -np.inf, 0.5, -np.inf  # fewer than are wanted, and none
+    candidates = np.array([5, 0, 5, 2, 0, 0], np.int32)
+    targets = np.array([-1, 17, -1, -1, -1, 4000], np.int32)
+    before = history.copy()
+    zeros = np.zeros(count, np.float32)
+    common = (zeros, np.zeros((count, 2), np.uint32), np.zeros(count, np.uint32), np.full(count, 1, np.int32))
+    tokens, status, logprob, top_ids, top = run_sample(
+        processed, logits, rows, history, *common, candidates, targets, isa=isa
+    )
+    assert not status.any()
+    sequences = rows["token_seq"].tolist()
+    for r in range(count):
+        wanted = targets[r] if targets[r] >= 0 else np.argmax(processed[r])
+        assert tokens[r] == wanted
+        if r not in [i for i in range(len(sequences) - 1) if sequences[i] == sequences[i + 1]]:
+            before[rows["seq_slots"][sequences[r]], rows["positions"][r] + 1] = wanted
+        source = processed[r] if candidates[r] else logits[r]
+        best = np.argsort(-source, kind="stable")[: candidates[r] or 1]
+        best = best[np.isfinite(source[best])]
+        raw = logits[r].astype(np.float64)
+        norm = raw.max() + np.log(np.exp(raw - raw.max()).sum())
+        given = source[best] if candidates[r] else source[best] - norm
+        np.testing.assert_array_equal(top_ids[r], [*best, *[-1] * (5 - len(best))])
+        np.testing.assert_allclose(top[r], [*given, *[0] * (5 - len(best))], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(logprob[r], 0 if candidates[r] else raw[wanted] - norm, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(history, before)
 
 

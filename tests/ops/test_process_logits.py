@@ -18,9 +18,12 @@ OFF = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
+    "typical_p": 1.0,
     "repetition_penalty": 1.0,
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "candidates": 0,
     "mask_rows": -1,
 }
 
@@ -57,6 +60,10 @@ def kept(processed):
 def plain(logits, past, prompt_length, row, bias, allowed):
     """The definition, one token at a time."""
     values = [float(v) for v in logits]
+    if row["candidates"]:
+        best = max(values)
+        norm = best + math.log(math.fsum(math.exp(v - best) for v in values))
+        values = [v - norm for v in values]
     for token, value in bias:
         values[token] += float(value)
     if allowed is not None:
@@ -64,6 +71,10 @@ def plain(logits, past, prompt_length, row, bias, allowed):
     for token in set(past):
         penalty = float(row["repetition_penalty"])
         values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty
+    size = int(row["no_repeat_ngram_size"])
+    for end in range(size, len(past) + 1) if size else ():
+        if past[end - size : end - 1] == past[len(past) - size + 1 :]:
+            values[past[end - 1]] = -math.inf
     for token, count in Counter(past[prompt_length:]).items():
         values[token] -= float(row["frequency_penalty"]) * count + float(row["presence_penalty"])
     if row["temperature"] == 0:
@@ -92,6 +103,19 @@ def plain(logits, past, prompt_length, row, bias, allowed):
         drop(order[keep:])
     if row["min_p"] > 0:
         drop([t for t in order if probability[t] < row["min_p"] * probability[order[0]]])
+    if row["typical_p"] < 1:
+        order = ranked()
+        total = math.fsum(math.exp(values[t] - values[order[0]]) for t in order)
+        logprob = {t: values[t] - values[order[0]] - math.log(total) for t in order}
+        entropy = -math.fsum(math.exp(p) * p for p in logprob.values())
+        order.sort(key=lambda t: (abs(-logprob[t] - entropy), t))
+        running, last = 0.0, 0
+        for last in range(len(order)):
+            running += math.exp(logprob[order[last]])
+            if running >= row["typical_p"]:
+                break
+        furthest = abs(-logprob[order[last]] - entropy)
+        drop([t for t in order if abs(-logprob[t] - entropy) > furthest + 1e-9])
     return values
 
 
@@ -120,7 +144,7 @@ def test_cases_against_the_definition():
             check(case)
 
 
-NAMES = ("temperature", "top_k", "top_p", "min_p", "penalties", "bias", "masks")
+NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "penalties", "ngrams", "beams", "bias", "masks")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -192,6 +216,30 @@ def test_top_k_comes_before_top_p_and_top_p_before_min_p():
     assert kept(one_row(logits, [0], top_k=2, top_p=0.56)) == [0]  # 0.4 of 0.7 reaches 0.56
     assert kept(one_row(logits, [0], top_p=0.56)) == [0, 1]
     assert kept(one_row(logits, [0], top_p=0.95, min_p=0.6)) == [0, 1]
+
+
+def test_typical_p_leaves_the_likeliest_out_where_it_is_no_surprise():
+    # Probabilities 0.6 and four of 0.1: the entropy is 1.23 nats, -log 0.6 = 0.51 and -log 0.1 = 2.30.
+    logits = np.log([0.6, 0.1, 0.1, 0.1, 0.1])
+    assert kept(one_row(logits, [0], typical_p=0.5)) == [0]
+    # 0.3 and seven of 0.1: the entropy is 1.97, nearer to -log 0.1 = 2.30 than to -log 0.3 = 1.20; all that tie stay.
+    logits = np.log([0.3] + [0.1] * 7)
+    assert kept(one_row(logits, [0], typical_p=0.2)) == [1, 2, 3, 4, 5, 6, 7]
+    assert kept(one_row(logits, [0], typical_p=0.75)) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_n_grams_are_of_prompt_and_output():
+    past = [5, 6, 7, 1, 5, 6]
+    assert kept(one_row(np.zeros(8), past, no_repeat_ngram_size=3, prompt_lengths=4)) == [0, 1, 2, 3, 4, 5, 6]
+    assert kept(one_row(np.zeros(8), past, no_repeat_ngram_size=1, prompt_lengths=4)) == [0, 2, 3, 4]
+    assert len(kept(one_row(np.zeros(8), past, no_repeat_ngram_size=4))) == 8
+    assert kept(one_row(np.zeros(8), [3, 3, 3], no_repeat_ngram_size=3)) == [0, 1, 2, 4, 5, 6, 7]
+    assert len(kept(one_row(np.zeros(8), [3, 3], no_repeat_ngram_size=3))) == 8
+
+
+def test_beams_are_penalized_as_logprobs():
+    got = one_row(np.log([2, 1, 1]), [0], candidates=1, repetition_penalty=2.0, temperature=0.0)
+    np.testing.assert_allclose(got, [2 * np.log(0.5), np.log(0.25), np.log(0.25)], rtol=1e-6)
 
 
 def test_non_finite_rows_do_not_disturb_others():

@@ -12,7 +12,9 @@ from engine.ops.head import FULLY_MASKED, NON_FINITE, OK, gumbel, log_softmax, s
 SPEC = OPS["sample"]
 
 
-def draw(processed, logits=None, temperature=1.0, seeds=None, branches=0, positions=4, want=-1, width=0, max_len=16):
+def draw(
+    processed, logits=None, temperature=1.0, seeds=None, branches=0, positions=4, want=-1, width=0, max_len=16, **more
+):
     """Rows that are sequences of one token each; row r has slot r. Returns the op's outputs and the history."""
     processed = np.asarray(processed, np.float32)
     count = len(processed)
@@ -29,6 +31,7 @@ def draw(processed, logits=None, temperature=1.0, seeds=None, branches=0, positi
         branches=np.broadcast_to(np.asarray(branches, np.uint32), count),
         want_logprobs=np.full(count, want, np.int32),
         history=history,
+        **{name: np.broadcast_to(np.asarray(value, np.int32), count) for name, value in more.items()},
         dims=Dims(T=count, S=count, R=count, K=width),
     )
     return (*outputs, history)
@@ -52,7 +55,9 @@ def test_cases_against_the_definition(rng):
             position = int(i["positions"][t]) + 1
             left = [v for v in range(len(values)) if math.isfinite(values[v])]
             bad = any(math.isnan(v) or v == math.inf for v in raw)
-            assert status[r] == (NON_FINITE if bad else FULLY_MASKED if not left else OK)
+            target = int(i["targets"][r]) if "targets" in i else -1
+            beams = int(i["candidates"][r]) if "candidates" in i else 0
+            assert status[r] == (NON_FINITE if bad else OK if target >= 0 else FULLY_MASKED if not left else OK)
             want = 0
             if status[r] == OK:
                 scores = {v: values[v] for v in left}
@@ -60,11 +65,16 @@ def test_cases_against_the_definition(rng):
                     for v in left:
                         u = plain_uniform(i["seeds"][r], position, int(i["branches"][r]), v)
                         scores[v] -= math.log(-math.log(u))
-                want = min(left, key=lambda v: (-scores[v], v))
+                want = target if target >= 0 else min(left, key=lambda v: (-scores[v], v))
             assert tokens[r] == want
-            if position < history.shape[1]:
+            if position < history.shape[1] and i["token_seq"].tolist()[t:].count(i["token_seq"][t]) == 1:
                 history[i["seq_slots"][i["token_seq"][t]], position] = want
             wanted = int(i["want_logprobs"][r])
+            if beams and status[r] == OK:
+                best = sorted(left, key=lambda v: (-values[v], v))[:beams]
+                assert top_ids[r].tolist() == best + [-1] * (case.dims.K - len(best)) and logprob[r] == 0
+                np.testing.assert_array_equal(top_logprobs[r], [*values[best], *[0] * (case.dims.K - len(best))])
+                continue
             if status[r] != OK:
                 assert logprob[r] == 0 and (top_ids[r] == -1).all() and not top_logprobs[r].any()
                 continue
@@ -79,6 +89,14 @@ def test_cases_against_the_definition(rng):
 def test_greedy_takes_the_lowest_id_on_ties():
     tokens, *_ = draw([[1, 3, 3, 2], [-np.inf, -5, -np.inf, -5], [0, 0, 0, 0]], temperature=0.0)
     assert tokens.tolist() == [1, 1, 0]
+
+
+def test_targets_are_not_chosen():
+    nothing = np.full((2, 4), -np.inf)
+    tokens, status, logprob, *_, history = draw(nothing, np.zeros((2, 4)), want=0, targets=[3, -1])
+    assert tokens.tolist() == [3, 0] and status.tolist() == [OK, FULLY_MASKED]
+    np.testing.assert_allclose(logprob, [-math.log(4), 0], rtol=1e-6)
+    assert history[0, 5] == 3
 
 
 def test_draws_follow_the_softmax():

@@ -37,6 +37,12 @@ def llm(open_llm, backend):
     assert_idle(found)
 
 
+@pytest.fixture
+def idle():
+    """``idle(llm)`` fails unless the engine is idle and holds no blocks."""
+    return assert_idle
+
+
 def assert_idle(llm):
     """A sequence that a stop string ended may be in one step more."""
     deadline = time.monotonic() + 5

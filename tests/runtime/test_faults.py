@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 
-from engine import LLM, AsyncLLM, SamplingParams
+from engine import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from engine.errors import EngineStoppedError
 from engine.runtime.load import Loaded
 
@@ -121,6 +121,18 @@ def test_those_already_answering_go_on_with_the_same_tokens(faulty):
     assert outputs[-1].outputs == expected
 
 
+def test_beams_outlive_the_fault_of_another(faulty):
+    llm, opened = faulty(max_num_seqs=6, max_num_batched_tokens=16)
+    beams = BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True, logit_bias=BAN)
+    expected = [llm.beam_search([prompt], beams)[0].outputs for prompt in PROMPTS[:3]]
+    prompts = [*PROMPTS[:3], poisoned(PROMPTS[5], 4), poisoned(PROMPTS[5], 20)]
+    outputs = llm._run([None] * 5, prompts, [*[beams] * 4, GREEDY], None, None)
+    assert [out.outputs for out in outputs[:3]] == expected
+    assert {c.finish_reason for c in outputs[3].outputs} == {"error"} and len(outputs[3].outputs) == 3
+    assert_failed(outputs[4])
+    assert len(opened) > 1
+
+
 def test_a_suspect_that_is_aborted_does_not_stop_the_search(faulty):
     llm, _ = faulty(max_num_batched_tokens=8, max_num_seqs=8)
     expected = alone(llm, [PROMPTS[3]])
@@ -195,6 +207,21 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(damaged, backend, k
             assert failed.finish_reason == "error" and failed.token_ids == ()
             assert "not finite" in failed.stop_reason
             assert [out.outputs for out in outputs] == expected
+
+
+def test_a_beam_or_a_prompt_row_that_is_no_number_fails_its_request_alone(damaged, backend, idle):
+    with LLM(damaged, backend=backend, threads=2, kv_cache_dtype="f32", kv_cache_tokens=1024) as llm:
+        only = {t: 1000.0 for t in (40, POISON, 60, 61)}
+        beams = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True, logit_bias=only)
+        scored = SamplingParams(max_tokens=3, prompt_logprobs=1)
+        prompts = [PROMPTS[3], PROMPTS[4], poisoned(PROMPTS[5], 3)]
+        outputs = llm._run([None] * 3, prompts, [GREEDY, beams, scored], None, None)
+        assert outputs[0].outputs == llm.generate([PROMPTS[3]], GREEDY)[0].outputs
+        for output, count in ((outputs[1], 3), (outputs[2], 1)):
+            assert [c.finish_reason for c in output.outputs] == ["error"] * count
+            assert "not finite" in output.outputs[0].stop_reason
+        assert outputs[2].prompt_logprobs is None
+        idle(llm)
 
 
 def test_a_sink_that_raises_ends_its_request_alone(llama):

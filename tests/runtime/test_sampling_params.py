@@ -35,15 +35,19 @@ def texts(value):
 # What each field may be, said once more.
 ALLOWED = {
     "n": lambda v: integer(v, 1, 1024),
+    "best_of": lambda v: v is None or integer(v, 1, 1024),
     "max_tokens": lambda v: v is None or integer(v, 1, 2**30),
     "min_tokens": lambda v: integer(v, 0, 16),  # 16 is max_tokens' default
     "temperature": lambda v: number(v, 0, 100),
     "top_k": lambda v: integer(v, 0, 2**30) or v == -1,
     "top_p": lambda v: number(v, 0, 1) and v > 0,
     "min_p": lambda v: number(v, 0, 1),
+    "typical_p": lambda v: number(v, 0, 1) and v > 0,
     "repetition_penalty": lambda v: number(v, 1e-3, 100),
     "frequency_penalty": lambda v: number(v, -100, 100),
     "presence_penalty": lambda v: number(v, -100, 100),
+    "no_repeat_ngram_size": lambda v: integer(v, 0, 2**30),
+    "logits_processors": lambda v: v == {},
     "logit_bias": lambda v: (
         isinstance(v, dict)
         and all(
@@ -52,6 +56,7 @@ ALLOWED = {
     ),
     "seed": lambda v: v is None or integer(v, 0, 2**64 - 1),
     "logprobs": lambda v: v is None or integer(v, 0, 32),
+    "prompt_logprobs": lambda v: v is None or integer(v, 0, 32),
     "stop": texts,
     "stop_token_ids": lambda v: isinstance(v, list) and all(type(i) is int for i in v),
     "include_stop_str_in_output": lambda v: type(v) is bool,
@@ -88,6 +93,7 @@ def test_any_mixture(values):
         return
     assert all(ALLOWED[name](value) or name == "min_tokens" for name, value in values.items())
     assert params.max_tokens is None or params.min_tokens <= params.max_tokens
+    assert params.n <= params.samples
 
 
 def test_forms_that_mean_the_same():
@@ -101,3 +107,17 @@ def test_min_tokens_may_not_exceed_max_tokens():
     with pytest.raises(RequestError, match=r"min_tokens \(5\) is above max_tokens \(4\)"):
         SamplingParams(min_tokens=5, max_tokens=4)
     assert SamplingParams(min_tokens=50, max_tokens=None).min_tokens == 50
+
+
+def test_best_of_may_not_be_below_n():
+    assert SamplingParams(n=3, best_of=3).samples == 3 == SamplingParams(n=3).samples
+    assert SamplingParams(n=2, best_of=5).samples == 5
+    with pytest.raises(RequestError, match=r"best_of \(2\) is below n \(3\)"):
+        SamplingParams(n=3, best_of=2)
+
+
+def test_logits_processors_are_names_with_parameters():
+    assert SamplingParams(logits_processors={"name": {"size": 1}}).logits_processors == {"name": {"size": 1}}
+    for wrong in (["name"], {"name": 3}, {1: {}}, {"name": {2: 3}}, "name"):
+        with pytest.raises(RequestError, match="it must map names of processors to their parameters"):
+            SamplingParams(logits_processors=wrong)

@@ -7,12 +7,14 @@ the tokens that a direct evaluation of the same model gives it alone.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from shadow_beams import STOP, VOCABULARY, Beams, Row, candidates, search
 
 from engine.errors import AdmissionError
 from engine.kv import CacheGroup, PagedAllocator
@@ -25,8 +27,6 @@ from engine.scheduler import (
     Sequence,
 )
 
-VOCABULARY = 23
-STOP = 0
 POISON = None
 
 
@@ -53,6 +53,18 @@ def evaluate(sequence: Sequence) -> list[int]:
     return tokens[sequence.num_prompt :]
 
 
+def evaluate_beams(prompt: list[int], salt: bytes, width: int, max_tokens: int) -> list[tuple[int, ...]]:
+    """The beams of one request searched alone."""
+
+    def row_of(output: Iterable[int]) -> Row:
+        tokens, context = [*prompt, *output], hash(salt)
+        for token in tokens:
+            context = hash((context, cache_value(context, token)))
+        return candidates(context, tokens, width)
+
+    return search(row_of, width, max_tokens)
+
+
 class ShadowDevice:
     """Runs steps as a backend would, in submission order, reading the cache through the block tables only."""
 
@@ -63,7 +75,7 @@ class ShadowDevice:
         ]
         self.history: list[list[int | None]] = [[POISON] * max_len for _ in range(slots)]
 
-    def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, int]:
+    def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, int | Row]:
         for memory, copies in zip(self.memory, step.block_copies, strict=True):
             assert not {source for source, _ in copies} & {target for _, target in copies}
             for source, target in copies:
@@ -80,7 +92,7 @@ class ShadowDevice:
             if (token := self.run(part, sequences[part.seq_id])) is not None
         }
 
-    def run(self, part: ScheduledSequence, sequence: Sequence) -> int | None:
+    def run(self, part: ScheduledSequence, sequence: Sequence) -> int | Row | None:
         history, end = self.history[part.slot], part.start + part.count
         context = hash(sequence.salt)
         for position in range(part.start):
@@ -91,6 +103,7 @@ class ShadowDevice:
             assert len(values) == 1 and POISON not in values, "a read of what was not written for this sequence"
             context = hash((context, *values))
         for position, known in enumerate(part.token_ids, start=part.start):
+            assert known != FROM_HISTORY or not sequence.synchronous
             token = history[position] if known == FROM_HISTORY else known
             assert token is not POISON and token >= 0
             history[position] = token
@@ -100,6 +113,9 @@ class ShadowDevice:
                 memory[table[position // size]][position % size] = value
         if not part.emits:
             return None
+        if sequence.beam:  # what it would have sampled is in the history, and is wrong there
+            history[end] = -2
+            return candidates(context, history[:end], 3)
         token = next_token(context, history[:end], sequence.branch)
         history[end] = token
         return token
@@ -145,10 +161,15 @@ class Engine:
     groups: tuple[tuple[int, int], ...]
     """(block size, blocks) of each."""
     depth: int = 1
-    in_flight: deque[tuple[ScheduledStep, dict[int, int]]] = field(default_factory=deque)
+    in_flight: deque[tuple[ScheduledStep, dict[int, int | Row]]] = field(default_factory=deque)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     """Aborted or failed: they owe no output."""
+    beams: dict[str, Beams] = field(default_factory=dict)
+    searched: set[str] = field(default_factory=set)
+    """Beam requests that have come to their end."""
+    scored: dict[int, set[int]] = field(default_factory=dict)
+    """Sequence -> prompt positions whose rows have come."""
     seen: Counter[str] = field(default_factory=Counter)
     """What the steps had in them."""
 
@@ -159,12 +180,25 @@ class Engine:
         self.scheduler = Scheduler(self.config, self.allocator)
         self.device = ShadowDevice(self.allocator, blocks, self.config.max_sequences, self.config.max_model_len)
 
-    def add(self, prompt: list[int], max_tokens: int, n: int = 1, priority: int = 0, salt: bytes = b"") -> None:
-        number = len(self.sequences)
-        waits = number % 3 == 2
-        sequence = Sequence(number, f"r{number}", prompt, max_tokens, priority, salt, synchronous=waits)
-        for branch in self.scheduler.add(sequence, n):
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        n: int = 1,
+        priority: int = 0,
+        salt: bytes = b"",
+        kind: str = "plain",
+    ) -> None:
+        seq_id = len(self.sequences)
+        sequence = Sequence(seq_id, f"r{seq_id}", prompt, max_tokens, priority, salt)
+        sequence.beam, sequence.scores_prompt = kind == "beams", kind == "scores"
+        sequence.synchronous = kind in ("synchronous", "beams")
+        for branch in self.scheduler.add(sequence, 1 if sequence.beam else n):
             self.sequences[branch.seq_id] = branch
+        if sequence.beam:
+            self.beams[sequence.request_id] = Beams(3, max_tokens, [seq_id])
+        if sequence.scores_prompt:
+            self.scored[seq_id] = set()
 
     def schedule(self, only: str | None = None) -> bool:
         step = self.scheduler.schedule(only)
@@ -172,7 +206,9 @@ class Engine:
             return False
         assert only in (None, *(self.sequences[part.seq_id].request_id for part in step.sequences))
         assert step.num_tokens <= self.config.max_batch_tokens
-        assert not any(FROM_HISTORY in p.token_ids for p in step.sequences if self.sequences[p.seq_id].synchronous)
+        rows = sum(part.emits + part.scored[1] - part.scored[0] for part in step.sequences)
+        assert rows <= self.config.rows
+        self.seen["scored"] += sum(part.scored[1] - part.scored[0] for part in step.sequences)
         self.seen["block copies"] += sum(map(len, step.block_copies))
         self.seen["history copies"] += len(step.history_copies)
         self.seen["prefix hits"] += len(step.history_fills)
@@ -186,15 +222,48 @@ class Engine:
         alive = {part.seq_id for part in step.sequences} & set(self.scheduler.sequences)
         failed = {failing: "it is broken"} if failing in alive else {}
         emitted = {i for i in tokens if i in alive and i not in failed}
-        updates = self.scheduler.complete(step, tokens, failed)
+        for part in step.sequences:
+            if part.scored[0] < part.scored[1]:
+                assert part.start <= part.scored[0] and part.scored[1] <= part.start + part.count
+                self.scored[part.seq_id].update(range(*part.scored))
+        flat = {seq_id: token if isinstance(token, int) else 0 for seq_id, token in tokens.items()}
+        updates = self.scheduler.complete(step, flat, failed)
         assert {update.sequence.seq_id for update in updates} == emitted | set(failed)
         for update in updates:
+            request_id = update.sequence.request_id
             if update.error:
                 self.ended.add(update.sequence.seq_id)
+                if update.sequence.beam:
+                    self.abort(request_id)
+            elif update.sequence.beam:
+                self.advance(request_id, update.sequence.seq_id, tokens[update.sequence.seq_id])
             elif update.token_id == STOP and not update.finished:
                 self.scheduler.finish(update.sequence.seq_id)
 
+    def advance(self, request_id: str, seq_id: int, row: int | Row) -> None:
+        """A beam's row has come; with the last one of its round the beams go on."""
+        beams = self.beams.get(request_id)
+        if beams is None:  # aborted by a sibling's failure in the same step
+            return
+        assert isinstance(row, list)
+        beams.rows[seq_id] = row
+        if len(beams.rows) < len(beams.ids):
+            return
+        old = beams.ids
+        going = beams.choose()
+        if not going:
+            self.scheduler.abort(request_id)
+            self.searched.add(request_id)
+            return
+        choices = [(old[index], token) for index, token in going]
+        going_on = self.scheduler.continue_beams(request_id, choices, len(self.sequences))
+        self.seen["forked beams"] += sum(beam.seq_id not in self.sequences for beam in going_on)
+        beams.ids = [beam.seq_id for beam in going_on]
+        self.sequences |= {beam.seq_id: beam for beam in going_on}
+        assert [tuple(beam.output_ids) for beam in going_on] == beams.outputs
+
     def abort(self, request_id: str) -> None:
+        self.beams.pop(request_id, None)
         ended = self.scheduler.abort(request_id)
         assert not any(sequence.request_id == request_id for sequence in self.scheduler.sequences.values())
         self.ended.update(ended)
@@ -216,9 +285,17 @@ class Engine:
             self.complete()
             self.settle()
         assert all(pool.used == 0 for pool in self.allocator.stats())
+        first: dict[str, Sequence] = {}
         for sequence in self.sequences.values():
-            if sequence.seq_id not in self.ended:
+            first.setdefault(sequence.request_id, sequence)
+            if sequence.seq_id not in self.ended and not sequence.beam:
                 assert sequence.output_ids == evaluate(sequence)
+                if sequence.seq_id in self.scored:
+                    assert self.scored[sequence.seq_id] == set(range(sequence.num_prompt - 1))
+        for request_id, beams in self.beams.items():
+            assert request_id in self.searched
+            one = first[request_id]
+            assert beams.outputs == evaluate_beams(one.prompt_ids, one.salt, beams.width, one.max_tokens)
 
 
 @dataclass(frozen=True)
@@ -231,6 +308,7 @@ class Request:
     n: int
     priority: int
     salt: bytes
+    kind: str
 
 
 REQUESTS = st.lists(
@@ -242,6 +320,7 @@ REQUESTS = st.lists(
         n=st.sampled_from([1, 2, 3, 5]),
         priority=st.integers(0, 2),
         salt=st.sampled_from([b"", b"", b"x"]),
+        kind=st.sampled_from(["plain", "plain", "synchronous", "beams", "scores"]),
     ),
     min_size=1,
     max_size=4,
@@ -257,6 +336,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.none() | st.integers(1, 8),
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(1, 3),
+        more_rows=st.integers(0, 6),
         requests=REQUESTS,
     )
     def start(
@@ -268,10 +348,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk: int | None,
         policy: str,
         depth: int,
+        more_rows: int,
         requests: list[Request],
     ) -> None:
         groups = tuple((size, 1 + capacity // size) for size in sizes)
-        self.engine = Engine(SchedulerConfig(budget, slots, 40, policy, chunk), groups, depth)
+        self.engine = Engine(SchedulerConfig(budget, slots, 40, policy, chunk, slots + more_rows), groups, depth)
         self.capacity = min(40, *(size * (capacity // size) for size in sizes))
         self.add(requests)
 
@@ -282,7 +363,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt = ([1, 2, 3, 4, 3, 2, 1] * 3)[: min(request.shared, room)] + request.tail
             fits = len(prompt) + request.max_tokens <= self.capacity
             try:
-                self.engine.add(prompt, request.max_tokens, request.n, request.priority, request.salt)
+                self.engine.add(prompt, request.max_tokens, request.n, request.priority, request.salt, request.kind)
             except AdmissionError:
                 assert not fits
             else:
@@ -322,8 +403,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             if len(self.engine.in_flight) < self.engine.depth:
                 self.engine.schedule(only=self.engine.sequences[alive[pick % len(alive)]].request_id)
         elif fault == "finish" and alive:  # as by a stop string
-            self.engine.scheduler.finish(alive[pick % len(alive)])
-            self.engine.ended.add(alive[pick % len(alive)])
+            picked = self.engine.sequences[alive[pick % len(alive)]]
+            if picked.beam:
+                self.engine.abort(picked.request_id)
+            else:
+                self.engine.scheduler.finish(picked.seq_id)
+                self.engine.ended.add(picked.seq_id)
 
     @invariant()
     def holds(self) -> None:
@@ -367,3 +452,17 @@ def test_a_warm_cache_gives_the_tokens_of_a_cold_one() -> None:
     cold, warm = engine.sequences.values()
     assert (cold.num_cached, warm.num_cached) == (0, 8)
     assert cold.output_ids == warm.output_ids
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("blocks", [11, 14, 60])
+def test_beams_in_little_room(slots: int, blocks: int) -> None:
+    """Beams that find no slot or block for each of them take turns, and beside ordinary requests."""
+    engine = Engine(SchedulerConfig(9, slots, 40), ((4, blocks),), depth=2)
+    for i in range(4):
+        engine.add([1 + j % 4 for j in range(9 * i + 1)], max_tokens=10, kind=("beams", "plain")[i % 2])
+    engine.drain()
+    assert len(engine.searched) == 2 and not engine.ended
+    assert engine.seen["forked beams"]
+    assert engine.seen["block copies"] or slots == 1
+    assert engine.scheduler.stats().preemptions or slots == 8

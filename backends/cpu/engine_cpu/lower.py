@@ -211,11 +211,12 @@ def process_logits(low: Lowering) -> None:
     )
     names += ("repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values")
     width, max_len = _width(low, "logits"), low.limits.max_context
-    inputs = low.inputs(*names, "mask_rows", "masks")
+    inputs = low.inputs(*names, "mask_rows", "masks", "typical_p", "no_repeat_ngram_size", "candidates")
     low.emit("process_logits", inputs, states=["history"], width=width, max_len=max_len)
 
 
 def sample(low: Lowering) -> None:
     names = ("processed", "logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches")
     width, max_len = _width(low, "logits"), low.limits.max_context
-    low.emit("sample", low.inputs(*names, "want_logprobs"), states=["history"], width=width, max_len=max_len)
+    inputs = low.inputs(*names, "want_logprobs", "candidates", "targets")
+    low.emit("sample", inputs, states=["history"], width=width, max_len=max_len)

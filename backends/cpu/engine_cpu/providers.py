@@ -130,6 +130,6 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("moe_route", lower.moe_route, "score renormalize scale correction_bias groups groups_kept group_best")
     one("moe_linear", lower.moe_linear, "bias per_choice", _stack_check)
     one("moe_combine", lower.moe_combine)
-    one("process_logits", lower.process_logits)
-    one("sample", lower.sample)
+    one("process_logits", lower.process_logits, "typical_p no_repeat_ngram_size candidates")
+    one("sample", lower.sample, "candidates targets")
     return offered

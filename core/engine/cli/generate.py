@@ -12,7 +12,10 @@ from engine.cli.running import Stopwatch, Streamed, note, open_llm, rates, read_
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine import CompletionOutput, RequestOutput
+    from engine import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+
+
+_EARLY_STOPPING = {"true": True, "false": False}
 
 
 def generate(
@@ -28,9 +31,20 @@ def generate(
     min_tokens: Annotated[int, typer.Option(help="Least tokens before an end of sequence.")] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end of sequence.")] = False,
     n: Annotated[int, typer.Option("--n", help="Completions of the prompt; above 1 needs --json.")] = 1,
+    best_of: Annotated[int | None, typer.Option(help="Sample so many completions, and take the likeliest --n.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Search with so many beams, and take the best --n.")] = None,
+    length_penalty: Annotated[
+        float, typer.Option(help="Of --beams: above 0 prefers long completions, below 0 short ones.")
+    ] = 1.0,
+    early_stopping: Annotated[
+        str, typer.Option(help="Of --beams: true ends with enough completions, never with the best certain, or false.")
+    ] = "false",
     logprobs: Annotated[
         int | None,
         typer.Option(help="Report so many best tokens with their log-probabilities, before temperature; needs --json."),
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="The same for each token of the prompt; needs --json.")
     ] = None,
     sampling: SamplingOptions,
     form: FormOptions,
@@ -45,16 +59,27 @@ def generate(
     """
     if (prompt is None) == (prompt_ids is None):
         raise UsageError("Give either a text or --prompt-ids, such as: engine generate MODEL 'Once upon a time'.")
-    if not as_json and (n > 1 or logprobs is not None):
-        raise UsageError("--n above 1 and --logprobs need --json.")
-    params = sampling.params(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        ignore_eos=ignore_eos,
-        n=n,
-        logprobs=logprobs,
-        structured_outputs=form.outputs(),
-    )
+    if not as_json and (n > 1 or logprobs is not None or prompt_logprobs is not None):
+        raise UsageError("--n above 1, --logprobs and --prompt-logprobs need --json.")
+    shared = {"max_tokens": max_tokens, "min_tokens": min_tokens, "ignore_eos": ignore_eos}
+    params: SamplingParams | BeamSearchParams
+    if beams is None:
+        if length_penalty != 1 or early_stopping != "false":
+            raise UsageError("--length-penalty and --early-stopping are for --beams; give it as well.")
+        params = sampling.params(
+            n=n,
+            best_of=best_of,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            structured_outputs=form.outputs(),
+            **shared,
+        )
+    else:
+        if (best_of, logprobs, prompt_logprobs, form) != (None, None, None, FormOptions()):
+            raise UsageError("--beams goes without --best-of, --logprobs, --prompt-logprobs and a form; leave one out.")
+        stopping = _EARLY_STOPPING.get(early_stopping, early_stopping)
+        options = {"beam_width": beams, "num_return_sequences": n, "early_stopping": stopping}
+        params = sampling.beam_params(length_penalty=length_penalty, **options, **shared)
     wanted: str | list[int]
     if prompt_ids is not None:
         wanted = parse_integers(prompt_ids, "--prompt-ids")
@@ -75,6 +100,8 @@ def generate(
 def _result(output: RequestOutput, timings: dict[str, Any]) -> dict[str, Any]:
     choices = [_completion(completion) for completion in output.outputs]
     result: dict[str, Any] = {"text": None, "token_ids": None, "prompt_token_ids": list(output.prompt_token_ids)}
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [None if token is None else dict(token) for token in output.prompt_logprobs]
     result |= {**choices[0], "timings": timings}
     return result if len(choices) == 1 else {**result, "choices": choices}
 
@@ -87,6 +114,8 @@ def _completion(completion: CompletionOutput) -> dict[str, Any]:
     }
     if completion.logprobs is not None:
         result["logprobs"] = [dict(token) for token in completion.logprobs]
+    elif completion.cumulative_logprob is not None:
+        result["cumulative_logprob"] = completion.cumulative_logprob
     return result
 
 

@@ -14,7 +14,7 @@ import typer
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine import SamplingParams, StructuredOutputs
+    from engine import BeamSearchParams, SamplingParams, StructuredOutputs
 
 ModelPath = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A GGUF file, or a folder with config.json and safetensors.")
@@ -65,9 +65,13 @@ class SamplingOptions:
     top_k: Annotated[int, typer.Option(help="Sample among so many likeliest tokens; 0 is all.")] = 0
     top_p: Annotated[float, typer.Option(help="Sample among the likeliest tokens of this total probability.")] = 1.0
     min_p: Annotated[float, typer.Option(help="Leave out tokens below this part of the likeliest's probability.")] = 0.0
+    typical_p: Annotated[
+        float, typer.Option(help="Sample among the tokens nearest to the expected surprise, of this total probability.")
+    ] = 1.0
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes tokens seen before less likely.")] = 1.0
     frequency_penalty: Annotated[float, typer.Option(help="Taken off a logit for each time its token came.")] = 0.0
     presence_penalty: Annotated[float, typer.Option(help="Taken off a logit once its token came.")] = 0.0
+    no_repeat_ngram_size: Annotated[int, typer.Option(help="No run of so many tokens comes twice; 0 is off.")] = 0
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be repeated.")] = (
         None
     )
@@ -79,6 +83,20 @@ class SamplingOptions:
 
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return SamplingParams(**{**own, "stop": tuple(self.stop or ())}, **others)
+
+    def beam_params(self, **others: Any) -> BeamSearchParams:
+        """As parameters of beam search, which takes no options of how to sample."""
+        from engine import BeamSearchParams
+
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        shared = {field.name for field in fields(BeamSearchParams)}
+        wrong = [f.name for f in fields(self) if f.name not in shared and own[f.name] != f.default]
+        if wrong:
+            raise UsageError(
+                f"--{wrong[0].replace('_', '-')} is for sampling, and --beams samples nothing; leave one out."
+            )
+        kept = {name: value for name, value in own.items() if name in shared}
+        return BeamSearchParams(**{**kept, "stop": tuple(self.stop or ())}, **others)
 
 
 @dataclass(frozen=True, kw_only=True)

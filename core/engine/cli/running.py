@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from engine.cli.progress import Wait
 from engine.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
-    from engine import LLM, RequestOutput, SamplingParams
+    from engine import LLM, RequestOutput
+    from engine.runtime.engine import Params
     from engine.runtime.load import Loaded
 
 
@@ -75,15 +76,15 @@ class Streamed:
         self._echo = echo
         self._notices = list(llm.loaded.notices)
 
-    def run(self, prompt: str | Sequence[int], params: SamplingParams, parse_special: bool = False) -> RequestOutput:
+    def run(self, prompt: str | Sequence[int], params: Params, parse_special: bool = False) -> RequestOutput:
         """The request's last output. Raises RequestError when it ended by a fault."""
         self.output = None
         shown = 0
-        with Wait("Reading the prompt") as wait, closing(self._llm.stream(prompt, params, parse_special)) as outputs:
+        with Wait("Reading the prompt") as wait, closing(self._outputs(prompt, params, parse_special)) as outputs:
             for self.output in outputs:
                 if self._echo and sys.stdout.isatty():
                     wait.close()
-                wait.update("Generating", _count(self.output), (params.max_tokens or 0) * params.n)
+                wait.update("Generating", _count(self.output), (params.max_tokens or 0) * len(self.output.outputs))
                 while self._notices:
                     note(self._notices.pop(0))
                 if self._echo:
@@ -98,6 +99,19 @@ class Streamed:
                 print()
             raise RequestError(str(failed.stop_reason))
         return self.output
+
+    def _outputs(
+        self, prompt: str | Sequence[int], params: Params, parse_special: bool
+    ) -> Generator[RequestOutput, None, None]:
+        """Those of a request as they come; the last alone where it is chosen at the end."""
+        from engine import SamplingParams
+
+        if not isinstance(params, SamplingParams):
+            yield from self._llm.beam_search([prompt], params)
+        elif params.samples > params.n:
+            yield from self._llm.generate([prompt], params)
+        else:
+            yield from self._llm.stream(prompt, params, parse_special)
 
 
 def _count(output: RequestOutput) -> int:

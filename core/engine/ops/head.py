@@ -35,21 +35,28 @@ def process_logits(
     mask_rows: Array,
     masks: Array,
     history: Array,
+    typical_p: Array | None = None,
+    no_repeat_ngram_size: Array | None = None,
+    candidates: Array | None = None,
 ) -> tuple[Array]:
     """logits f32 [R, V] as they are sampled from: f32 [R, V], what is removed is -inf.
 
     In this order, each with its own row of parameters (STEP_INPUTS gives shapes and the values that turn one off):
+    0. where candidates is not 0 the logits are replaced by their log-softmax, as beam search scores tokens;
     1. bias_values are added at bias_ids;
     2. tokens whose mask bit (token % 32 of word token / 32) is not set are removed;
     3. repetition penalty over the tokens of history 0..position: positive logits are divided, others multiplied;
-    4. frequency_penalty * count and presence_penalty are subtracted for the tokens of history prompt_length..position;
-    5. at temperature 0 this is all, else logits are divided by it;
-    6. top-k: exactly k are kept, lowest id first on ties;
-    7. top-p: of the descending probabilities (lowest id first on ties) the shortest prefix whose sum reaches top_p is
+    4. no-repeat n-gram: tokens that would complete an n-gram of history 0..position once more are removed;
+    5. frequency_penalty * count and presence_penalty are subtracted for the tokens of history prompt_length..position;
+    6. at temperature 0 this is all, else logits are divided by it;
+    7. top-k: exactly k are kept, lowest id first on ties;
+    8. top-p: of the descending probabilities (lowest id first on ties) the shortest prefix whose sum reaches top_p is
        kept, at least one;
-    8. min-p: probabilities below min_p times the greatest are removed.
-    Sources: Keskar et al. (2019) for 3, Fan et al. (2018) for 6, Holtzman et al. (2020) for 7, Nguyen et al. (2024)
-    for 8.
+    9. min-p: probabilities below min_p times the greatest are removed;
+    10. typical-p: tokens are kept in the order of |-log p - entropy|, ascending, until their probabilities reach
+       typical_p, all that tie with the last one included.
+    Sources: Keskar et al. (2019) for 3, Paulus et al. (2017) for 4, Fan et al. (2018) for 7, Holtzman et al. (2020) for
+    8, Nguyen et al. (2024) for 9, Meister et al. (2022) for 10.
     """
     processed = logits.astype(np.float32)
     for row, values in enumerate(processed):
@@ -57,16 +64,22 @@ def process_logits(
         past = history[seq_slots[token_seq[token]], : positions[token] + 1]
         entries = slice(bias_offsets[row], bias_offsets[row + 1])
         with np.errstate(over="ignore", invalid="ignore"):  # such logits end their own request, as status 1 or 2
+            if candidates is not None and candidates[row] > 0:
+                values[:] = log_softmax(values)
             np.add.at(values, bias_ids[entries], bias_values[entries])
             if mask_rows[row] >= 0:
                 values[~_allowed(masks[mask_rows[row]], len(values))] = -np.inf
             _penalize_repetition(values, past, repetition_penalty[row])
+            if no_repeat_ngram_size is not None:
+                _ban_ngrams(values, past, int(no_repeat_ngram_size[row]))
             _penalize_output(values, past[prompt_lengths[row] :], frequency_penalty[row], presence_penalty[row])
             if temperature[row] != 0:
                 np.divide(values, temperature[row], out=values)
                 _keep_top_k(values, int(top_k[row]))
                 _keep_top_p(values, float(top_p[row]))
                 _keep_min_p(values, float(min_p[row]))
+                if typical_p is not None:
+                    _keep_typical_p(values, float(typical_p[row]))
     return (processed,)
 
 
@@ -80,6 +93,12 @@ def _penalize_repetition(values: Array, past: Array, penalty: np.float32) -> Non
     if penalty != 1:
         seen = np.unique(past)
         values[seen] = np.where(values[seen] > 0, values[seen] / penalty, values[seen] * penalty)
+
+
+def _ban_ngrams(values: Array, past: Array, size: int) -> None:
+    if 0 < size <= len(past):
+        ngrams = np.lib.stride_tricks.sliding_window_view(past, size)
+        values[ngrams[(ngrams[:, :-1] == past[len(past) + 1 - size :]).all(axis=1), -1]] = -np.inf
 
 
 def _penalize_output(values: Array, output: Array, frequency: np.float32, presence: np.float32) -> None:
@@ -113,6 +132,18 @@ def _keep_min_p(values: Array, p: float) -> None:
         values[ratios < p] = -np.inf
 
 
+def _keep_typical_p(values: Array, p: float) -> None:
+    left = np.flatnonzero(np.isfinite(values))
+    if p < 1 and len(left):
+        # -log p - entropy is a logit's distance from the mean logit.
+        logits = values[left].astype(np.float64) - values[left].max()
+        weights = np.exp(logits) / np.exp(logits).sum()
+        distances = np.abs(logits - (weights * logits).sum())
+        order = np.argsort(distances, kind="stable")
+        last = min(int(np.searchsorted(np.cumsum(weights[order]), p)), len(order) - 1)
+        values[left[distances > distances[order[last]]]] = -np.inf
+
+
 def sample(
     *,
     processed: Array,
@@ -127,8 +158,11 @@ def sample(
     want_logprobs: Array,
     history: Array,
     dims: Dims,
+    candidates: Array | None = None,
+    targets: Array | None = None,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The next token of each row, written to history at the row's position + 1 where that is within it.
+    """The next token of each row, written to history at the row's position + 1 where that is within it and the row is
+    the last of its sequence in the step.
 
     Returns tokens i32 [R], status i32 [R], logprob f32 [R] (of the token), top_ids i32 [R, K], top_logprobs f32 [R, K].
     Status: 0 good; 1 a NaN or +inf in the raw logits; 2 no finite processed logit. Rows of status 1 and 2 give token 0
@@ -137,6 +171,9 @@ def sample(
     seeds[row] and counter (token / 4, position + 1, branch, 0); this u needs 25 bits, and its logarithm is taken of the
     exact value. Lowest id on ties. Logprobs are of the raw logits' softmax: for want_logprobs n >= 0 the token's and
     the n best in descending order, lowest id first on ties; what is not wanted is id -1, logprob 0.
+
+    Where targets is not -1 it is the token, and nothing is chosen: only status 1 can come. Where candidates is k > 0,
+    top_ids and top_logprobs are of the k best finite processed values instead, as they are, and there is no logprob.
     """
     count, width = len(rows), dims.K
     tokens = np.zeros(count, np.int32)
@@ -145,17 +182,26 @@ def sample(
     top_ids = np.full((count, width), -1, np.int32)
     top_logprobs = np.zeros((count, width), np.float32)
     for row, (values, raw) in enumerate(zip(processed, logits, strict=True)):
-        slot, position = seq_slots[token_seq[rows[row]]], int(positions[rows[row]]) + 1
+        sequence, position = token_seq[rows[row]], int(positions[rows[row]]) + 1
+        is_last = sequence not in token_seq[rows[row] + 1 :]
+        target = -1 if targets is None else int(targets[row])
+        beams = 0 if candidates is None else int(candidates[row])
         if np.isnan(raw).any() or np.isposinf(raw).any():
             status[row] = NON_FINITE
+        elif target >= 0:
+            tokens[row] = target
         elif not np.isfinite(values).any():
             status[row] = FULLY_MASKED
         else:
             tokens[row] = _choose(values, temperature[row], seeds[row], position, branches[row])
-        if position < history.shape[1]:
-            history[slot, position] = tokens[row]
+        if is_last and position < history.shape[1]:
+            history[seq_slots[sequence], position] = tokens[row]
         wanted = int(want_logprobs[row])
-        if status[row] == OK and wanted >= 0:
+        if status[row] == OK and beams > 0:
+            best = _descending(values)[:beams]
+            top_ids[row, : len(best)] = best
+            top_logprobs[row, : len(best)] = values[best]
+        elif status[row] == OK and wanted >= 0:
             logprobs = log_softmax(raw)
             best = np.argsort(-raw, kind="stable")[:wanted]
             logprob[row] = logprobs[tokens[row]]
@@ -224,9 +270,12 @@ def random_parameters(rng: Generator, positions: Array, vocabulary: int, **used:
         "top_k": pick("top_k", rng.integers(1, vocabulary + 3, count), 0, "i4"),
         "top_p": pick("top_p", rng.uniform(0.05, 1, count), 1),
         "min_p": pick("min_p", rng.uniform(0, 0.5, count), 0),
+        "typical_p": pick("typical_p", rng.uniform(0.05, 1, count), 1),
         "repetition_penalty": pick("penalties", rng.uniform(0.7, 1.8, count), 1),
         "frequency_penalty": pick("penalties", rng.uniform(-1, 1, count), 0),
         "presence_penalty": pick("penalties", rng.uniform(-1, 1, count), 0),
+        "no_repeat_ngram_size": pick("ngrams", rng.integers(0, 4, count), 0, "i4"),
+        "candidates": pick("beams", rng.integers(0, 9, count), 0, "i4"),
         "bias_offsets": np.cumsum([0, *biases]).astype(np.int32),
         "bias_ids": rng.integers(0, vocabulary, total, dtype=np.int32),
         "bias_values": np.where(rng.random(total) < 0.3, -np.inf, rng.uniform(-9, 9, total)).astype(np.float32),
@@ -236,7 +285,8 @@ def random_parameters(rng: Generator, positions: Array, vocabulary: int, **used:
 
 
 def process_logits_cases(rng: Generator) -> Iterator[Case]:
-    every = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "penalties", "bias", "masks"), True)
+    every = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), True)
+    every |= dict.fromkeys(("penalties", "ngrams", "bias", "masks", "beams"), True)
     for name, tokens, count, vocabulary, used in (
         ("greedy, one row", 1, 1, 64, {}),
         ("temperature", 5, 3, 100, {"temperature": True}),
@@ -245,6 +295,9 @@ def process_logits_cases(rng: Generator) -> Iterator[Case]:
         ("top-p", 30, 5, 257, {"temperature": True, "top_p": True}),
         ("min-p", 4, 2, 128, {"temperature": True, "min_p": True}),
         ("masks", 7, 7, 33, {"masks": True}),
+        ("typical-p", 8, 5, 120, {"temperature": True, "typical_p": True}),
+        ("n-grams", 24, 6, 5, {"ngrams": True}),
+        ("beams", 6, 6, 70, {"beams": True, "penalties": True, "ngrams": True}),
         ("everything", 20, 8, 512, every),
     ):
         rows, history = random_rows(rng, tokens, count, vocabulary)
@@ -265,6 +318,8 @@ def sample_cases(rng: Generator) -> Iterator[Case]:
         ("logprobs", 9, 6, 100, 5),
         ("bad rows", 8, 8, 66, 3),
         ("history is full", 4, 4, 33, 2),
+        ("beams and targets", 8, 8, 66, 6),
+        ("every row", 12, 4, 40, 2),
     ):
         rows, history = random_rows(rng, tokens, count, vocabulary)
         logits = rng.standard_normal((count, vocabulary), np.float32) * np.float32(2)
@@ -279,6 +334,13 @@ def sample_cases(rng: Generator) -> Iterator[Case]:
             processed[3] = -np.inf
         if "full" in name:
             history = np.ascontiguousarray(history[:, : rows["positions"].max() + 1])
+        if "every" in name:  # the sequences' last rows alone write
+            rows["rows"] = np.sort(rng.permutation(tokens)[:count]).astype(np.int32)
+        more: dict[str, Array] = {}
+        if "beams" in name:
+            more["candidates"] = rng.integers(0, width + 1, count, dtype=np.int32)
+            more["targets"] = np.where(rng.random(count) < 0.5, rng.integers(0, vocabulary, count), -1).astype(np.int32)
+            more["candidates"][more["targets"] >= 0] = 0
         yield Case(
             name,
             Dims(T=tokens, S=count, R=count, K=width),
@@ -290,6 +352,7 @@ def sample_cases(rng: Generator) -> Iterator[Case]:
                 "seeds": rng.integers(0, 2**32, (count, 2), dtype=np.uint32),
                 "branches": rng.integers(0, 4, count, dtype=np.uint32),
                 "want_logprobs": rng.integers(-1, width + 1, count, dtype=np.int32),
+                **more,
             },
             states={"history": history},
         )
@@ -316,6 +379,9 @@ SPECS = (
             "bias_values",
             "mask_rows",
             "masks",
+            "typical_p?",
+            "no_repeat_ngram_size?",
+            "candidates?",
         ),
         states=("history",),
         outputs=("processed",),
@@ -325,7 +391,10 @@ SPECS = (
     ),
     OpSpec(
         "sample",
-        inputs=("processed", "logits", *_ROW_INPUTS, "temperature", "seeds", "branches", "want_logprobs"),
+        inputs=(
+            *("processed", "logits", *_ROW_INPUTS, "temperature"),
+            *("seeds", "branches", "want_logprobs", "candidates?", "targets?"),
+        ),
         states=("history",),
         outputs=("tokens", "status", "logprob", "top_ids", "top_logprobs"),
         reference=sample,

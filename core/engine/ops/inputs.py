@@ -24,9 +24,11 @@ STEP_INPUTS: Mapping[str, tuple[tuple[int | str, ...], str]] = {
     "top_k": (("R",), "i32"),  # 0: off
     "top_p": (("R",), "f32"),  # 1: off
     "min_p": (("R",), "f32"),  # 0: off
+    "typical_p": (("R",), "f32"),  # 1: off
     "repetition_penalty": (("R",), "f32"),  # 1: off
     "frequency_penalty": (("R",), "f32"),
     "presence_penalty": (("R",), "f32"),
+    "no_repeat_ngram_size": (("R",), "i32"),  # 0: off
     "bias_offsets": (("R+1",), "i32"),
     "bias_ids": (("B",), "i32"),
     "bias_values": (("B",), "f32"),
@@ -35,4 +37,6 @@ STEP_INPUTS: Mapping[str, tuple[tuple[int | str, ...], str]] = {
     "seeds": (("R", 2), "u32"),
     "branches": (("R",), "u32"),
     "want_logprobs": (("R",), "i32"),  # -1: none; k: the chosen token's and the k best
+    "candidates": (("R",), "i32"),  # 0: none; k: a beam, whose logits become logprobs first, and whose k best are given
+    "targets": (("R",), "i32"),  # -1: sample; a token: that one, for its logprob
 }

@@ -289,9 +289,9 @@ class Builder:
         self._needs(experts.gate, (count, mlp, width))
         self._needs(experts.up, (count, mlp, width))
         self._needs(experts.down, (count, width, mlp))
-<<<<<<< HEAD
         logits = self.linear(x, router, router_bias, axes=("experts", "embed"))
-        outs = [("moe_ids", ("T", used), "i32"), ("moe_weights", ("T", used), "f32")]
+        name = router.name.removesuffix(".weight")
+        outs = [(f"{name}.ids", ("T", used), "i32"), (f"{name}.weights", ("T", used), "f32")]
         if correction_bias is not None:
             self._needs(correction_bias, (count,))
         chosen_by = {"correction_bias": correction_bias}
@@ -300,15 +300,6 @@ class Builder:
         up = self._moe_linear(x, ids, experts.up, experts.up_bias, per_choice=False)
         act = self.gated_act(gate, up, **experts.act)
         down = self._moe_linear(act, ids, experts.down, experts.down_bias, per_choice=True)
-=======
-        logits = self.linear(x, router, axes=("experts", "embed"))
-        name = router.name.removesuffix(".weight")
-        outs = [(f"{name}.ids", ("T", used), "i32"), (f"{name}.weights", ("T", used), "f32")]
-        ids, weights = self.call("moe_route", {"logits": logits}, outs, k=used, **routing)
-        gate = self._moe_linear(x, ids, experts.gate, per_choice=False)
-        up = self._moe_linear(x, ids, experts.up, per_choice=False)
-        down = self._moe_linear(self.gated_act(gate, up, experts.kind), ids, experts.down, per_choice=True)
->>>>>>> quant
         out = [("moe_out", x.shape, "act")]
         return self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
 
@@ -380,11 +371,12 @@ class Builder:
             "presence_penalty",
         ]
         names += ["bias_offsets", "bias_ids", "bias_values", "mask_rows", "masks"]
+        names += ["typical_p", "no_repeat_ngram_size", "candidates"]
         processing = {"logits": logits, **shared, **{name: self.input(name) for name in names}}
         out = [("processed", logits.shape, "f32")]
         processed = self.call("process_logits", processing, out, states={"history": "history"})[0]
         sampling = {"processed": processed, "logits": logits, **shared}
-        sampling |= {name: self.input(name) for name in ("seeds", "branches", "want_logprobs")}
+        sampling |= {name: self.input(name) for name in ("seeds", "branches", "want_logprobs", "candidates", "targets")}
         outputs: list[tuple[str, tuple[int | str, ...], str]] = [
             ("tokens", ("R",), "i32"),
             ("status", ("R",), "i32"),

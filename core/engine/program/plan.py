@@ -112,7 +112,12 @@ def check_device(plan: Plan, info: DeviceInfo) -> None:
             )
 
 
+PROMPT_ROWS = 32
+"""Rows of the head for prompt logprobs, where there are fewer sequences: each takes a row of logits in memory."""
+
+
 def make_limits(max_tokens: int, max_sequences: int, max_context: int, block_size: int, max_logprobs: int) -> Limits:
     """Maximum sizes of a step. Copies, fills and biases have no fixed maximum: they only enter, and nothing is as long."""
-    dims = Dims(T=max_tokens, S=max_sequences, R=max_sequences, P=ceil(max_context / block_size), K=max_logprobs)
+    rows = max(max_sequences, min(max_tokens, PROMPT_ROWS))
+    dims = Dims(T=max_tokens, S=max_sequences, R=rows, P=ceil(max_context / block_size), K=max_logprobs)
     return Limits(dims, max_context, max_sequences)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from ..formats.tokenizer import Tokenizer
-from ..sampling import SamplingParams
+from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
 from .core import Health
-from .engine import Engine, Prompt
+from .engine import Engine, Params, Prompt
 from .load import Progress, load
 from .outputs import RequestOutput
 
@@ -32,9 +33,29 @@ class AsyncLLM:
         return self.engine.tokenizer
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str | None = None, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        stream: bool = True,
     ) -> AsyncIterator[RequestOutput]:
-        """A request's outputs as they come. Cancelling, or leaving the iterator, aborts the request."""
+        """A request's outputs as they come; without ``stream`` the last alone, as ``best_of`` above ``n`` needs it.
+        Cancelling, or leaving the iterator, aborts the request."""
+        async with aclosing(self._outputs(prompt, sampling_params, request_id, priority, stream)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, priority: int = 0
+    ) -> RequestOutput:
+        """The sequences that beam search finds, best first. Cancelling aborts the request."""
+        async with aclosing(self._outputs(prompt, params, request_id, priority, stream=False)) as outputs:
+            return await anext(outputs)
+
+    async def _outputs(
+        self, prompt: Prompt, params: Params, request_id: str | None, priority: int, stream: bool
+    ) -> AsyncGenerator[RequestOutput, None]:
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
 
@@ -43,7 +64,7 @@ class AsyncLLM:
 
         ids = await asyncio.to_thread(self.engine.encode, prompt)
         text = prompt if isinstance(prompt, str) else None
-        submitted = await self._submit(text, ids, sampling_params, sink, request_id, priority)
+        submitted = await self._submit(text, ids, params, sink, request_id, priority, stream)
         finished = False
         try:
             while not finished:

@@ -6,35 +6,26 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ..backend.v1 import Session, StepResult, Ticket
 from ..errors import EngineError, EngineStoppedError, RequestError
 from ..kv import PagedAllocator
 from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
+from .beams import BeamGroup, make_search
 from .load import Loaded
 from .request import Request
-from .step_inputs import RowParams, step_inputs
+from .stage3 import TokenEvent
+from .step_inputs import Row, RowParams, step_inputs
 
+NO_TOKEN = 2
 STATUS = {
     1: "The model gave logits that are not finite numbers; the checkpoint or this prompt is damaged.",
-    2: "No token is left to choose: the logit bias or the mask bans them all.",
+    NO_TOKEN: "No token is left to choose: the logit bias, the mask or the n-grams ban them all.",
 }
-
-
-@dataclass(frozen=True)
-class TokenEvent:
-    """For stage 3: a token of a continuation, its logprobs, and whether and why the sequence ended with it."""
-
-    request: Request
-    index: int
-    token: int | None
-    logprobs: Mapping[int, float] | None
-    is_stop: bool
-    finish_reason: str | None
-    stop_reason: str | int | None
-    time: float
 
 
 @dataclass(frozen=True)
@@ -51,17 +42,18 @@ class Health:
 @dataclass
 class _InFlight:
     step: ScheduledStep
-    rows: tuple[int, ...]
+    rows: tuple[Row, ...]
     ticket: Ticket
 
 
 @dataclass
 class _Member:
-    """A sequence of a request, as the loop knows it."""
+    """A sequence of a request, as the loop knows it; all beams of a request have the same."""
 
     request: Request
     index: int
     row: RowParams
+    beams: BeamGroup | None = None
 
 
 Command = Callable[[], None]
@@ -82,6 +74,7 @@ class EngineCore:
                 max_sequences=config.max_num_seqs,
                 max_model_len=loaded.max_model_len,
                 policy=config.policy,
+                max_rows=loaded.plan.limits.dims.R,
             ),
             PagedAllocator(loaded.program.groups, (loaded.memory.blocks,) * self._groups),
         )
@@ -212,13 +205,32 @@ class EngineCore:
             step = self.scheduler.schedule(suspect)
             if step is None:
                 return
-            inputs, rows = step_inputs(step, lambda seq: self._members[seq].row, self._groups, self._mask_words)
+            params = self._row_params(step)
+            inputs, rows = step_inputs(step, params.__getitem__, self._groups, self._mask_words)
             try:
                 ticket = self._session.submit(inputs)
             except Exception as error:
                 self._recover(step, error)
                 return
             self._in_flight.append(_InFlight(step, rows, ticket))
+
+    def _row_params(self, step: ScheduledStep) -> dict[int, RowParams]:
+        """Of each sequence, with what its logits processors want; a request whose processor fails ends here."""
+        params: dict[int, RowParams] = {}
+        failed: dict[str, str] = {}
+        for part in step.sequences:
+            member = self._members[part.seq_id]
+            params[part.seq_id] = member.row
+            if part.emits and member.request.processors:
+                output = self.scheduler.sequences[part.seq_id].output_ids
+                try:
+                    wanted = [p.bias(member.request.prompt_ids, output) for p in member.request.processors]
+                    params[part.seq_id] = member.row.with_bias(wanted)
+                except RequestError as error:
+                    failed[member.request.request_id] = str(error)
+        for request_id, sentence in failed.items():
+            self._abort(request_id, "error", sentence)
+        return params
 
     def _suspect(self) -> str | None:
         """The request to run alone next, while one that breaks steps is looked for."""
@@ -237,11 +249,30 @@ class EngineCore:
         self._progress = time.monotonic()
         if self._suspects and flight.rows:  # a token came: it has run past where the step broke
             self._suspects.popleft()
-        tokens = dict(zip(flight.rows, result.tokens.tolist(), strict=True))
-        failed = {s: self._fault(s, int(c)) for s, c in zip(flight.rows, result.status, strict=True) if c}
-        logprobs = {seq: n for n, seq in enumerate(flight.rows)}
+        emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None}
+        values = result.tokens.tolist()
+        tokens = {seq: values[n] for seq, n in emitted.items()}
+        failed = {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(flight, result) if code}
+        self._score(flight, result)
         for update in self.scheduler.complete(flight.step, tokens, failed):
-            self._publish(update, result, logprobs)
+            self._publish(update, result, emitted)
+
+    def _statuses(self, flight: _InFlight, result: StepResult) -> Iterator[tuple[Row, int]]:
+        """A beam that may take no token does not fail its request."""
+        for row, code in zip(flight.rows, result.status.tolist(), strict=True):
+            member = self._members.get(row.seq_id)
+            yield row, 0 if code == NO_TOKEN and member is not None and member.beams else code
+
+    def _score(self, flight: _InFlight, result: StepResult) -> None:
+        """Notes the logprobs of prompt tokens; all have come before the first token of the output."""
+        for n, row in enumerate(flight.rows):
+            if row.position is None or result.status[n]:
+                continue
+            if member := self._members.get(row.seq_id):
+                request = member.request
+                assert request.prompt_logprobs is not None and request.params.prompt_logprobs is not None
+                want, token = request.params.prompt_logprobs, request.prompt_ids[row.position]
+                request.prompt_logprobs[row.position] = _logprobs(result, n, want, token)
 
     def _fault(self, seq_id: int, status: int) -> str:
         """Why a row has failed; its sequence may have ended meanwhile."""
@@ -251,13 +282,22 @@ class EngineCore:
 
     def _publish(self, update: Update, result: StepResult, rows: Mapping[int, int]) -> None:
         seq = update.sequence
-        member = self._members[seq.seq_id]
+        member = self._members.get(seq.seq_id)
+        if member is None:  # its request has ended with an update before this one
+            return
         member.request.num_cached = max(member.request.num_cached, seq.num_cached or 0)
         if update.error is not None:
             self._drop(seq.seq_id)
-            self._event(member, None, None, False, "error", update.error)
+            if member.beams is None:
+                self._event(member.request, member.index, None, None, False, "error", update.error)
+            else:
+                self._end(member.request, "error", update.error)
             return
         if update.token_id is None:
+            return
+        if member.beams is not None:
+            if member.beams.take(seq.seq_id, result, rows[seq.seq_id]):
+                self._advance(member, member.beams)
             return
         token, reason, why = update.token_id, None, None
         is_stop = token in member.request.stop_ids and seq.num_output >= member.request.params.min_tokens
@@ -270,18 +310,40 @@ class EngineCore:
             reason = "length"
         if reason is not None:
             self._drop(seq.seq_id)
-        self._event(member, token, _logprobs(result, rows[seq.seq_id], member.row.want, token), is_stop, reason, why)
+        logprobs = _logprobs(result, rows[seq.seq_id], member.row.want, token)
+        self._event(member.request, member.index, token, logprobs, is_stop, reason, why)
+
+    def _advance(self, member: _Member, group: BeamGroup) -> None:
+        """The next round of a beam search, or its end: then its best sequences go out whole."""
+        request = member.request
+        for seq_id in group.ids:
+            self._drop(seq_id)
+        beams = group.advance(self.scheduler, request.request_id, self._next_id)
+        if beams:
+            self._next_id = max(self._next_id, *(beam.seq_id + 1 for beam in beams))
+            self._members |= {beam.seq_id: member for beam in beams}
+            return
+        self.scheduler.abort(request.request_id)
+        for index, hypothesis in enumerate(group.search.finished[: request.params.n]):
+            beam = hypothesis.beam
+            for n, (token, logprob) in enumerate(zip(beam.tokens, beam.logprobs, strict=True), start=1):
+                last = n == len(beam.tokens)
+                reason, why = (hypothesis.reason, hypothesis.why) if last else (None, None)
+                is_stop = last and isinstance(why, int)
+                self._event(request, index, token, {token: logprob}, is_stop, reason, why)
+        self._end(request, "error", STATUS[NO_TOKEN])  # those that found no token to end with
 
     def _event(
         self,
-        member: _Member,
+        request: Request,
+        index: int,
         token: int | None,
         logprobs: Mapping[int, float] | None,
         is_stop: bool,
         reason: str | None,
         why: str | int | None,
     ) -> None:
-        self._emit(TokenEvent(member.request, member.index, token, logprobs, is_stop, reason, why, time.monotonic()))
+        self._emit(TokenEvent(request, index, token, logprobs, is_stop, reason, why, time.monotonic()))
 
     # -- on the loop's thread --------------------------------------------------------------------------------------
 
@@ -301,26 +363,53 @@ class EngineCore:
         params = request.params
         room = self._loaded.max_model_len - len(request.prompt_ids)
         limit = params.max_tokens if params.max_tokens is not None else max(room, 1)
+        group = None
+        if request.beam is not None:
+            tokenizer = self._loaded.checkpoint.tokenizer() if params.stop else None
+            group = BeamGroup(make_search(request, request.beam, limit, tokenizer), [self._next_id])
         first = Sequence(
             self._next_id,
             request.request_id,
             list(request.prompt_ids),
             limit,
             request.priority,
-            synchronous=bool(request.matchers),
+            synchronous=bool(request.processors or request.matchers) or group is not None,
+            beam=group is not None,
+            scores_prompt=params.prompt_logprobs is not None,
         )
-        added = self.scheduler.add(first, params.n)
+        added = self.scheduler.add(first, 1 if group is not None else params.samples)
         self._next_id += len(added)
-        bias = tuple(params.logit_bias.items())
-        banned = tuple(sorted(request.stop_ids))
+        row = self._row(request, group)
         for seq in added:
             matcher = request.matchers[seq.branch] if request.matchers else None
-            row = RowParams(params, len(request.prompt_ids), seq.branch, request.seed, banned, bias, matcher)
-            self._members[seq.seq_id] = _Member(request, seq.branch, row)
+            own = replace(row, branch=seq.branch, matcher=matcher)
+            self._members[seq.seq_id] = _Member(request, seq.branch, own, group)
+
+    def _row(self, request: Request, group: BeamGroup | None) -> RowParams:
+        params = request.params
+        return RowParams(
+            params,
+            prompt_length=len(request.prompt_ids),
+            branch=0,
+            seed=request.seed,
+            banned=tuple(sorted(request.stop_ids)),
+            bias=(np.array(list(params.logit_bias), np.int32), np.array(list(params.logit_bias.values()), np.float32)),
+            want=-1 if group is not None else request.want,
+            candidates=group.search.candidates if group is not None else 0,
+            prompt_ids=request.prompt_ids if params.prompt_logprobs is not None else (),
+        )
 
     def _abort(self, request_id: str, reason: str, why: str | None) -> None:
-        for seq_id in self.scheduler.abort(request_id):
-            self._event(self._drop(seq_id), None, None, False, reason, why)
+        requests = {id(m.request): m.request for m in self._members.values() if m.request.request_id == request_id}
+        for request in requests.values():
+            self._end(request, reason, why)
+
+    def _end(self, request: Request, reason: str, why: str | None) -> None:
+        """Ends what is left of a request; stage 3 passes over continuations that have ended already."""
+        for seq_id in self.scheduler.abort(request.request_id):
+            self._members.pop(seq_id, None)
+        for index in range(len(request.continuations)):
+            self._event(request, index, None, None, False, reason, why)
 
     def _finish(self, request_id: str, index: int) -> None:
         for seq_id, member in list(self._members.items()):
@@ -360,52 +449,3 @@ def _logprobs(result: StepResult, row: int, want: int, token: int) -> Mapping[in
         return None
     best = zip(result.top_ids[row, :want].tolist(), result.top_logprobs[row, :want].tolist(), strict=True)
     return {token: float(result.logprob[row]), **dict(best)}
-
-
-@dataclass
-class Stage3:
-    """The thread that turns tokens into text and hands outputs to their sinks."""
-
-    finish: Callable[[str, int], None]
-    _events: queue.SimpleQueue[TokenEvent | None] = field(default_factory=queue.SimpleQueue)
-
-    def __post_init__(self) -> None:
-        self._thread = threading.Thread(target=self._main, name="engine-detokenize", daemon=True)
-        self._thread.start()
-
-    def put(self, event: TokenEvent) -> None:
-        self._events.put(event)
-
-    def close(self) -> None:
-        self._events.put(None)
-        self._thread.join()
-
-    def _main(self) -> None:
-        while (event := self._events.get()) is not None:
-            try:
-                self._take(event)
-            except Exception as error:  # one request's sink or text must not end the others
-                self._fail(event, error)
-
-    def _take(self, event: TokenEvent) -> None:
-        request, c = event.request, event.request.continuations[event.index]
-        if c.finish_reason is not None:
-            return
-        if event.token is not None:
-            request.first_token = request.first_token or event.time
-            request.last_token = event.time
-            if c.push(event.token, event.logprobs, event.is_stop) and event.finish_reason is None:
-                self.finish(request.request_id, event.index)
-        if event.finish_reason is not None:
-            c.end(event.finish_reason, event.stop_reason)
-        if request.stream or request.finished:
-            request.sink(request.output())
-
-    def _fail(self, event: TokenEvent, error: Exception) -> None:
-        c = event.request.continuations[event.index]
-        c.finish_reason, c.stop_reason = "error", f"{RequestError.__name__}: {error}"
-        self.finish(event.request.request_id, event.index)
-        try:
-            event.request.sink(event.request.output())
-        except Exception:  # the sink itself is broken; nobody is left to tell
-            return

@@ -23,6 +23,7 @@ class Continuation:
     cumulative: float = 0.0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    ranked: bool = False
 
     def push(self, token: int, logprobs: Mapping[int, float] | None, is_stop: bool) -> bool:
         """Take the next token; ``is_stop`` tokens end the text and add nothing to it. True when a stop string ended it."""
@@ -69,7 +70,7 @@ class Continuation:
             self.index,
             self.shown,
             tuple(self.token_ids),
-            self.cumulative if wanted else None,
+            self.cumulative if wanted or self.ranked else None,
             tuple(self.logprobs) if wanted else None,
             self.finish_reason,
             self.stop_reason,
@@ -81,6 +82,6 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def continuation(index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> Continuation:
+def continuation(index: int, params: SamplingParams, tokenizer: Tokenizer | None, ranked: bool = False) -> Continuation:
     detokenizer = None if tokenizer is None else tokenizer.detokenizer(skip_special=params.skip_special_tokens)
-    return Continuation(index, params, detokenizer)
+    return Continuation(index, params, detokenizer, ranked=ranked)

@@ -9,14 +9,17 @@ from operator import index
 
 from ..errors import RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
-from ..sampling import SamplingParams
+from ..sampling import BeamSearchParams, SamplingParams
 from ..sampling.grammar import GrammarCompiler, Matcher
+from ..sampling.processors import make_processors
 from ..scheduler import SchedulerStats
-from .core import EngineCore, Health, Stage3, TokenEvent
+from .core import EngineCore, Health
 from .detokenize import continuation
 from .load import Loaded
 from .request import Request, Sink
+from .stage3 import Stage3
 
+Params = SamplingParams | BeamSearchParams
 Prompt = str | Sequence[int]
 
 
@@ -64,7 +67,7 @@ class Engine:
         self,
         prompt: str | None,
         prompt_ids: Sequence[int],
-        params: SamplingParams,
+        params: Params,
         sink: Sink,
         request_id: str | None = None,
         priority: int = 0,
@@ -79,7 +82,7 @@ class Engine:
         self,
         prompt: str | None,
         prompt_ids: Sequence[int],
-        params: SamplingParams,
+        params: Params,
         sink: Sink,
         request_id: str | None = None,
         priority: int = 0,
@@ -87,18 +90,39 @@ class Engine:
     ) -> Request:
         """A request, checked but not admitted; ``sink`` will get its outputs on stage 3's thread, each token's or,
         without ``stream``, the last alone. Raises RequestError."""
+        beam = params if isinstance(params, BeamSearchParams) else None
+        params = params if isinstance(params, SamplingParams) else params.sampling()
+        ranked = beam is not None or params.samples > params.n
+        if stream and ranked:
+            raise RequestError(
+                "best_of above n and beam search choose at the end, so their outputs cannot be streamed."
+            )
         self._check(params)
         with self._lock:
             self._ids += 1
             request_id = request_id or f"request-{self._ids}"
-        texts = [continuation(n, params, self.tokenizer if self.has_tokenizer else None) for n in range(params.n)]
+        tokenizer = self.tokenizer if self.has_tokenizer else None
+        texts = [continuation(n, params, tokenizer, ranked) for n in range(params.samples)]
         if params.stop and not self.has_tokenizer:
             raise RequestError("Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.")
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids())
         seed = params.seed if params.seed is not None else secrets.randbits(64)
-        matchers = self._matchers(params)
         return Request(
-            request_id, prompt, tuple(prompt_ids), params, seed, priority, sink, stream, texts, stops, matchers
+            request_id,
+            prompt,
+            tuple(prompt_ids),
+            params,
+            seed,
+            priority,
+            sink,
+            stream,
+            texts,
+            stops,
+            matchers=self._matchers(params),
+            beam=beam if beam is not None and beam.beam_width > 1 else None,
+            ranked=ranked,
+            processors=make_processors(params.logits_processors, self.loaded.program.vocab),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None] * len(prompt_ids),
         )
 
     def _matchers(self, params: SamplingParams) -> list[Matcher]:
@@ -110,7 +134,7 @@ class Engine:
         with self._lock:
             if self._grammars is None:
                 self._grammars = GrammarCompiler(self.tokenizer, self.loaded.program.vocab, self.eos_ids())
-        return self._grammars.matchers(params.structured_outputs, params.n, params.ignore_eos)
+        return self._grammars.matchers(params.structured_outputs, params.samples, params.ignore_eos)
 
     def admit(self, *requests: Request) -> None:
         """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can
@@ -154,4 +178,4 @@ class Engine:
             self._stage3.close()
 
 
-__all__ = ["Engine", "Prompt", "TokenEvent"]
+__all__ = ["Engine", "Params", "Prompt"]

@@ -7,17 +7,18 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import RequestError
 from ..formats.tokenizer import Tokenizer
-from ..sampling import SamplingParams
+from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
-from .engine import Engine, Prompt
+from .engine import Engine, Params, Prompt
 from .load import Loaded, Progress, load
 from .outputs import RequestOutput
 
 Message = Mapping[str, Any]
+P = TypeVar("P", SamplingParams, BeamSearchParams)
 
 
 class LLM:
@@ -43,10 +44,22 @@ class LLM:
         """Complete each prompt (a text, or token ids); results in the order of the prompts. ``on_output`` sees every
         output as it comes."""
         listed = _listed(prompts)
-        params = _params(sampling_params, len(listed))
+        params = _params(sampling_params, SamplingParams, len(listed))
         encoded = [self.engine.encode(prompt) for prompt in listed]
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         return self._run(texts, encoded, params, on_output, priority)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt (a text, or token ids) by beam search; each output's sequences come best first."""
+        listed = _listed(prompts)
+        encoded = [self.engine.encode(prompt) for prompt in listed]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._run(texts, encoded, _params(params, BeamSearchParams, len(listed)), None, priority)
 
     def chat(
         self,
@@ -59,7 +72,7 @@ class LLM:
         several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         texts = [self.render(conversation, **template) for conversation in several]
         encoded = [self.engine.encode(text, parse_special=True) for text in texts]
-        return self._run(texts, encoded, _params(sampling_params, len(texts)), on_output, None)
+        return self._run(texts, encoded, _params(sampling_params, SamplingParams, len(texts)), on_output, None)
 
     def render(self, messages: Sequence[Message], **template: Any) -> str:
         """The prompt that the model's chat template makes of a conversation."""
@@ -91,7 +104,7 @@ class LLM:
         self,
         texts: Sequence[str | None],
         encoded: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
+        params: Sequence[Params],
         on_output: Callable[[RequestOutput], None] | None,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
@@ -145,11 +158,16 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items] if items and isinstance(items[0], Integral) else items
 
 
-def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if len(given) != count:
+def _params(given: P | Sequence[P] | None, kind: type[P], count: int) -> list[P]:
+    """One set of parameters a prompt."""
+    if given is None or isinstance(given, kind):
+        return [given or kind()] * count
+    several = list(given) if isinstance(given, Sequence) else [given]
+    wrong = next((each for each in several if not isinstance(each, kind)), None)
+    if wrong is not None:
+        raise RequestError(f"The parameters are of type {type(wrong).__name__}; here they must be {kind.__name__}.")
+    if len(several) != count:
         raise RequestError(
-            f"There are {count} prompts but {len(given)} sampling parameters; give one for all, or one each."
+            f"There are {count} prompts but {len(several)} sampling parameters; give one for all, or one each."
         )
-    return list(given)
+    return several

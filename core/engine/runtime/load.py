@@ -16,7 +16,7 @@ from ..program.place import Placement, Placer
 from ..program.plan import MemoryPlan, check_device, choose_blocks, kv_bytes_a_block, make_limits, make_plan
 from ..program.shard import shard
 from ..program.weights import stored_bytes
-from ..sampling.params import MAX_LOGPROBS
+from ..sampling.beam import MAX_CANDIDATES
 from .config import EngineConfig
 
 Progress = Callable[[str, int, int], None]
@@ -54,7 +54,7 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     length, blocks = _sizes(config, model, device, placement, notices)
     packed = pack(placement, None if progress is None else lambda done, total: progress("Loading weights", done, total))
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
-    limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_LOGPROBS)
+    limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES)
     plan, memory = make_plan(placement, packed, config.kv_cache_dtype, blocks, limits, config.keep)
     check_device(plan, device.describe())
     return Loaded(config, checkpoint, model, device, program, placement, plan, memory, length, tuple(notices))

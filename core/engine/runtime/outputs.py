@@ -9,8 +9,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class CompletionOutput:
     """One continuation. ``logprobs``: for each token the ids that were asked for with their log-probabilities, the chosen
-    one included. ``finish_reason``: None while it runs, then "stop", "length", "abort" or "error"; ``stop_reason`` is the
-    stop string or token id that ended it, or the error's sentence."""
+    one included; ``cumulative_logprob`` is the sum of the chosen ones', given where sequences are ranked by it, too.
+    ``finish_reason``: None while it runs, then "stop", "length", "abort" or "error"; ``stop_reason`` is the stop string
+    or token id that ended it, or the error's sentence."""
 
     index: int
     text: str
@@ -32,7 +33,8 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The state of a request: all that it has given so far, not only what is new."""
+    """The state of a request: all that it has given so far, not only what is new. ``prompt_logprobs``, where asked for:
+    for each prompt token but the first, which has None, its own log-probability and the best ones of its place."""
 
     request_id: str
     prompt: str | None
@@ -41,3 +43,4 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics
+    prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from ..sampling import SamplingParams
+from ..sampling import BeamSearchParams, SamplingParams
 from ..sampling.grammar import Matcher
+from ..sampling.processors import NamedProcessor
 from .detokenize import Continuation
-from .outputs import RequestMetrics, RequestOutput
+from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 Sink = Callable[[RequestOutput], None]
 
@@ -30,6 +31,12 @@ class Request:
     continuations: list[Continuation]
     stop_ids: frozenset[int]
     matchers: list[Matcher] = field(default_factory=list)
+    beam: BeamSearchParams | None = None
+    ranked: bool = False
+    """Whether the sums of logprobs are wanted though the logprobs are not."""
+    processors: tuple[NamedProcessor, ...] = ()
+    prompt_logprobs: list[Mapping[int, float] | None] | None = None
+    """Of each prompt token, filled by the step loop; of the first there is none."""
     num_cached: int = 0
     arrival: float = field(default_factory=time.monotonic)
     first_token: float | None = None
@@ -39,13 +46,33 @@ class Request:
     def finished(self) -> bool:
         return all(c.finish_reason is not None for c in self.continuations)
 
+    @property
+    def want(self) -> int:
+        """How many best logprobs a token's row gives beside its own, or -1 for none."""
+        if self.params.logprobs is not None:
+            return self.params.logprobs
+        return 0 if self.ranked else -1
+
     def output(self) -> RequestOutput:
         return RequestOutput(
             self.request_id,
             self.prompt,
             self.prompt_ids,
-            tuple(c.output() for c in self.continuations),
+            self._chosen(),
             self.finished,
             self.num_cached,
             RequestMetrics(self.arrival, self.first_token, self.last_token),
+            self._scores(),
         )
+
+    def _chosen(self) -> tuple[CompletionOutput, ...]:
+        """The outputs; of more samples than are wanted the best, those that failed last."""
+        if len(self.continuations) == self.params.n:
+            return tuple(c.output() for c in self.continuations)
+        ranked = sorted(self.continuations, key=lambda c: (c.finish_reason in ("error", "abort"), -c.cumulative))
+        return tuple(replace(c.output(), index=rank) for rank, c in enumerate(ranked[: self.params.n]))
+
+    def _scores(self) -> tuple[Mapping[int, float] | None, ...] | None:
+        if self.prompt_logprobs is None or None in self.prompt_logprobs[1:]:
+            return None
+        return tuple(self.prompt_logprobs)

@@ -1,6 +1,7 @@
-"""Sampling parameters, and what they become in a step's arrays."""
+"""Sampling and beam-search parameters, the search itself, and logits processors."""
 
+from .beam import BeamSearchParams
 from .params import SamplingParams
 from .structured import StructuredOutputs
 
-__all__ = ["SamplingParams", "StructuredOutputs"]
+__all__ = ["BeamSearchParams", "SamplingParams", "StructuredOutputs"]

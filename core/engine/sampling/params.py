@@ -19,28 +19,38 @@ MIN_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Names and meanings are vLLM's. ``temperature`` 0 is greedy; ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 are off.
+    """Names and meanings are vLLM's, and transformers' where vLLM has none. ``temperature`` 0 is greedy; ``top_k`` 0 or -1,
+    ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and ``no_repeat_ngram_size`` 0 are off.
 
-    Processors run in this order: logit bias, repetition penalty, frequency and presence penalties, temperature, top-k,
-    top-p, min-p. ``logprobs`` (how many best tokens to report with each) are of the model's raw distribution. Without a
-    ``seed`` one is drawn for the request. ``max_tokens`` None means up to the context's end. ``structured_outputs`` keeps
-    the text to a form and ends it where the form is complete, ``min_tokens`` or not; a text that ``max_tokens`` cuts
-    ("length") need not be complete.
+    Processors run in this order: logit bias and ``logits_processors``, repetition penalty, no-repeat n-gram, frequency
+    and presence penalties, temperature, top-k, top-p, min-p, typical-p. ``logprobs`` and ``prompt_logprobs`` (how many
+    best tokens to report with each) are of the model's raw distribution. Without a ``seed`` one is drawn for the
+    request. ``max_tokens`` None means up to the context's end.
+
+    Of ``best_of`` samples the ``n`` with the greatest sums of logprobs are returned, best first. ``logits_processors``
+    maps names of installed processors (see ``processors.py``) to their parameters. ``structured_outputs`` keeps the text
+    to a form and ends it where the form is complete, ``min_tokens`` or not; a text that ``max_tokens`` cuts ("length")
+    need not be complete.
     """
 
     n: int = 1
+    best_of: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
@@ -59,9 +69,11 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.")
-        if self.top_p == 0:
-            raise RequestError("top_p is 0; it must be above, and 1 turns it off.")
+        for name in ("top_p", "typical_p"):
+            if getattr(self, name) == 0:
+                raise RequestError(f"{name} is 0; it must be above, and 1 turns it off.")
         self._check_bias()
+        self._check_processors()
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.")
@@ -69,6 +81,22 @@ class SamplingParams:
             raise RequestError(f"structured_outputs is {self.structured_outputs!r}; it must be a StructuredOutputs.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError("Every stop string must be a text that is not empty.")
+
+    @property
+    def samples(self) -> int:
+        """How many continuations are computed."""
+        return self.n if self.best_of is None else self.best_of
+
+    def _check_processors(self) -> None:
+        given = self.logits_processors
+        if not isinstance(given, Mapping) or not all(
+            isinstance(name, str) and isinstance(options, Mapping) and all(isinstance(key, str) for key in options)
+            for name, options in given.items()
+        ):
+            raise RequestError(
+                f"logits_processors is {given!r}; it must map names of processors to their parameters, such as"
+                ' {"name": {"parameter": 1}}.'
+            )
 
     def _check_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
@@ -87,12 +115,14 @@ class SamplingParams:
     def _check_counts(self) -> None:
         for name, low, high in _COUNTS:
             value = getattr(self, name)
-            if value is None and name in ("max_tokens", "seed", "logprobs"):
+            if value is None and name in ("best_of", "max_tokens", "seed", "logprobs", "prompt_logprobs"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise RequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}).")
+        if self.samples < self.n:
+            raise RequestError(f"best_of ({self.best_of}) is below n ({self.n}); n are chosen of best_of samples.")
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
@@ -105,15 +135,19 @@ _RANGES = (
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
+    ("typical_p", 0.0, 1.0),
     ("repetition_penalty", 1e-3, 100.0),
     ("frequency_penalty", -100.0, 100.0),
     ("presence_penalty", -100.0, 100.0),
 )
 _COUNTS = (
     ("n", 1, 1024),
+    ("best_of", 1, 1024),
     ("max_tokens", 1, 1 << 30),
     ("min_tokens", 0, 1 << 30),
     ("top_k", 0, 1 << 30),
+    ("no_repeat_ngram_size", 0, 1 << 30),
     ("seed", 0, MAX_SEED - 1),
     ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
 )

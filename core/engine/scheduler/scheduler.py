@@ -1,5 +1,5 @@
-"""The token-budget scheduler: continuous batching with chunked prefill, preemption by recomputation, and parallel
-samples.
+"""The token-budget scheduler: continuous batching with chunked prefill, preemption by recomputation, parallel samples
+and beams.
 
 The loop is vLLM v1's (no phases: every sequence has tokens computed and tokens wanted), the order Sarathi-Serve's
 (decodes, then running prefills in chunks, then new requests; Agrawal et al. 2024, arXiv 2403.02310), so that decodes
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
@@ -26,7 +27,7 @@ MAX_TOKEN_ID = 2**31 - 1
 class SchedulerConfig:
     """``max_batch_tokens``: token budget of a step. ``max_sequences``: slots, so sequences running at a time.
     ``max_model_len``: tokens of a sequence, prompt and output. ``long_prefill_chunk``: most tokens of one sequence a
-    step.
+    step. ``max_rows``: rows of a step that reach the head; one a sequence if not given.
     """
 
     max_batch_tokens: int
@@ -34,16 +35,23 @@ class SchedulerConfig:
     max_model_len: int
     policy: str = "fcfs"
     long_prefill_chunk: int | None = None
+    max_rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "max_sequences", "max_model_len", "long_prefill_chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SchedulerError(f"{name} is {value}; it must be at least 1")
+        if self.rows < self.max_sequences:
+            raise SchedulerError(f"max_rows is {self.rows}; it must be at least max_sequences, {self.max_sequences}")
         if self.policy not in POLICIES:
             raise SchedulerError(
                 f"there is no scheduling policy {self.policy!r}; known are: {', '.join(sorted(POLICIES))}"
             )
+
+    @property
+    def rows(self) -> int:
+        return self.max_sequences if self.max_rows is None else self.max_rows
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,9 @@ class Scheduler:
         self._check_admission(sequence, n)
         branches = [sequence]
         for branch in range(1, n):
-            branches.append(replace(sequence, seq_id=sequence.seq_id + branch, branch=branch, unforked=[]))
+            branches.append(
+                replace(sequence, seq_id=sequence.seq_id + branch, branch=branch, unforked=[], scores_prompt=False)
+            )
         limit = sequence.num_prompt + sequence.max_tokens
         for each in branches:
             self.allocator.open(each.seq_id, limit, each.salt)
@@ -111,6 +121,36 @@ class Scheduler:
             raise SchedulerError(f"sequence {seq_id} is not in the scheduler; it has ended or was never added")
         self._end(self.sequences[seq_id])
 
+    def continue_beams(
+        self, request_id: str, choices: Iterable[tuple[int, int]], first_id: int
+    ) -> tuple[Sequence, ...]:
+        """Goes on with a beam request once all its beams are held: for each (sequence id, token) the sequence with that
+        token, in the same order. A sequence's first choice continues it, the others are forked from it and get the ids
+        ``first_id`` and on; sequences that are not chosen end."""
+        parents = {sequence.seq_id: sequence for sequence in self._requests[request_id]}
+        waited = [sequence.seq_id for sequence in parents.values() if not sequence.held]
+        if waited:
+            raise SchedulerError(f"beam {waited[0]} of {request_id!r} has not come yet; beams go on together")
+        going: list[Sequence] = []
+        for seq_id, token in choices:
+            parent = parents[seq_id]
+            if parent.held:
+                parent.token_ids.append(token)
+                parent.held = False
+                going.append(parent)
+            else:
+                child = parent.fork(first_id, token)
+                first_id += 1
+                self.allocator.open(child.seq_id, child.num_prompt + child.max_tokens, child.salt)
+                self.sequences[child.seq_id] = child
+                self._requests[request_id].append(child)
+                parent.unforked.append(child)
+                going.append(child)
+        for sequence in parents.values():
+            if sequence.held:
+                self._end(sequence)
+        return tuple(going)
+
     def abort(self, request_id: str) -> tuple[int, ...]:
         """Ends all sequences of a request, in whatever state, and returns their ids; () where none is left."""
         ended = self._requests.get(request_id, [])[::-1]  # branches not yet forked before the one that carries them
@@ -125,11 +165,22 @@ class Scheduler:
 
         ``only`` names a request to run alone, to find the one that breaks steps: all others are preempted first.
         """
-        draft = StepDraft(self.config.max_batch_tokens)
+        draft = StepDraft(self.config.max_batch_tokens, self.config.rows)
         if only is not None:
             for sequence in tuple(self._running):
                 if sequence.request_id != only:
                     self._preempt(sequence)
+        self._fill(draft, only)
+        while not draft.sequences and self._stalls(only) and (held := self._last_held()):
+            self._preempt(held)  # what it holds is what its siblings wait for
+            self._fill(draft, only)
+        if not draft.sequences:
+            self._check_progress(only)
+            return None
+        return self._issue(draft)
+
+    def _fill(self, draft: StepDraft, only: str | None) -> None:
+        """Decodes first, then running prefills, then new sequences."""
         self._fork_ready(draft)
         running = [(sequence, sequence.wanted) for sequence in self._running]
         for sequence, wanted in running:
@@ -140,10 +191,6 @@ class Scheduler:
                 self._advance(draft, sequence)
         if not draft.out_of_blocks:
             self._admit(draft, only)
-        if not draft.sequences:
-            self._check_progress(only)
-            return None
-        return self._issue(draft)
 
     def complete(self, step: ScheduledStep, tokens: Tokens, failed: Failures | None = None) -> list[Update]:
         """Takes the result of the oldest step in flight: a token for each sequence that emits, or a sentence for each
@@ -171,13 +218,15 @@ class Scheduler:
                 self._end(sequence)
                 updates.append(Update(sequence, None, finished=True, error=failed[part.seq_id]))
                 continue
-            if part.emits:
+            if sequence.beam:
+                sequence.held = part.emits
+            elif part.emits:
                 sequence.token_ids.append(tokens[part.seq_id])
             # Only now: before the step is done, no other sequence may build on its cache.
             if sequence.status is SequenceStatus.RUNNING:
                 self.allocator.commit(part.seq_id, sequence.token_ids, part.start + part.count)
             if part.emits:
-                finished = sequence.num_output >= sequence.max_tokens
+                finished = not sequence.beam and sequence.num_output >= sequence.max_tokens
                 if finished:
                     self._end(sequence)
                 updates.append(Update(sequence, tokens[part.seq_id], finished))
@@ -185,9 +234,11 @@ class Scheduler:
 
     def reset(self) -> None:
         """The device lost its state: steps in flight are void, and every sequence is computed again from its tokens."""
-        for _, sequences in self._in_flight:
-            for sequence in sequences:
+        for step, sequences in reversed(self._in_flight):
+            for part, sequence in zip(step.sequences, sequences, strict=True):
                 sequence.steps_in_flight = sequence.num_pending = 0
+                if part.scored[0] < part.scored[1]:
+                    sequence.num_scored = part.scored[0]
         self._in_flight.clear()
         for sequence in tuple(self._running):
             self._preempt(sequence)
@@ -210,6 +261,7 @@ class Scheduler:
         assert len(places) == len(self.sequences) and set(places) == set(self.sequences.values()), "a sequence is lost"
         assert set(places) == {sequence for group in self._requests.values() for sequence in group}
         for sequence in places:
+            assert not sequence.held or (sequence.beam and sequence.wanted == 0), "a held sequence wants a step"
             assert 0 <= sequence.num_pending <= sequence.steps_in_flight <= len(self._in_flight)
             assert sequence.num_output + sequence.num_pending <= sequence.max_tokens, "more tokens than max_tokens"
             running = sequence in self._running
@@ -257,7 +309,7 @@ class Scheduler:
 
     def _advance(self, draft: StepDraft, sequence: Sequence) -> None:
         """Adds a running sequence's next chunk, preempting others for its blocks where it must."""
-        count = self._chunk(draft, sequence.wanted)
+        count = self._chunk(draft, sequence, sequence.num_computed)
         if count == 0 or sequence.status is not SequenceStatus.RUNNING:
             return
         while not self.allocator.allocate(sequence.seq_id, count):
@@ -269,7 +321,8 @@ class Scheduler:
         self._take(draft, sequence, count)
 
     def _first_waiting(self, only: str | None) -> Sequence | None:
-        return next((sequence for sequence in self._waiting if only in (None, sequence.request_id)), None)
+        candidates = (sequence for sequence in self._waiting if only in (None, sequence.request_id))
+        return next((sequence for sequence in candidates if not sequence.held), None)
 
     def _admit(self, draft: StepDraft, only: str | None) -> None:
         """Starts waiting sequences in policy order, up to the first that must wait on."""
@@ -277,12 +330,15 @@ class Scheduler:
             if sequence.steps_in_flight:
                 return  # preempted, and a token of it is still to come
             goal = sequence.goal
-            hit = self.allocator.match(sequence.seq_id, sequence.token_ids, goal)
+            # A token whose row is wanted is computed, whatever is cached of it.
+            hit = self.allocator.match(sequence.seq_id, sequence.token_ids, min(goal, sequence.first_row + 1))
             # Room for all its tokens, not just the first chunk, or it would soon be preempted amid its prompt.
             rest = goal - hit.num_tokens
             if not self.allocator.can_fit(sequence.seq_id, rest, hit):
                 return
-            count = self._chunk(draft, rest)
+            count = self._chunk(draft, sequence, hit.num_tokens)
+            if count == 0:
+                return
             self.allocator.allocate(sequence.seq_id, count, hit)
             self._waiting.remove(sequence)
             self._start(sequence)
@@ -293,8 +349,11 @@ class Scheduler:
                 draft.history_fills.append((sequence.slot, tuple(sequence.token_ids[: hit.num_tokens])))
             self._take(draft, sequence, count)
 
-    def _chunk(self, draft: StepDraft, wanted: int) -> int:
-        return min(wanted, draft.budget, self.config.long_prefill_chunk or wanted)
+    def _chunk(self, draft: StepDraft, sequence: Sequence, start: int) -> int:
+        """How many tokens from ``start`` on the step can take."""
+        wanted = sequence.goal - start
+        fits = sequence.first_row - start + draft.rows
+        return max(min(wanted, draft.budget, self.config.long_prefill_chunk or wanted, fits), 0)
 
     def _take(self, draft: StepDraft, sequence: Sequence, count: int) -> None:
         """Puts ``count`` allocated tokens into the step."""
@@ -304,13 +363,27 @@ class Scheduler:
         if len(token_ids) < count:
             token_ids += (FROM_HISTORY,) * (count - len(token_ids))
         emits = end == len(known) + sequence.num_pending
+        draft.rows -= max(end - sequence.first_row, 0)
+        scored = self._score(sequence, end)
         sequence.num_computed = end
         sequence.num_pending += emits
         sequence.steps_in_flight += 1
         draft.budget -= count
         tables = self.allocator.tables(sequence.seq_id)
-        part = ScheduledSequence(sequence.seq_id, sequence.slot, start, count, token_ids, emits, tables)
+        part = ScheduledSequence(sequence.seq_id, sequence.slot, start, count, token_ids, emits, tables, scored)
         draft.sequences[sequence.seq_id] = part
+
+    @staticmethod
+    def _score(sequence: Sequence, end: int) -> tuple[int, int]:
+        """The positions before ``end`` that have rows for the prompt's logprobs in this step."""
+        stop = min(end, sequence.num_prompt - 1)
+        if not sequence.scores_prompt or sequence.first_row >= stop:
+            return 0, 0
+        start, sequence.num_scored = sequence.first_row, stop
+        return start, stop
+
+    def _last_held(self) -> Sequence | None:
+        return next((sequence for sequence in reversed(self._running) if sequence.held), None)
 
     def _issue(self, draft: StepDraft) -> ScheduledStep:
         parts, decode_count = draft.ordered()
@@ -376,10 +449,14 @@ class Scheduler:
         if not branches:
             del self._requests[sequence.request_id]
 
+    def _stalls(self, only: str | None) -> bool:
+        """Whether a sequence wants a step, and none in flight could make room for it."""
+        wanting = any(sequence.wanted for sequence in self._running) or self._first_waiting(only) is not None
+        return wanting and not self._in_flight
+
     def _check_progress(self, only: str | None) -> None:
-        """Nothing was scheduled: that is right only where nothing could be. With a step in flight it can: a sequence
-        may lack blocks that synchronous ones before it hold, which wait for their tokens."""
-        if not self._in_flight and (any(sequence.wanted for sequence in self._running) or self._first_waiting(only)):
+        """Nothing was scheduled: that is right only where nothing could be."""
+        if self._stalls(only):
             raise SchedulerError(
                 f"the scheduler stalls with {len(self._waiting)} sequences waiting and {len(self._running)} running; "
                 "this is a defect of the engine"

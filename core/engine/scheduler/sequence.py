@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 NO_SLOT = -1
@@ -18,10 +18,12 @@ class SequenceStatus(Enum):
 class Sequence:
     """Tokens computed, chasing tokens wanted; there are no phases.
 
-    The caller gives ``seq_id`` to ``synchronous``. ``max_tokens`` bounds the output; a lower ``priority`` value goes first;
-    ``salt`` keeps the cached prefix apart from that of sequences with another salt. A
-    ``synchronous`` sequence's token must be known on the host before the next one is computed, since what may come next
-    depends on it there; it never reads a token from the device's history. The scheduler sets the rest.
+    The caller gives ``seq_id`` to ``scores_prompt``. ``max_tokens`` bounds the output; a lower ``priority`` value goes
+    first; ``salt`` keeps the cached prefix apart from that of sequences with another salt. A ``synchronous`` sequence's
+    token must be known on the host before the next one is computed, since what may come next depends on it there; it
+    never reads a token from the device's history. A ``beam`` is synchronous, and ``Scheduler.continue_beams`` chooses
+    its tokens. With ``scores_prompt`` every prompt token but the last has a row of its own in the head. The scheduler
+    sets the rest.
     """
 
     seq_id: int
@@ -32,6 +34,8 @@ class Sequence:
     priority: int = 0
     salt: bytes = b""
     synchronous: bool = False
+    beam: bool = False
+    scores_prompt: bool = False
 
     branch: int = 0
     """Index among the parallel samples of the request."""
@@ -42,6 +46,10 @@ class Sequence:
     num_prompt: int = field(init=False)
     num_computed: int = 0
     """Tokens whose cache is written by the steps scheduled so far."""
+    held: bool = False
+    """A beam whose row has come; it waits for the other beams."""
+    num_scored: int = 0
+    """Prompt tokens that had their own rows, in the steps scheduled so far."""
     num_pending: int = 0
     """Tokens sampled by steps in flight, not known here yet."""
     steps_in_flight: int = 0
@@ -54,6 +62,21 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.token_ids)  # it grows, and the caller's prompt must not
         self.num_prompt = len(self.token_ids)
+
+    def fork(self, seq_id: int, token: int) -> Sequence:
+        """A waiting sequence with these tokens, but ``token`` as the last one."""
+        child = replace(
+            self,
+            seq_id=seq_id,
+            token_ids=[*self.token_ids[:-1], token],
+            status=SequenceStatus.WAITING,
+            slot=NO_SLOT,
+            num_computed=0,
+            preemptions=0,
+            unforked=[],
+        )
+        child.num_prompt = self.num_prompt
+        return child
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -80,5 +103,13 @@ class Sequence:
     @property
     def wanted(self) -> int:
         """Tokens that a step could compute now."""
-        waits = self.exhausted or (self.synchronous and self.num_pending)
-        return 0 if waits else self.goal - self.num_computed
+        if self.exhausted or self.held or (self.synchronous and self.num_pending):
+            return 0
+        return self.goal - self.num_computed
+
+    @property
+    def first_row(self) -> int:
+        """The position from which on each token has a row in the head: the last one's alone, unless the prompt is scored."""
+        if self.scores_prompt and self.num_scored < self.num_prompt - 1:
+            return max(self.num_computed, self.num_scored)
+        return len(self.token_ids) + self.num_pending - 1

@@ -17,7 +17,8 @@ class ScheduledSequence:
     """One sequence's part of a step: ``count`` tokens at positions ``start`` and on.
 
     ``token_ids``: ``count`` ids or FROM_HISTORY. ``emits``: the chunk reaches the last token, so its last row is
-    sampled. ``tables``: a block table a cache group, over ``start`` + ``count`` tokens.
+    sampled. ``tables``: a block table a cache group, over ``start`` + ``count`` tokens. ``scored``: positions (from, to)
+    whose rows are wanted for the logprobs of the prompt tokens after them.
     """
 
     seq_id: int
@@ -27,6 +28,7 @@ class ScheduledSequence:
     token_ids: tuple[int, ...]
     emits: bool
     tables: tuple[BlockTable, ...]
+    scored: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class ScheduledStep:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A completed step's news of one sequence: its next token, or why it failed. ``finished``: it has left the
+    """A completed step's news of one sequence: its next token (of a beam the device's, which means nothing), or why it
+    failed. ``finished``: it has left the
     scheduler, with its last token (max_tokens) or by ``error``."""
 
     sequence: Sequence
@@ -60,9 +63,10 @@ class Update:
 
 @dataclass
 class StepDraft:
-    """A step being built."""
+    """A step being built. ``budget``: tokens that may still come, ``rows``: rows that may still reach the head."""
 
     budget: int
+    rows: int
     sequences: dict[int, ScheduledSequence] = field(default_factory=dict)
     history_copies: list[tuple[int, int]] = field(default_factory=list)
     history_fills: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)

@@ -1,4 +1,5 @@
 // process_logits: from the head's logits to what the next token is drawn from.
+#include <cmath>
 #include <stdexcept>
 
 #include "../isa.h"
@@ -32,28 +33,33 @@ enum Input {
   kBiasValues,
   kMaskRows,
   kMasks,
+  kTypicalP,
+  kNgramSize,
+  kCandidates,
   kInputs
 };
 
-// The sum of exp(value - most) over keys.
-double mass(const uint64_t* keys, int64_t count, float most) {
+// The sum of exp(logit(key) - most) over keys.
+template <class Logit>
+ENGINE_INLINE double mass(const uint64_t* keys, int64_t count, float most, Logit logit) {
   double sum = 0;
   for (int64_t i = 0; i < count; i += 16) {
     f32x16 values = splat(kRemoved);
-    for (int64_t j = 0; j < 16 && i + j < count; ++j) values[j] = key_value(keys[i + j]);
+    for (int64_t j = 0; j < 16 && i + j < count; ++j) values[j] = logit(keys[i + j]);
     sum += reduce_add(exp(values - most));
   }
   return sum;
 }
 
 // How many of the best keys reach `wanted` of the mass: puts them first. At least one, if there is one.
-int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted) {
+template <class Logit>
+int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted, Logit logit) {
   int64_t begin = 0, end = count;
   double before = 0;
   while (end - begin > 32) {  // halves by rank, keeping the one in which the sum gets there
     const int64_t middle = begin + (end - begin) / 2;
     std::nth_element(keys + begin, keys + middle, keys + end, std::greater<uint64_t>());
-    const double upper = mass(keys + begin, middle - begin, most);
+    const double upper = mass(keys + begin, middle - begin, most, logit);
     if (before + upper >= wanted) {
       end = middle;
     } else {
@@ -63,7 +69,7 @@ int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted) {
   }
   std::sort(keys + begin, keys + end, std::greater<uint64_t>());
   for (; begin < end; ++begin) {
-    before += mass(keys + begin, 1, most);
+    before += mass(keys + begin, 1, most, logit);
     if (before >= wanted) return begin + 1;
   }
   return begin;
@@ -72,10 +78,12 @@ int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted) {
 // Inputs: logits f32 [R, width]; rows i32 [R], positions, token_seq i32 [T], seq_slots i32 [S]: where each row is;
 // prompt_lengths i32 [R]; temperature f32, top_k i32 (0: off), top_p f32 (1), min_p f32 (0), repetition f32 (1),
 // frequency f32 (0), presence f32 (0), each [R]; bias_offsets i32 [R+1], bias_ids i32 [B], bias_values f32 [B];
-// mask_rows i32 [R] (-1: none), masks u32 [M, ceil(width / 32)] (set: allowed). State: history i32 [slots, max_len].
-// Output: f32 [R, width], what is removed is -inf. In this order: bias, mask, repetition penalty over the tokens of
-// history 0..position, frequency and presence over those from the prompt's length on, temperature (0: nothing
-// further), top-k (Fan et al., 2018), top-p (Holtzman et al., 2020), min-p (Nguyen et al., 2024).
+// mask_rows i32 [R] (-1: none), masks u32 [M, ceil(width / 32)] (set: allowed); each of these may be absent: typical_p
+// f32 [R] (1: off), no_repeat_ngram_size i32 [R] (0), candidates i32 [R] (0). State: history i32 [slots, max_len].
+// Output: f32 [R, width], what is removed is -inf. In this order: log-softmax where candidates > 0, bias, mask,
+// repetition penalty over the tokens of history 0..position, n-gram bans over the same (Paulus et al., 2017), frequency
+// and presence over those from the prompt's length on, temperature (0: nothing further), top-k (Fan et al., 2018), top-p
+// (Holtzman et al., 2020), min-p (Nguyen et al., 2024), typical-p (Meister et al., 2022).
 // Numbers: width, max_len.
 class ProcessLogits final : public Kernel {
  public:
@@ -94,13 +102,17 @@ class ProcessLogits final : public Kernel {
     for (int64_t row = team.take(); row < frame.dims.R; row = team.take()) {
       float* values = output<float>(frame, out_) + row * width_;
       std::memcpy(values, in<float>(frame, kLogits) + row * width_, width_ * sizeof(float));
+      if (optional<int32_t>(frame, kCandidates, row, 0) > 0) log_softmax(values);
       add_bias(frame, row, values);
       apply_mask(frame, row, values);
       penalize(frame, row, values, count_memory_.as<int32_t>() + team.index * width_);
       const float temperature = in<float>(frame, kTemperature)[row];
       if (temperature == 0) continue;
       divide(values, temperature);
-      truncate(frame, row, values, key_memory_.as<uint64_t>() + team.index * (width_ + 16));
+      uint64_t* keys = key_memory_.as<uint64_t>() + team.index * (width_ + 16);
+      truncate(frame, row, values, keys);
+      const float typical_p = optional<float>(frame, kTypicalP, row, 1);
+      if (typical_p < 1) keep_typical(values, typical_p, keys);
     }
   }
 
@@ -108,6 +120,22 @@ class ProcessLogits final : public Kernel {
   template <class T>
   const T* in(const Frame& frame, Input which) const {
     return input<T>(frame, inputs_[which]);
+  }
+
+  // A row's parameter, `off` where the input is absent.
+  template <class T>
+  T optional(const Frame& frame, Input which, int64_t row, T off) const {
+    return inputs_[which] < 0 ? off : in<T>(frame, which)[row];
+  }
+
+  void log_softmax(float* values) const {
+    const float most = greatest(values);
+    if (most == kRemoved) return;
+    const float rest = static_cast<float>(std::log(total_mass(values, most)));
+    for (int64_t i = 0; i < width_; i += 16) {
+      const int64_t count = width_ - i < 16 ? width_ - i : 16;
+      store_first(values + i, load_first(values + i, count) - most - rest, count);
+    }
   }
 
   void add_bias(const Frame& frame, int64_t row, float* values) const {
@@ -138,9 +166,21 @@ class ProcessLogits final : public Kernel {
       each_distinct(past, 0, end, counts, [&](int32_t id, int32_t) {
         values[id] = values[id] > 0 ? values[id] / repetition : values[id] * repetition;
       });
+    ban_ngrams(past, end, optional<int32_t>(frame, kNgramSize, row, 0), values);
     if (frequency != 0 || presence != 0)
       each_distinct(past, in<int32_t>(frame, kPromptLengths)[row], end, counts,
                     [&](int32_t id, int32_t count) { values[id] -= frequency * static_cast<float>(count) + presence; });
+  }
+
+  // Removes what would complete an n-gram of past[0 .. length) once more.
+  void ban_ngrams(const int32_t* past, int64_t length, int64_t size, float* values) const {
+    if (size <= 0 || length < size) return;
+    const int32_t* begun = past + length - (size - 1);
+    for (int64_t i = 0; i + size <= length; ++i) {
+      const int32_t next = past[i + size - 1];
+      if (next >= 0 && next < width_ && std::memcmp(past + i, begun, (size - 1) * sizeof(int32_t)) == 0)
+        values[next] = kRemoved;
+    }
   }
 
   // visit(id, count) for each distinct id of past[begin .. end) below the width.
@@ -199,10 +239,35 @@ class ProcessLogits final : public Kernel {
       });
       best.finish();
       int64_t kept = best.size();
-      if (by_p) kept = reach_mass(best.keys(), kept, most, top_p * (by_k ? mass(best.keys(), kept, most) : all));
+      if (by_p) kept = reach_mass(best.keys(), kept, most, top_p * (by_k ? mass(best.keys(), kept, most, key_value) : all), key_value);
       keep(values, best.keys(), kept);
     }
     if (min_p > 0) drop_below(values, most, min_p);
+  }
+
+  // Keeps the tokens nearest to the entropy: -log p - entropy is a logit's distance from the mean logit.
+  void keep_typical(float* values, float typical_p, uint64_t* memory) const {
+    const float most = greatest(values);
+    if (most == kRemoved) return;
+    double all = 0, weighted = 0;
+    each_vector(values, [&](f32x16 v, i32x16 finite, int64_t) {
+      const f32x16 share = exp(v - most);
+      all += reduce_add(select(finite, share, f32x16{}));
+      weighted += reduce_add(select(finite, share * (v - most), f32x16{}));
+    });
+    const float mean = static_cast<float>(weighted / all);
+    const auto nearness = [&](f32x16 v) { return -abs(v - most - mean); };
+    BestKeys nearest(memory, width_ + 16, width_);
+    each_vector(values,
+                [&](f32x16 v, i32x16 finite, int64_t first) { nearest.offer(nearness(v), finite, first); });
+    const int64_t kept = reach_mass(nearest.keys(), nearest.size(), most, typical_p * all,
+                                    [&](uint64_t key) { return values[key_id(key)]; });
+    const float least = key_value(nearest.keys()[kept - 1]);
+    for (int64_t i = 0; i < width_; i += 16) {
+      const int64_t count = width_ - i < 16 ? width_ - i : 16;
+      const f32x16 v = load_first(values + i, count);
+      store_first(values + i, select(nearness(v) < least, splat(kRemoved), v), count);
+    }
   }
 
   double total_mass(const float* values, float most) const {

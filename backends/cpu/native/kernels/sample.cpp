@@ -26,6 +26,8 @@ enum Input {
   kSeeds,
   kBranches,
   kWantLogprobs,
+  kCandidates,
+  kTargets,
   kInputs
 };
 enum Output { kTokens, kStatus, kLogprob, kTopIds, kTopLogprobs, kOutputs };
@@ -54,7 +56,9 @@ struct Best {
 
 // Inputs: processed, logits f32 [R, width]; rows i32 [R], positions, token_seq i32 [T], seq_slots i32 [S];
 // temperature f32 [R], seeds u32 [R, 2], branches u32 [R], want_logprobs i32 [R] (-1: none, n: the token's and the n
-// best). State: history i32 [slots, max_len], into which the token goes at position + 1 if that is below max_len.
+// best); each of these may be absent: candidates i32 [R] (0: none, k: the k best processed ones in place of logprobs),
+// targets i32 [R] (-1: none, else the token, and none is chosen). State: history i32 [slots, max_len], into which the
+// token goes at position + 1 if that is below max_len and the row is the last of its sequence.
 // Outputs: tokens i32 [R], status i32 [R] (0 good, 1 a NaN or +inf in the raw logits, 2 no finite processed logit),
 // logprob f32 [R], top_ids i32 [R, K], top_logprobs f32 [R, K]: of the raw logits' softmax; what is not wanted is id
 // -1, logprob 0. Temperature 0: the greatest processed logit, else the greatest of processed + gumbel noise (philox.h;
@@ -93,6 +97,10 @@ class Sample final : public Kernel {
   template <class T>
   T* out(const Frame& frame, Output which) const {
     return output<T>(frame, outputs_[which]);
+  }
+  // A row's parameter, `off` where the input is absent.
+  int32_t optional(const Frame& frame, Input which, int64_t row, int32_t off) const {
+    return inputs_[which] < 0 ? off : in<int32_t>(frame, which)[row];
   }
   // The position that the row's new token will have.
   int32_t position(const Frame& frame, int64_t row) const {
@@ -184,15 +192,21 @@ class Sample final : public Kernel {
       all.score = pieces[i].score;
       all.id = pieces[i].id;
     }
-    const Status status = all.broken ? kNonFinite : all.id < 0 ? kFullyMasked : kGood;
-    const int32_t token = status == kGood ? all.id : 0;
+    const int32_t target = optional(frame, kTargets, row, -1);
+    const Status status = all.broken ? kNonFinite : target < 0 && all.id < 0 ? kFullyMasked : kGood;
+    const int32_t token = status != kGood ? 0 : target < 0 ? all.id : target;
     out<int32_t>(frame, kTokens)[row] = token;
     out<int32_t>(frame, kStatus)[row] = status;
-    const int32_t place = position(frame, row);
-    const int32_t sequence = in<int32_t>(frame, kTokenSeq)[in<int32_t>(frame, kRows)[row]];
-    if (place < max_len_) history_[in<int32_t>(frame, kSeqSlots)[sequence] * max_len_ + place] = token;
+    const int32_t place = position(frame, row), at = in<int32_t>(frame, kRows)[row];
+    const int32_t* token_seq = in<int32_t>(frame, kTokenSeq);
+    const int32_t sequence = token_seq[at];
+    const bool is_last = at + 1 == frame.dims.T || token_seq[at + 1] != sequence;
+    if (is_last && place < max_len_) history_[in<int32_t>(frame, kSeqSlots)[sequence] * max_len_ + place] = token;
     clear_logprobs(frame, row);
-    if (status == kGood && in<int32_t>(frame, kWantLogprobs)[row] >= 0)
+    const int32_t candidates = optional(frame, kCandidates, row, 0);
+    if (status == kGood && candidates > 0)
+      give_candidates(frame, row, candidates, memory);
+    else if (status == kGood && in<int32_t>(frame, kWantLogprobs)[row] >= 0)
       give_logprobs(frame, row, token, all.most, memory);
   }
 
@@ -211,11 +225,23 @@ class Sample final : public Kernel {
     const double norm = most + std::log(sum);
     const float* raw = in<float>(frame, kLogits) + row * width_;
     out<float>(frame, kLogprob)[row] = static_cast<float>(raw[token] - norm);
-    int64_t wanted = in<int32_t>(frame, kWantLogprobs)[row];
+    const int64_t wanted = in<int32_t>(frame, kWantLogprobs)[row];
+    give_best(frame, row, raw, wanted, norm, memory, [](f32x16, i32x16 inside) { return inside; });
+  }
+
+  void give_candidates(const Frame& frame, int64_t row, int64_t wanted, uint64_t* memory) const {
+    give_best(frame, row, in<float>(frame, kProcessed) + row * width_, wanted, 0, memory,
+              [](f32x16 v, i32x16 inside) { return is_finite(v) & inside; });
+  }
+
+  // The best values less `norm` with their ids, of those that `eligible` lets through.
+  template <class Eligible>
+  ENGINE_INLINE void give_best(const Frame& frame, int64_t row, const float* values, int64_t wanted, double norm,
+                               uint64_t* memory, Eligible eligible) const {
     wanted = std::min({wanted, static_cast<int64_t>(frame.dims.K), width_});
-    if (wanted == 0) return;
+    if (wanted <= 0) return;
     BestKeys best(memory, width_ + 16, wanted);
-    each_vector(raw, 0, width_, [&](f32x16 v, i32x16 inside, int64_t i) { best.offer(v, inside, i); });
+    each_vector(values, 0, width_, [&](f32x16 v, i32x16 inside, int64_t i) { best.offer(v, eligible(v, inside), i); });
     best.finish();
     best.sort();
     for (int64_t i = 0; i < best.size(); ++i) {

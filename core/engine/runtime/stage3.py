@@ -1,0 +1,74 @@
+"""Stage 3's thread: tokens become text, and outputs go to the callers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import RequestError
+from .request import Request
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """A token of a continuation, its logprobs, and whether and why the sequence ended with it."""
+
+    request: Request
+    index: int
+    token: int | None
+    logprobs: Mapping[int, float] | None
+    is_stop: bool
+    finish_reason: str | None
+    stop_reason: str | int | None
+    time: float
+
+
+@dataclass
+class Stage3:
+    """The thread that turns tokens into text and hands outputs to their sinks."""
+
+    finish: Callable[[str, int], None]
+    _events: queue.SimpleQueue[TokenEvent | None] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._main, name="engine-detokenize", daemon=True)
+        self._thread.start()
+
+    def put(self, event: TokenEvent) -> None:
+        self._events.put(event)
+
+    def close(self) -> None:
+        self._events.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._take(event)
+            except Exception as error:  # one request's sink or text must not end the others
+                self._fail(event, error)
+
+    def _take(self, event: TokenEvent) -> None:
+        request, c = event.request, event.request.continuations[event.index]
+        if c.finish_reason is not None:
+            return
+        if event.token is not None:
+            request.first_token = request.first_token or event.time
+            request.last_token = event.time
+            if c.push(event.token, event.logprobs, event.is_stop) and event.finish_reason is None:
+                self.finish(request.request_id, event.index)
+        if event.finish_reason is not None:
+            c.end(event.finish_reason, event.stop_reason)
+        if request.stream or request.finished:
+            request.sink(request.output())
+
+    def _fail(self, event: TokenEvent, error: Exception) -> None:
+        c = event.request.continuations[event.index]
+        c.finish_reason, c.stop_reason = "error", f"{RequestError.__name__}: {error}"
+        self.finish(event.request.request_id, event.index)
+        try:
+            event.request.sink(event.request.output())
+        except Exception:  # the sink itself is broken; nobody is left to tell
+            return
