@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import AdmissionError, KVCacheError
-from engine.kv import CacheGroup, KVAllocator, PagedAllocator, PoolStats, find_allocator
+from engine.kv import CacheGroup, PagedAllocator, PoolStats
 
 
 def paged(num_blocks: int = 9, block_size: int = 4) -> PagedAllocator:
@@ -21,14 +21,6 @@ def fill(allocator: PagedAllocator, seq_id: int, tokens: list[int]) -> None:
     assert allocator.allocate(seq_id, len(tokens))
     allocator.take_copies()
     allocator.commit(seq_id, tokens, len(tokens))
-
-
-def test_it_is_found_by_name() -> None:
-    groups = (CacheGroup("full", "full", 16),)
-    allocator: KVAllocator = find_allocator("paged")(groups, (4,))
-    assert allocator.groups == groups
-    with pytest.raises(KVCacheError, match="known are: paged"):
-        find_allocator("no such allocator")
 
 
 def test_groups_are_validated() -> None:

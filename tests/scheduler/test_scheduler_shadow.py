@@ -1,13 +1,15 @@
 """The scheduler against a shadow device: integer KV memory, history rows, and a model that hashes all it reads.
 
-Whatever the batching, chunks, preemptions, prefix hits, forks, aborts, faults and pipelining, each sequence must get
-the tokens that a direct evaluation of the same model gives it alone.
+Whatever the batching, chunks, preemptions of either kind, prefix hits, windows, forks, aborts, faults and pipelining, and
+whichever the allocator, each sequence must get the tokens that a direct evaluation of the same model gives it alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import event, settings
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.errors import AdmissionError
-from engine.kv import CacheGroup, PagedAllocator
+from engine.kv import BlockTable, CacheGroup, ContiguousAllocator, HostPool, KVAllocator, PagedAllocator
 from engine.scheduler import (
     FROM_HISTORY,
     ScheduledSequence,
@@ -30,38 +32,62 @@ STOP = 0
 POISON = None
 
 
-def cache_value(context: int, token: int) -> int:
-    """What the model keeps of a token: it depends on all tokens before."""
-    return hash((context, token))
+def cache_value(token: int, salt: bytes, seen: Seq[Seq[int]]) -> int:
+    """What the model keeps of a token: it depends on all that each group's attention sees before it."""
+    return hash((token, salt, *map(tuple, seen)))
 
 
-def next_token(context: int, history: list[int | None], branch: int) -> int:
-    """Sampling: from the context, the history (penalties) and the branch."""
-    return hash((context, tuple(history), branch, 7)) % VOCABULARY
+def next_token(value: int, history: list[int | None], branch: int) -> int:
+    """Sampling: from the last token's value, the history (penalties) and the branch."""
+    return hash((value, tuple(history), branch, 7)) % VOCABULARY
 
 
-def evaluate(sequence: Sequence) -> list[int]:
+def evaluate(sequence: Sequence, groups: tuple[CacheGroup, ...]) -> list[int]:
     """The output of one sequence computed alone, token by token."""
-    tokens, context = sequence.prompt_ids, hash(sequence.salt)
-    for token in tokens:
-        context = hash((context, cache_value(context, token)))
+    tokens, values = sequence.prompt_ids, list[int]()
     while len(tokens) < sequence.num_prompt + sequence.max_tokens:
-        tokens.append(next_token(context, [*tokens], sequence.branch))
+        for position in range(len(values), len(tokens)):
+            seen = [values[first_seen(group, position) :] for group in groups]
+            values.append(cache_value(tokens[position], sequence.salt, seen))
+        tokens.append(next_token(values[-1], [*tokens], sequence.branch))
         if tokens[-1] == STOP:
             break
-        context = hash((context, cache_value(context, tokens[-1])))
     return tokens[sequence.num_prompt :]
+
+
+def first_seen(group: CacheGroup, position: int) -> int:
+    """The first position that a query sees."""
+    return 0 if group.window is None else max(0, position + 1 - group.window)
+
+
+def readable(allocator: KVAllocator, group: int) -> set[int]:
+    """The blocks whose contents somebody may read yet: all others may hold anything."""
+    if isinstance(allocator, PagedAllocator):
+        pool = allocator._groups[group].pool
+        return {block for block, refs in enumerate(pool.refs) if refs or block in pool.index}
+    assert isinstance(allocator, ContiguousAllocator)
+    held = {block for seq_id in allocator._sequences for block in allocator.tables(seq_id)[group]}
+    return held | set(allocator._groups[group].copies.values())
 
 
 class ShadowDevice:
     """Runs steps as a backend would, in submission order, reading the cache through the block tables only."""
 
-    def __init__(self, allocator: PagedAllocator, num_blocks: tuple[int, ...], slots: int, max_len: int) -> None:
-        self.sizes = [group.block_size for group in allocator.groups]
+    def __init__(self, allocator: KVAllocator, num_blocks: tuple[int, ...], slots: int, max_len: int) -> None:
+        self.groups = allocator.groups
         self.memory: list[list[list[int | None]]] = [
-            [[POISON] * size for _ in range(number)] for size, number in zip(self.sizes, num_blocks, strict=True)
+            [[POISON] * group.block_size for _ in range(number)]
+            for group, number in zip(self.groups, num_blocks, strict=True)
         ]
         self.history: list[list[int | None]] = [[POISON] * max_len for _ in range(slots)]
+
+    def save(self, tables: tuple[BlockTable, ...]) -> list[list[list[int | None]]]:
+        return [[list(memory[b]) for b in table] for memory, table in zip(self.memory, tables, strict=True)]
+
+    def fill(self, tables: tuple[BlockTable, ...], saved: list[list[list[int | None]]]) -> None:
+        for memory, table, blocks in zip(self.memory, tables, saved, strict=True):
+            for block, contents in zip(table, blocks, strict=True):
+                memory[block] = list(contents)
 
     def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, int]:
         for memory, copies in zip(self.memory, step.block_copies, strict=True):
@@ -82,27 +108,29 @@ class ShadowDevice:
 
     def run(self, part: ScheduledSequence, sequence: Sequence) -> int | None:
         history, end = self.history[part.slot], part.start + part.count
-        context = hash(sequence.salt)
-        for position in range(part.start):
-            values = {
-                memory[table[position // size]][position % size]
-                for memory, table, size in zip(self.memory, part.tables, self.sizes, strict=True)
-            }
-            assert len(values) == 1 and POISON not in values, "a read of what was not written for this sequence"
-            context = hash((context, *values))
         for position, known in enumerate(part.token_ids, start=part.start):
             token = history[position] if known == FROM_HISTORY else known
             assert token is not POISON and token >= 0
             history[position] = token
-            value = cache_value(context, token)
-            context = hash((context, value))
-            for memory, table, size in zip(self.memory, part.tables, self.sizes, strict=True):
-                memory[table[position // size]][position % size] = value
+            value = cache_value(token, sequence.salt, [self.read(part, g, position) for g in range(len(self.groups))])
+            for memory, table, group in zip(self.memory, part.tables, self.groups, strict=True):
+                memory[table[position // group.block_size]][position % group.block_size] = value
         if not part.emits:
             return None
-        token = next_token(context, history[:end], sequence.branch)
+        token = next_token(value, history[:end], sequence.branch)
         history[end] = token
         return token
+
+    def read(self, part: ScheduledSequence, number: int, position: int) -> list[int]:
+        """What the query at a position sees of a group, but for its own value."""
+        group, table, memory = self.groups[number], part.tables[number], self.memory[number]
+        values: list[int] = []
+        for before in range(first_seen(group, position), position):
+            block = table[before // group.block_size]
+            value = memory[block][before % group.block_size]
+            assert block and value is not POISON, "a read of what was not written for this sequence"
+            values.append(value)
+        return values
 
     def check(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> None:
         """The promises about a step that hold for each one."""
@@ -110,20 +138,22 @@ class ShadowDevice:
         assert parts and step.num_tokens == sum(part.count for part in parts)
         assert [part.count == 1 for part in parts] == [i < step.decode_count for i in range(len(parts))]
         assert len({part.slot for part in parts}) == len(parts) == len({part.seq_id for part in parts})
-        for group, size in enumerate(self.sizes):
+        for number, group in enumerate(self.groups):
             for part in parts:
-                end, table = part.start + part.count, part.tables[group]
-                assert len(part.token_ids) == part.count and len(table) == -(-end // size) and 0 not in table
-                written = set(table[part.start // size :])
-                others = {block for other in parts if other is not part for block in other.tables[group]}
+                end, table, behind = part.start + part.count, part.tables[number], group.behind(part.start)
+                assert len(part.token_ids) == part.count and len(table) == group.blocks(end)
+                assert not any(table[:behind]) and all(table[behind:]), "blocks behind the window, and no others, are null"
+                written = set(table[part.start // group.block_size :])
+                others = {block for other in parts if other is not part for block in other.tables[number]}
                 assert not written & others, "a block is written by one sequence and seen by another"
 
-    def poison(self, scheduler: Scheduler, allocator: PagedAllocator) -> None:
+    def poison(self, scheduler: Scheduler, allocator: KVAllocator) -> None:
         """Overwrites all that nobody may read again: free blocks without a prefix, rows of free slots."""
-        for memory, group in zip(self.memory, allocator._groups, strict=True):
-            for block, refs in enumerate(group.pool.refs):
-                if refs == 0 and block not in group.pool.index:
-                    memory[block] = [POISON] * group.block_size
+        for number, memory in enumerate(self.memory):
+            wanted = readable(allocator, number)
+            for block in range(len(memory)):
+                if block not in wanted:
+                    memory[block] = [POISON] * len(memory[block])
         held = {sequence.slot for sequence in scheduler.sequences.values()}
         for slot, row in enumerate(self.history):
             if slot not in held:
@@ -145,7 +175,12 @@ class Engine:
     groups: tuple[tuple[int, int], ...]
     """(block size, blocks) of each."""
     depth: int = 1
-    in_flight: deque[tuple[ScheduledStep, dict[int, int]]] = field(default_factory=deque)
+    windows: tuple[int | None, ...] = ()
+    contiguous: bool = False
+    host: int | None = None
+    """Tokens that the host tier holds; None: preemption by recomputation."""
+    in_flight: deque[tuple[ScheduledStep, dict[int, int], dict[int, Any]]] = field(default_factory=deque)
+    saved: dict[int, Any] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     """Aborted or failed: they owe no output."""
@@ -154,9 +189,18 @@ class Engine:
 
     def __post_init__(self) -> None:
         blocks = tuple(number for _, number in self.groups)
-        specs = tuple(CacheGroup(f"g{i}", "full", size) for i, (size, _) in enumerate(self.groups))
-        self.allocator = PagedAllocator(specs, blocks)
-        self.scheduler = Scheduler(self.config, self.allocator)
+        windows = self.windows or (None,) * len(blocks)
+        specs = tuple(
+            CacheGroup(f"g{i}", "full" if window is None else "window", size, window)
+            for i, ((size, _), window) in enumerate(zip(self.groups, windows, strict=True))
+        )
+        self.allocator: PagedAllocator | ContiguousAllocator = (
+            ContiguousAllocator(specs, blocks)
+            if self.contiguous
+            else PagedAllocator(specs, blocks, self.config.max_batch_tokens)
+        )
+        host = None if self.host is None else HostPool(self.host, tuple(size for size, _ in self.groups))
+        self.scheduler = Scheduler(self.config, self.allocator, host)
         self.device = ShadowDevice(self.allocator, blocks, self.config.max_sequences, self.config.max_model_len)
 
     def add(self, prompt: list[int], max_tokens: int, n: int = 1, priority: int = 0, salt: bytes = b"") -> None:
@@ -178,11 +222,17 @@ class Engine:
         self.seen["prefix hits"] += len(step.history_fills)
         self.seen["tokens from history"] += sum(FROM_HISTORY in part.token_ids for part in step.sequences)
         self.seen["chunks"] += sum(part.count > 1 and not part.emits for part in step.sequences)
-        self.in_flight.append((step, self.device.submit(step, self.sequences)))
+        self.seen["swaps"] += len(step.swap_ins)
+        self.seen["blocks behind a window"] += sum(0 in table for part in step.sequences for table in part.tables)
+        exported = {swap.seq_id: self.device.save(swap.blocks) for swap in step.swap_outs}
+        for swap in step.swap_ins:
+            self.device.fill(swap.blocks, self.saved.pop(swap.seq_id))
+        self.in_flight.append((step, self.device.submit(step, self.sequences), exported))
         return True
 
     def complete(self, failing: int | None = None) -> None:
-        step, tokens = self.in_flight.popleft()
+        step, tokens, exported = self.in_flight.popleft()
+        self.saved |= exported  # only now: a step that fails saves nothing
         alive = {part.seq_id for part in step.sequences} & set(self.scheduler.sequences)
         failed = {failing: "it is broken"} if failing in alive else {}
         emitted = {i for i in tokens if i in alive and i not in failed}
@@ -206,6 +256,7 @@ class Engine:
 
     def settle(self) -> None:
         self.scheduler.check()
+        self.saved = {seq_id: saved for seq_id, saved in self.saved.items() if seq_id in self.scheduler.swapper.held}
         self.device.poison(self.scheduler, self.allocator)
 
     def drain(self) -> None:
@@ -215,10 +266,12 @@ class Engine:
                 self.settle()
             self.complete()
             self.settle()
-        assert all(pool.used == 0 for pool in self.allocator.stats())
+        stats = self.scheduler.stats()
+        assert all(pool.used == 0 for pool in stats.pools)
+        assert stats.host is None or stats.host.used == 0
         for sequence in self.sequences.values():
             if sequence.seq_id not in self.ended:
-                assert sequence.output_ids == evaluate(sequence)
+                assert sequence.output_ids == evaluate(sequence, self.allocator.groups)
 
 
 @dataclass(frozen=True)
@@ -257,6 +310,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.none() | st.integers(1, 8),
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(1, 3),
+        windows=st.lists(st.none() | st.integers(1, 12), min_size=2, max_size=2),
+        contiguous=st.booleans(),
+        host=st.none() | st.integers(0, 60),
         requests=REQUESTS,
     )
     def start(
@@ -268,11 +324,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk: int | None,
         policy: str,
         depth: int,
+        windows: list[int | None],
+        contiguous: bool,
+        host: int | None,
         requests: list[Request],
     ) -> None:
         groups = tuple((size, 1 + capacity // size) for size in sizes)
-        self.engine = Engine(SchedulerConfig(budget, slots, 40, policy, chunk), groups, depth)
-        self.capacity = min(40, *(size * (capacity // size) for size in sizes))
+        config = SchedulerConfig(budget, slots, 40, policy, chunk)
+        limited = () if contiguous else tuple(windows[: len(sizes)])
+        self.engine = Engine(config, groups, depth, limited, contiguous, host)
+        specs = list(zip(self.engine.allocator.groups, groups, strict=True))
+        self.capacity = max(
+            n for n in range(1, 41) if all(spec.most_blocks(n, budget) < blocks for spec, (_, blocks) in specs)
+        )
         self.add(requests)
 
     @rule(requests=REQUESTS)
