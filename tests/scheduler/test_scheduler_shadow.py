@@ -150,7 +150,8 @@ class ShadowDevice:
     def poison(self, scheduler: Scheduler, allocator: KVAllocator) -> None:
         """Overwrites all that nobody may read again: free blocks without a prefix, rows of free slots."""
         for number, memory in enumerate(self.memory):
-            wanted = readable(allocator, number)
+            leaving = {block for swap in scheduler.swapper._leaving.values() for block in swap.blocks[number]}
+            wanted = readable(allocator, number) | leaving
             for block in range(len(memory)):
                 if block not in wanted:
                     memory[block] = [POISON] * len(memory[block])

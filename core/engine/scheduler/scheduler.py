@@ -287,7 +287,8 @@ class Scheduler:
                     self._preempt(sequence, swap=False)
                     draft.out_of_blocks = False
                 return  # else it keeps its blocks and waits for those before it
-            self._preempt(victim)
+            # What a fork copies for it in this step is not there yet to be saved.
+            self._preempt(victim, swap=all(slot != victim.slot for _, slot in draft.history_copies))
         self._take(draft, sequence, count)
 
     def _first_waiting(self, only: str | None) -> Sequence | None:
