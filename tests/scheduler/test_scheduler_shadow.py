@@ -142,7 +142,9 @@ class ShadowDevice:
             for part in parts:
                 end, table, behind = part.start + part.count, part.tables[number], group.behind(part.start)
                 assert len(part.token_ids) == part.count and len(table) == group.blocks(end)
-                assert not any(table[:behind]) and all(table[behind:]), "blocks behind the window, and no others, are null"
+                assert not any(table[:behind]) and all(table[behind:]), (
+                    "blocks behind the window, and no others, are null"
+                )
                 written = set(table[part.start // group.block_size :])
                 others = {block for other in parts if other is not part for block in other.tables[number]}
                 assert not written & others, "a block is written by one sequence and seen by another"

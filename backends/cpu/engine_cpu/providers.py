@@ -109,7 +109,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("step_expand", lower.step_expand)
     one("kv_copy", lower.kv_copy, kv=True)
     one("kv_write", lower.kv_write, "k_scale v_scale", kv=True)
-    one("attention", lower.attention, "k_scale v_scale window softcap", kv=True)
+    one("attention", lower.attention, "k_scale v_scale window softcap contiguous", kv=True)
     one("embed", lower.embed, "scale", _embed_check)
     one("quantize", lower.quantize, "scale")
     one("gather_columns", lower.gather_columns)

@@ -138,7 +138,9 @@ class ContiguousAllocator:
                 return False
         if hit and hit.num_tokens:
             if sequence.length:
-                raise KVCacheError("a prefix hit is attached to a sequence that holds tokens; attach it to an empty one")
+                raise KVCacheError(
+                    "a prefix hit is attached to a sequence that holds tokens; attach it to an empty one"
+                )
             sequence.length = hit.num_tokens
         end = sequence.length + count
         self._reach(sequence, end, self._predicted(sequence, end), moving=sequence.extents[0][1] > 0)

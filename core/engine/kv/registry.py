@@ -52,7 +52,7 @@ CONTIGUOUS = AllocatorManifest(
 
 
 def find_allocator(name: str) -> AllocatorManifest:
-    """"paged", "contiguous", or an entry point of group ``engine.kv_allocators``. KVCacheError if it is unknown or gives
+    """ "paged", "contiguous", or an entry point of group ``engine.kv_allocators``. KVCacheError if it is unknown or gives
     no manifest."""
     found = _find("KV allocator", ALLOCATORS, {"paged": PAGED, "contiguous": CONTIGUOUS}, name)
     if not isinstance(found, AllocatorManifest):

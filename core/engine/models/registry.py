@@ -52,13 +52,23 @@ class Model:
     _weights: Weights
     _build: Callable[[Builder, DecoderConfig, Weights], Program]
 
-    def groups(self, block_size: int) -> tuple[CacheGroup, ...]:
-        """The cache groups of this architecture."""
-        return (CacheGroup("full", "full", block_size, layers=tuple(range(self.config.layers))),)
+    def groups(self, block_size: int, windows: bool = True) -> tuple[CacheGroup, ...]:
+        """The cache groups of this architecture: the layers that see everything, and those of each window. Without
+        ``windows`` (an allocator keeps what lies behind them) all layers are one group."""
+        layers = range(self.config.layers)
+        limits = [self.config.window(i) if windows else 0 for i in layers]
+        found = []
+        for limit in sorted(set(limits)):
+            own = tuple(i for i in layers if limits[i] == limit)
+            if limit:
+                found.append(CacheGroup(f"window {limit}", "window", block_size, limit, own))
+            else:
+                found.append(CacheGroup("full", "full", block_size, layers=own))
+        return tuple(found)
 
-    def program(self, block_size: int, kv_dtype: str) -> Program:
-        """The op calls of one step."""
-        builder = Builder(self.groups(block_size), kv_dtype, self.config.vocab)
+    def program(self, block_size: int, kv_dtype: str, windows: bool = True, contiguous: bool = False) -> Program:
+        """The op calls of one step. ``contiguous``: each page table's entries will be consecutive."""
+        builder = Builder(self.groups(block_size, windows), kv_dtype, self.config.vocab, contiguous)
         program = self._build(builder, self.config, self._weights)
         self._weights.check_all_used()
         return program

@@ -30,13 +30,15 @@ def attention(
     v_scale: Array | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    contiguous: bool = False,
 ) -> tuple[Array]:
     """softmax(scale * q k^T) v: q [T, heads * head_dim] -> f32 of the same shape; k and v in the plain layout.
 
     A query at position p sees cache positions 0..p, with a ``window`` w > 0 only the last w of them. ``softcap`` c > 0
     bounds scores as c * tanh(score / c). Query head h reads KV head h * kv_heads / heads, rounded down. Each query is
-    computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources: Vaswani et
-    al. (2017); for grouped queries, Ainslie et al. (2023).
+    computed by itself in f64, so that its result depends on neither the other rows nor the chunks. The table's entries
+    for blocks that no query of the step sees are null. ``contiguous`` promises that a sequence's entries are consecutive
+    blocks, which a provider may use or not. Sources: Vaswani et al. (2017); for grouped queries, Ainslie et al. (2023).
     """
     y = np.empty((len(q), heads * head_dim), np.float32)
     for seq, start in enumerate(seq_starts):
@@ -133,6 +135,7 @@ SPECS = (
             "block_size": REQUIRED,
             "window": 0,
             "softcap": 0.0,
+            "contiguous": False,
         },
         reference=attention,
         tolerance=Tolerance(5e-5, 5e-5),

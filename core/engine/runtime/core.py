@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from ..backend.v1 import Session, StepResult, Ticket
 from ..errors import EngineError, EngineStoppedError, RequestError
-from ..kv import PagedAllocator
+from ..kv import AllocatorSpec, HostPool, find_allocator, find_predictor
 from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
 from .load import Loaded
 from .request import Request
 from .step_inputs import RowParams, step_inputs
+from .swap import HostBlocks, SwapTickets
 
 STATUS = {
     1: "The model gave logits that are not finite numbers; the checkpoint or this prompt is damaged.",
@@ -53,6 +54,7 @@ class _InFlight:
     step: ScheduledStep
     rows: tuple[int, ...]
     ticket: Ticket
+    swaps: SwapTickets
 
 
 @dataclass
@@ -83,8 +85,19 @@ class EngineCore:
                 max_model_len=loaded.max_model_len,
                 policy=config.policy,
             ),
-            PagedAllocator(loaded.program.groups, (loaded.memory.blocks,) * self._groups),
+            find_allocator(config.kv_allocator).make(
+                AllocatorSpec(
+                    loaded.program.groups,
+                    loaded.memory.num_blocks,
+                    loaded.plan.limits.dims.T,
+                    find_predictor(config.length_predictor),
+                )
+            ),
+            HostPool(int(config.swap_space * 2**30), loaded.memory.block_bytes)
+            if config.preemption == "swap"
+            else None,
         )
+        self._host = HostBlocks()
         self._session: Session = loaded.session()
         self._max_in_flight = max(loaded.device.describe().max_in_flight, 1)
         self._members: dict[int, _Member] = {}
@@ -214,11 +227,12 @@ class EngineCore:
                 return
             inputs, rows = step_inputs(step, lambda seq: self._members[seq].row, self._groups, self._mask_words)
             try:
+                swaps = self._host.submit(self._session, step)
                 ticket = self._session.submit(inputs)
             except Exception as error:
                 self._recover(step, error)
                 return
-            self._in_flight.append(_InFlight(step, rows, ticket))
+            self._in_flight.append(_InFlight(step, rows, ticket, swaps))
 
     def _suspect(self) -> str | None:
         """The request to run alone next, while one that breaks steps is looked for."""
@@ -230,6 +244,7 @@ class EngineCore:
         flight = self._in_flight.popleft()
         try:
             result = flight.ticket.wait()
+            self._host.finish(flight.swaps)
         except Exception as error:
             self._recover(flight.step, error)
             return
@@ -242,6 +257,7 @@ class EngineCore:
         logprobs = {seq: n for n, seq in enumerate(flight.rows)}
         for update in self.scheduler.complete(flight.step, tokens, failed):
             self._publish(update, result, logprobs)
+        self._host.keep(self.scheduler.swapper.held)
 
     def _fault(self, seq_id: int, status: int) -> str:
         """Why a row has failed; its sequence may have ended meanwhile."""
@@ -346,6 +362,7 @@ class EngineCore:
             )
         )
         self.scheduler.reset()
+        self._host.keep(self.scheduler.swapper.held)
         self._session.close()
         self._session = self._loaded.session()
         if len(ids) == 1:

@@ -42,9 +42,9 @@ class Swap:
 class ScheduledStep:
     """One step. The first ``decode_count`` sequences have one token each, the others more.
 
-    The device applies, in this order: ``swap_outs``, ``swap_ins``, ``block_copies`` (a tuple a cache group, (source, destination) blocks),
-    ``history_copies`` ((source, destination) slots), ``history_fills`` ((slot, token ids from position 0 on): tokens
-    that a prefix hit skips), the tokens themselves, and the sampled ones.
+    The device applies, in this order: ``swap_outs``, ``swap_ins``, ``block_copies`` (a tuple a cache group, (source,
+    destination) blocks), ``history_copies`` ((source, destination) slots), ``history_fills`` ((slot, token ids from
+    position 0 on): tokens that a prefix hit skips, or that were swapped in), the tokens themselves, and the sampled ones.
     """
 
     number: int
