@@ -73,7 +73,8 @@ def test_a_model_placed_on_a_backend_with_gaps(engine, toy, llama):
     assert (model["family"], model["format"], model["context"]) == ("llama", "hf", 256)
     assert model["weights"]["F32"]["tensors"] == 21 and model["weights"]["F32"]["bytes"] > 300_000
     memory = model["memory"]
-    assert memory["block_size"] == 16 and memory["kv"] == memory["blocks"] * 16 * memory["bytes_a_token"]
+    [group] = memory["groups"]
+    assert group["block_size"] == 16 and memory["kv"] == group["blocks"] * 16 * group["bytes_a_token"]
     lines = model["program"]
     assert len(lines) == sum(segment["calls"] for segment in model["segments"])
     assert any(re.fullmatch(r"%\d+ = linear\(%\d+; \S*attn_q\S* F32\) @ toy/toy", line) for line in lines)

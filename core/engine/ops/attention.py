@@ -84,6 +84,8 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
         ([129, 0, 64], [1, 33, 1], 16, 16, 2, 64, "int8", {}),
         ([5, 0], [1, 6], 1, 2, 1, 8, "f16", {}),
         ([90, 0], [1, 40], 16, 4, 2, 32, "f16", {"window": 24}),
+        ([301, 90], [1, 40], 8, 4, 2, 32, "int8", {"window": 24}),
+        ([45, 0, 20], [3, 9, 1], 4, 4, 2, 16, "f16", {"window": 7, "contiguous": True}),
         ([33, 2], [1, 12], 16, 4, 1, 32, "f32", {"softcap": 5.0}),
         ([50], [9], 8, 2, 2, 16, "f32", {"window": 1, "softcap": 2.0}),
     ]
@@ -98,6 +100,8 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
             place = table[seq, positions // block_size], positions % block_size
             for stored in contents.values():
                 stored[place] = rng.standard_normal((len(positions), kv_heads, head_dim), np.float32)
+            if window := features.get("window", 0):
+                table[seq, : max(0, start + 1 - window) // block_size] = 0
         yield Case(
             f"{dtype}, {heads}/{kv_heads} heads of {head_dim}, blocks of {block_size}, "
             f"{starts} + {lengths}{''.join(f', {k} {v}' for k, v in features.items())}",
