@@ -411,18 +411,71 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [3, 40])
-def test_many_requests_in_little_memory(block_size: int, depth: int, budget: int) -> None:
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("host", [None, 50, 1000])
+def test_many_requests_in_little_memory(
+    block_size: int, depth: int, budget: int, contiguous: bool, host: int | None
+) -> None:
     """Mixed lengths, samples and shared beginnings, with room for two of the longest."""
     blocks = 1 + -(-80 // block_size)
     config = SchedulerConfig(max_batch_tokens=budget, max_sequences=8, max_model_len=64, long_prefill_chunk=11)
-    engine = Engine(config, ((block_size, blocks),), depth)
+    engine = Engine(config, ((block_size, blocks),), depth, contiguous=contiguous, host=host)
     for i in range(24):
         beginning = [1 + j % 4 for j in range(5 * (i % 7))]
         tail = [1 + i * j % 4 for j in range(1, 3 + i % 5)]
         engine.add(beginning + tail, max_tokens=4 + i % 20, n=1 + 2 * (i % 3 == 0))
     engine.drain()
-    assert engine.scheduler.stats().preemptions > 0 or budget == 3
+    stats = engine.scheduler.stats()
+    assert stats.preemptions > 0 or budget == 3
+    assert (stats.swaps > 0) == (engine.seen["swaps"] > 0)
+    assert bool(stats.swaps) == (host is not None) or host == 50 or budget == 3
     assert len(engine.sequences) == 40 and not engine.ended
+
+
+@pytest.mark.parametrize("windows", [(7,), (1,), (None, 7), (5, 12)], ids=str)
+@pytest.mark.parametrize("host", [None, 1000])
+def test_many_requests_longer_than_their_windows(windows: tuple[int | None, ...], host: int | None) -> None:
+    """Windowed pools far smaller than a sequence; warm prefixes among the requests."""
+    config = SchedulerConfig(max_batch_tokens=10, max_sequences=8, max_model_len=64)
+    groups = tuple((4, {None: 21, 1: 7}.get(window, 12)) for window in windows)
+    engine = Engine(config, groups, 2, windows, host=host)
+    for i in range(24):
+        beginning = [1 + j % 4 for j in range(5 * (i % 7))]
+        engine.add([*beginning, 1 + i % 4], max_tokens=4 + i % 27, n=1 + 2 * (i % 3 == 0))
+    engine.drain()
+    assert engine.seen["blocks behind a window"] > 50 and engine.seen["prefix hits"]
+    assert engine.scheduler.stats().preemptions and not engine.ended
+
+
+def test_what_was_saved_before_a_fault_comes_back_after_it() -> None:
+    engine = Engine(SchedulerConfig(64, 4, 64), ((4, 9),), host=1000)
+    for prompt in ([1] * 12, [2] * 12):
+        engine.add(prompt, 12)
+    while not engine.saved:
+        assert engine.schedule()
+        engine.complete()
+        engine.settle()
+    engine.lose()
+    engine.settle()
+    [saved] = engine.saved
+    assert engine.scheduler.swapper.held == {saved} and engine.seen["swaps"] == 0
+    engine.drain()
+    assert engine.seen["swaps"] == 1
+
+
+def test_what_was_on_its_way_to_the_host_is_computed_again_after_a_fault() -> None:
+    engine = Engine(SchedulerConfig(64, 4, 64), ((4, 9),), host=1000)
+    for prompt in ([1] * 12, [2] * 12):
+        engine.add(prompt, 12)
+    while not engine.scheduler.swapper.held:
+        assert engine.schedule()
+        if not engine.scheduler.swapper.held:
+            engine.complete()
+    assert not engine.saved
+    engine.lose()
+    engine.settle()
+    assert not engine.scheduler.swapper.held
+    engine.drain()
 
 
 def test_a_warm_cache_gives_the_tokens_of_a_cold_one() -> None:
