@@ -444,7 +444,9 @@ def test_many_requests_longer_than_their_windows(windows: tuple[int | None, ...]
         engine.add([*beginning, 1 + i % 4], max_tokens=4 + i % 27, n=1 + 2 * (i % 3 == 0))
     engine.drain()
     assert engine.seen["blocks behind a window"] > 50 and engine.seen["prefix hits"]
-    assert engine.scheduler.stats().preemptions and not engine.ended
+    assert not engine.ended
+    # With a window of one token nobody ever needs more blocks than it was admitted with.
+    assert bool(engine.scheduler.stats().preemptions) == (windows != (1,))
 
 
 def test_what_was_saved_before_a_fault_comes_back_after_it() -> None:
