@@ -52,7 +52,8 @@ class BlockTicket:
 def swap_refusal(device: Device, plan: Plan) -> str | None:
     """None where sessions of the plan can swap blocks, or a sentence that says why not. Without ``export_blocks`` and
     ``import_blocks`` only a state that goes through the host with every op anyway can be copied as a whole."""
-    if block_access_of(device) is None and not plan.round_trip and "device" in plan.state_places.values():
+    on_device = any(state.group is not None and plan.state_places[state.name] == "device" for state in plan.states)
+    if on_device and block_access_of(device) is None and not plan.round_trip:
         return f"The device {device.describe().name} offers no export_blocks and import_blocks, so it cannot swap."
     return None
 
