@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.backend.v1 import StepInputs
+from engine.kv import CacheGroup
 from engine.ops import STEP_INPUTS
 from engine.runtime.config import EngineConfig
 from engine.runtime.load import Loaded, load
@@ -26,13 +27,15 @@ def load_for_logits(model: Path, backend: str, **settings: Any) -> Loaded:
 
 
 def logits(loaded: Loaded, ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:
-    """f32 [len(ids), V]: the sequence runs in steps of ``chunks`` tokens, every row through the head."""
+    """f32 [len(ids), V]: the sequence runs in steps of ``chunks`` tokens, every row through the head. Blocks behind a window
+    are the null block, as they are when sequences run."""
     assert sum(chunks) == len(ids)
-    blocks = -(-len(ids) // loaded.memory.block_size)
-    tables = (tuple(np.random.default_rng(5).permutation(blocks) + 1),)
+    groups = loaded.program.groups
+    whole = [np.random.default_rng(5).permutation(group.blocks(len(ids))) + 1 for group in groups]
     session, found, start = loaded.session(), [], 0
     try:
         for number, count in enumerate(chunks):
+            tables = tuple(_table(group, blocks, start) for group, blocks in zip(groups, whole, strict=True))
             inputs = _step(loaded, number, ids[start : start + count], start, tables)
             found.append(session.submit(inputs).wait().values["logits"])
             start += count
@@ -41,13 +44,19 @@ def logits(loaded: Loaded, ids: Sequence[int], chunks: Sequence[int]) -> np.ndar
     return np.concatenate(found)
 
 
+def _table(group: CacheGroup, blocks: np.ndarray, start: int) -> tuple[int, ...]:
+    behind = group.behind(start)
+    return (0,) * behind + tuple(blocks[behind:].tolist())
+
+
 def _step(loaded: Loaded, number: int, ids: Sequence[int], start: int, tables: tuple[Any, ...]) -> StepInputs:
     """One chunk in slot 3, with a row for each of its tokens in place of the last one's."""
     count = len(ids)
     part = ScheduledSequence(0, 3, start, count, tuple(ids), True, tables)
-    step = ScheduledStep(number, (part,), int(count == 1), count, ((),), (), ())
+    groups = len(tables)
+    step = ScheduledStep(number, (part,), int(count == 1), count, ((),) * groups, (), ())
     row = RowParams(SamplingParams(temperature=0.0), 1, 0, 0)
-    inputs, _ = step_inputs(step, lambda _: row, 1, (loaded.program.vocab + 31) // 32)
+    inputs, _ = step_inputs(step, lambda _: row, groups, (loaded.program.vocab + 31) // 32)
     arrays = dict(inputs.arrays) | {
         "rows": np.arange(count, dtype=np.int32),
         "bias_offsets": np.zeros(count + 1, np.int32),

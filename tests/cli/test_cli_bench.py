@@ -72,7 +72,8 @@ class Clockwork:
 
     @property
     def loaded(self):
-        memory, config = SimpleNamespace(blocks=1001), SimpleNamespace(block_size=16)
+        memory = SimpleNamespace(groups=[SimpleNamespace(blocks=1001, window=None)])
+        config = SimpleNamespace(block_size=16)
         return SimpleNamespace(memory=memory, config=config, max_model_len=1000, program=SimpleNamespace(vocab=320))
 
     def generate(self, prompts, params):

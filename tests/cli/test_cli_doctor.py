@@ -6,7 +6,9 @@ import json
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
+import tiny_models
 
 from engine.ops import OPS
 
@@ -73,7 +75,8 @@ def test_a_model_placed_on_a_backend_with_gaps(engine, toy, llama):
     assert (model["family"], model["format"], model["context"]) == ("llama", "hf", 256)
     assert model["weights"]["F32"]["tensors"] == 21 and model["weights"]["F32"]["bytes"] > 300_000
     memory = model["memory"]
-    assert memory["block_size"] == 16 and memory["kv"] == memory["blocks"] * 16 * memory["bytes_a_token"]
+    [group] = memory["groups"]
+    assert group["block_size"] == 16 and memory["kv"] == group["blocks"] * 16 * group["bytes_a_token"]
     lines = model["program"]
     assert len(lines) == sum(segment["calls"] for segment in model["segments"])
     assert any(re.fullmatch(r"%\d+ = linear\(%\d+; \S*attn_q\S* F32\) @ toy/toy", line) for line in lines)
@@ -117,3 +120,26 @@ def test_strict_and_wrong_usage_are_one_line_of_error(engine, refusal, toy, llam
     strict = engine("doctor", llama, "--backend", toy, "--strict")
     assert strict.status == 2 and strict.err.count("\n") == 1 and "--strict" in strict.err
     assert "--program" in refusal("doctor", "--program")
+
+
+def test_what_windows_save_is_shown(engine, tmp_path):
+    tiny_models.write_llama(tmp_path, np.random.default_rng(1), model_type="mistral", sliding_window=24)
+    arguments = ("doctor", tmp_path, "--backend", "reference", "--max-batch-tokens", "16")
+    memory = engine(*arguments, "--json").json["model"]["memory"]
+    [group] = memory["groups"]
+    assert (group["name"], group["window"], group["sequence_blocks"]) == ("window 24", 24, 4)
+    assert memory["sequence_kv"] * 16 == memory["sequence_kv_unwindowed"] * 4
+    text = engine(*arguments).out
+    assert "at most 4 a sequence" in text and "without windows)" in text
+    # An allocator that keeps what lies behind them makes one group of all layers.
+    [group] = engine(*arguments, "--kv-allocator", "contiguous", "--json").json["model"]["memory"]["groups"]
+    assert (group["name"], group["window"], group["sequence_blocks"]) == ("full", None, 16)
+
+
+def test_swapping_and_allocators_are_options(engine, llama):
+    prompt = ("generate", llama, "Once", "--backend", "reference", "--temperature", "0", "--max-tokens", "5")
+    plain = engine(*prompt)
+    for options in (("--preemption", "swap", "--swap-space", "0.5"), ("--kv-allocator", "contiguous")):
+        assert engine(*prompt, *options).out == plain.out
+    assert "no KV allocator 'slab'" in engine(*prompt, "--kv-allocator", "slab").err
+    assert "no preemption 'never'" in engine(*prompt, "--preemption", "never").err

@@ -15,7 +15,7 @@ import tiny_models
 from broken_models import CHAT_KINDS, FOLDER_KINDS, GGUF_KINDS, TEMPLATE_BOMBS, build
 from good_models import GGUF, Folder, good_folder, good_gguf
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 1.0
 MEMORY = 64 << 20  # above what `engine --version` takes and the size of the file
 LAUNCHER = Path(__file__).with_name("launcher.py")

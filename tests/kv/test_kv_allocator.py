@@ -1,4 +1,4 @@
-"""The paged allocator: directed cases, then a state machine whose blocks hold real tokens."""
+"""The paged allocator: directed cases, then a state machine, of the contiguous one too, whose blocks hold real tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import AdmissionError, KVCacheError
-from engine.kv import CacheGroup, KVAllocator, PagedAllocator, PoolStats, find_allocator
+from engine.kv import NULL_BLOCK, CacheGroup, ContiguousAllocator, PagedAllocator, PoolStats, PrefixHit
 
 
 def paged(num_blocks: int = 9, block_size: int = 4) -> PagedAllocator:
@@ -21,14 +21,6 @@ def fill(allocator: PagedAllocator, seq_id: int, tokens: list[int]) -> None:
     assert allocator.allocate(seq_id, len(tokens))
     allocator.take_copies()
     allocator.commit(seq_id, tokens, len(tokens))
-
-
-def test_it_is_found_by_name() -> None:
-    groups = (CacheGroup("full", "full", 16),)
-    allocator: KVAllocator = find_allocator("paged")(groups, (4,))
-    assert allocator.groups == groups
-    with pytest.raises(KVCacheError, match="known are: paged"):
-        find_allocator("no such allocator")
 
 
 def test_groups_are_validated() -> None:
@@ -196,6 +188,113 @@ def test_a_copys_source_is_not_given_out_before_the_step_ends() -> None:
     allocator.check()
 
 
+def windowed(window: int, num_blocks: int = 20, block_size: int = 4, chunk: int | None = None) -> PagedAllocator:
+    return PagedAllocator((CacheGroup("swa", "window", block_size, window),), (num_blocks,), chunk)
+
+
+def test_blocks_behind_the_window_are_given_back() -> None:
+    allocator = windowed(6)
+    allocator.open(0, 40)
+    assert allocator.allocate(0, 12)
+    first = allocator.tables(0)[0]
+    assert NULL_BLOCK not in first and len(first) == 3
+    assert allocator.allocate(0, 1)  # at position 12 it sees 7 to 12: the first block is behind, the second is not
+    assert allocator.tables(0)[0][:3] == (NULL_BLOCK, *first[1:]) and first[0] != NULL_BLOCK
+    assert allocator.stats()[0].used == 3
+    for _ in range(26):
+        assert allocator.allocate(0, 1)
+        allocator.check()
+        assert allocator.stats()[0].used <= 3
+    assert len(allocator.tables(0)[0]) == 10
+    allocator.close(0)
+    assert allocator.stats() == (PoolStats(19, 19, 0, 0),)
+
+
+def test_a_window_of_one_keeps_the_block_that_is_written() -> None:
+    allocator = windowed(1, block_size=4)
+    allocator.open(0, 20)
+    for length in range(1, 21):
+        assert allocator.allocate(0, 1)
+        assert sum(block != NULL_BLOCK for block in allocator.tables(0)[0]) == 1, length
+        allocator.check()
+
+
+def test_what_a_chunk_and_a_window_hold_bounds_what_is_admitted() -> None:
+    allocator = windowed(8, num_blocks=5, chunk=8)  # 8 + 8 - 1 tokens lie in at most 5 blocks of 4
+    with pytest.raises(AdmissionError, match="need 5 blocks"):
+        allocator.open(0, 100)
+    allocator = windowed(8, num_blocks=6, chunk=8)
+    allocator.open(0, 100)
+    assert allocator.can_fit(0, 100)
+    for _ in range(12):
+        assert allocator.allocate(0, 8)
+        allocator.check()
+    assert not windowed(8, num_blocks=6, chunk=None)._groups[0].spec.most_blocks(24) <= 5
+
+
+def test_a_hit_in_a_window_needs_its_last_blocks_alone() -> None:
+    allocator = windowed(6)
+    tokens = list(range(30))
+    fill(allocator, 0, tokens)
+    table = allocator.tables(0)[0]
+    allocator.close(0)
+    pool = allocator._groups[0].pool
+    for block in table[:3]:
+        pool.index.remove(block)
+        pool._cached -= 1
+    allocator.open(1, 40)
+    hit = allocator.match(1, tokens, 30)
+    assert hit == PrefixHit(28, ((NULL_BLOCK,) * 5 + table[5:7],))  # the token at 28 sees 23 to 28
+    assert allocator.allocate(1, 2, hit)
+    allocator.check()
+    # Of 20 tokens the last 5 are in blocks 3 and 4; of 16 those in block 2 are gone.
+    allocator.open(2, 40)
+    assert allocator.match(2, tokens, 21).num_tokens == 20
+    assert allocator.match(2, tokens, 18).num_tokens == 0
+
+
+def test_a_full_group_and_a_window_are_hit_together() -> None:
+    groups = (CacheGroup("full", "full", 4), CacheGroup("swa", "window", 4, 6))
+    allocator = PagedAllocator(groups, (20, 20))
+    tokens = list(range(30))
+    fill(allocator, 0, tokens)
+    full, window = allocator.tables(0)
+    allocator.open(1, 40)
+    assert allocator.match(1, tokens, 30) == PrefixHit(28, (full[:7], (NULL_BLOCK,) * 5 + window[5:7]))
+    allocator._groups[1].pool.index.remove(window[5])
+    assert allocator.match(1, tokens, 30).num_tokens == 20  # 24 tokens need block 5 of the window
+    allocator._groups[0].pool.index.remove(full[2])
+    assert allocator.match(1, tokens, 30).num_tokens == 8
+
+
+def test_a_block_given_back_before_its_commit_is_not_registered() -> None:
+    allocator = windowed(2)
+    allocator.open(0, 40)
+    assert allocator.allocate(0, 8) and allocator.allocate(0, 8)  # the second step is scheduled before the first ends
+    allocator.commit(0, list(range(16)), 8)
+    allocator.commit(0, list(range(16)), 16)
+    allocator.check()
+    allocator.open(1, 40)
+    assert allocator.match(1, list(range(16)), 9).num_tokens == 8
+    assert allocator.match(1, list(range(16)), 5).num_tokens == 0  # the first block may hold anything by now
+
+
+def test_what_was_swapped_out_comes_back_in_fresh_blocks() -> None:
+    groups = (CacheGroup("full", "full", 4), CacheGroup("swa", "window", 4, 6))
+    allocator = PagedAllocator(groups, (8, 8))
+    tokens = list(range(14))
+    fill(allocator, 0, tokens)
+    allocator.free(0)
+    fill(allocator, 1, [99])
+    assert allocator.allocate(0, 1, PrefixHit(14, ((), ())))
+    full, window = allocator.tables(0)
+    assert len(full) == 4 and window[:2] == (NULL_BLOCK,) * 2 and NULL_BLOCK not in window[2:]
+    allocator.commit(0, [*tokens, 7], 15)
+    allocator.check()
+    allocator.open(2, 15)
+    assert allocator.match(2, tokens, 14).num_tokens == 12
+
+
 def test_misuse_is_named() -> None:
     allocator = paged()
     fill(allocator, 0, [1, 2, 3, 4, 5])
@@ -209,10 +308,20 @@ def test_misuse_is_named() -> None:
 class AllocatorMachine(RuleBasedStateMachine):
     """Blocks are lists of tokens, written as a device would. Every sequence must read its own tokens back, always."""
 
-    @initialize(sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(3, 14)), min_size=1, max_size=2))
-    def start(self, sizes: list[tuple[int, int]]) -> None:
-        groups = tuple(CacheGroup(f"g{i}", "full", size) for i, (size, _) in enumerate(sizes))
-        self.allocator = PagedAllocator(groups, tuple(number for _, number in sizes))
+    @initialize(
+        sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(3, 14)), min_size=1, max_size=2),
+        windows=st.lists(st.none() | st.integers(1, 9), min_size=2, max_size=2),
+        contiguous=st.booleans(),
+    )
+    def start(self, sizes: list[tuple[int, int]], windows: list[int | None], contiguous: bool) -> None:
+        limited = [None, None] if contiguous else windows
+        self.groups = tuple(
+            CacheGroup(f"g{i}", "window" if window else "full", size, window)
+            for i, ((size, _), window) in enumerate(zip(sizes, limited, strict=False))
+        )
+        make = ContiguousAllocator if contiguous else PagedAllocator
+        self.allocator = make(self.groups, tuple(number for _, number in sizes))
+        self.contiguous = contiguous
         self.memory: list[list[list[int | None]]] = [[[None] * size for _ in range(number)] for size, number in sizes]
         self.limit = min(size * (number - 1) for size, number in sizes)
         self.tokens: dict[int, list[int]] = {}  # what each sequence holds
@@ -242,8 +351,9 @@ class AllocatorMachine(RuleBasedStateMachine):
                 hit = self.allocator.match(seq_id, new, len(new))
             count = len(new) - (hit.num_tokens if hit else 0)
             fits = self.allocator.can_fit(seq_id, count, hit)
-            assert self.allocator.allocate(seq_id, count, hit) == fits
-            if fits:
+            done = self.allocator.allocate(seq_id, count, hit)
+            assert done == fits or (self.contiguous and done)  # it takes back what others only reserve
+            if done:
                 self.tokens[seq_id] = known + new
                 grown.append((seq_id, count))
         self.apply(self.allocator.take_copies())
@@ -269,10 +379,13 @@ class AllocatorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(sorted(self.tokens)))
+        if not self.allocator.can_fork(parent, 1):
+            return
         child = self.next_id
         self.open()
         self.allocator.fork(parent, child)
         self.tokens[child] = list(self.tokens[parent])
+        self.apply(self.allocator.take_copies())
         if parent in self.planned:
             self.planned[child] = self.planned[parent]
 
@@ -294,9 +407,14 @@ class AllocatorMachine(RuleBasedStateMachine):
     def reads_back(self) -> None:
         self.allocator.check()
         for seq_id, tokens in self.tokens.items():
-            for memory, table in zip(self.memory, self.allocator.tables(seq_id), strict=True):
-                assert 0 not in table
-                assert [token for block in table for token in memory[block]][: len(tokens)] == tokens
+            for group, memory, table in zip(self.groups, self.memory, self.allocator.tables(seq_id), strict=True):
+                # What the next token sees; more may be there, but for the null block.
+                first = group.behind(len(tokens)) * group.block_size
+                read = [token for block in table for token in memory[block]]
+                assert read[first : len(tokens)] == tokens[first:]
+                assert NULL_BLOCK not in table[group.behind(len(tokens)) :]
+                if self.contiguous:
+                    assert table == tuple(range(table[0], table[0] + len(table))) if table else True
 
     def teardown(self) -> None:
         for seq_id in sorted(self.tokens):

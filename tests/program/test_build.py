@@ -154,3 +154,17 @@ def test_states_by_kv_dtype(model, dtype):
     assert dict(write.states) == {kind: f"kv.0.{kind}" for kind in kinds}
     copy = next(call for call in program.body if call.op == "kv_copy")
     assert set(copy.states.values()) == {f"kv.{i}.{kind}" for i in range(2) for kind in kinds}
+
+
+def test_attention_stays_within_the_window_that_its_group_keeps():
+    b = Builder((CacheGroup("full", "full", 16, layers=(0,)), CacheGroup("w", "window", 16, 8, (1,))), "f16", VOCAB)
+    x = b.embed(b.constant("e", np.zeros((VOCAB, 8))))
+    for layer in (0, 1):
+        b.kv_write(layer, x, x, 2, 4)
+    b.attention(x, 0, 2, 1.0)
+    b.attention(x, 1, 2, 1.0, window=8)
+    for features in ({}, {"window": 9}):
+        with pytest.raises(ModelError, match="Layer 1 attends beyond the window of 8"):
+            b.attention(x, 1, 2, 1.0, **features)
+    with pytest.raises(ModelError, match="Layer 2 is in none"):
+        b.kv_write(2, x, x, 2, 4)

@@ -103,6 +103,19 @@ def test_a_layout_that_one_op_does_not_know_is_passed_over(program):
     assert not placement.fallbacks()
 
 
+def test_a_layout_that_cannot_hold_the_dtype_is_passed_over(program):
+    """The program's cache is f16: the next layout that holds it, or the host."""
+    narrow = type(FAKE_LAYOUT)("narrow", ("int8",), FAKE_LAYOUT.shapes)
+    device = FakeDevice.of(*EVERY_OP)
+    for op in ("kv_write", "kv_copy", "attention"):
+        device.offered[op] = [provider(op, layouts=frozenset({"narrow", "fake"}))]
+    device.layouts = (narrow, FAKE_LAYOUT)
+    assert set(Placer(device).place(program).layer_layouts.values()) == {FAKE_LAYOUT}
+    device.layouts = (narrow,)
+    placement = Placer(device).place(program)
+    assert set(placement.layer_layouts.values()) == {PLAIN} and placement.state_places["kv.0.k"] == "host"
+
+
 def test_providers_are_tried_in_order(program):
     device = FakeDevice.of(*EVERY_OP)
     small = lambda call: "only for 64 columns." if call.weights["weight"].shape[1] != 64 else None  # noqa: E731

@@ -15,10 +15,11 @@ from engine import LLM
 from engine.backend.v1 import HOST_DTYPES, DeviceInfo
 from engine.errors import ConfigError
 from engine.formats import open_checkpoint
+from engine.kv import CacheGroup
 from engine.models import load_model
 from engine.program.pack import pack
 from engine.program.place import Placer
-from engine.program.plan import check_device, choose_blocks, kv_bytes_a_block, make_limits, make_plan
+from engine.program.plan import Pools, check_device, kv_bytes_a_block, make_limits, make_plan
 from engine.program.segments import segments
 
 RESULTS = {"tokens", "status", "logprob", "top_ids", "top_logprobs"}
@@ -104,7 +105,7 @@ def test_a_tied_weight_counts_once_in_the_plan(tied):
     placement = placed(tied)
     limits = make_limits(64, 8, 256, 16, 4)
     packed = pack(placement)
-    _, memory = make_plan(placement, packed, "f16", 20, limits)
+    _, memory = make_plan(placement, packed, "f16", (20,), limits)
     assert memory.weights == sum(
         ref.dense().nbytes for ref in {w.name: w for p in placement.calls for w in p.call.weights.values()}.values()
     )
@@ -130,11 +131,14 @@ def test_the_plan_allocates_what_it_says(model, dtype, bytes_a_value, scales, bl
     placement = placed(program)
     # Two layers, keys and values, two heads of 16.
     a_token = 2 * 2 * 2 * (16 * bytes_a_value + scales)
-    assert kv_bytes_a_block(program, placement, dtype) == a_token * block_size
+    assert kv_bytes_a_block(program, placement, dtype) == (a_token * block_size,)
     limits = make_limits(64, 8, 250, block_size, 4)
-    plan, memory = make_plan(placement, pack(placement), dtype, 21, limits)
+    plan, memory = make_plan(placement, pack(placement), dtype, (21,), limits)
     assert memory.kv == 21 * block_size * a_token
-    assert (memory.blocks, memory.block_size, memory.bytes_a_token) == (21, block_size, a_token)
+    [group] = memory.groups
+    assert (group.blocks, group.block_size, group.bytes_a_token) == (21, block_size, a_token)
+    assert memory.num_blocks == (21,) and memory.block_bytes == (a_token * block_size,)
+    assert memory.sequence_kv == memory.sequence_kv_unwindowed == -(-250 // block_size) * block_size * a_token
     assert memory.history == 8 * 250 * 4
     sizes = {s.name: prod(s.shape) * HOST_DTYPES[s.dtype].itemsize for s in plan.states}
     assert sum(size for name, size in sizes.items() if name != "history") == memory.kv
@@ -143,30 +147,54 @@ def test_the_plan_allocates_what_it_says(model, dtype, bytes_a_value, scales, bl
     assert {8: 32, 32: 8}[block_size] == limits.dims.P
 
 
-sizes = st.integers(1, 5000)
+@st.composite
+def pools(draw):
+    """Full groups and windows, of one or several block sizes."""
+    count = draw(st.integers(1, 3))
+    groups = []
+    for n in range(count):
+        window = draw(st.none() | st.integers(1, 3000))
+        groups.append(
+            CacheGroup(f"g{n}", "window" if window else "full", draw(st.sampled_from([1, 8, 16, 32])), window)
+        )
+    sizes = tuple(draw(st.integers(1, 5000)) for _ in groups)
+    return Pools(
+        tuple(groups), sizes, draw(st.integers(0, 10_000_000)), draw(st.integers(1, 64)), draw(st.integers(1, 600))
+    )
 
 
-@given(
-    sizes, st.integers(0, 10_000_000), st.integers(1, 100_000), st.sampled_from([1, 8, 16, 32]), st.integers(1, 4000)
-)
-def test_choose_blocks(bytes_a_block, budget, wanted, block_size, needed):
-    wanted = max(wanted, needed)
+@given(pools(), st.integers(1, 100_000), st.integers(1, 4000))
+def test_pools(pools, wanted, longest):
+    wanted = max(wanted, longest)
+    needed = [group.most_blocks(longest, pools.chunk) + 1 for group in pools.groups]
+    assert tuple(needed) == pools.needed(longest)
     try:
-        blocks = choose_blocks(bytes_a_block, budget, wanted, block_size, needed)
+        blocks = pools.choose(wanted, longest)
     except ConfigError as error:
-        assert (-(-needed // block_size) + 1) * bytes_a_block > budget, "one whole sequence would have fitted"
+        assert pools.bytes(tuple(needed)) > pools.budget, "one whole sequence would have fitted"
         sentence = str(error)
-        assert str(needed) in sentence and "--max-context" in sentence and "--kv-dtype" in sentence
+        assert str(longest) in sentence and "--kv-dtype" in sentence
+        possible = pools.longest(longest)
+        assert (f"at most {possible})" in sentence) == (possible > 0) == ("--max-context" in sentence)
+        assert pools.bytes(pools.needed(possible)) <= pools.budget or possible == 0
         return
-    assert blocks * bytes_a_block <= budget
-    assert (blocks - 1) * block_size >= needed, "besides the null block a whole sequence fits"
-    assert blocks <= -(-wanted // block_size) + 1
-    assert blocks == -(-wanted // block_size) + 1 or (blocks + 1) * bytes_a_block > budget
+    assert pools.bytes(blocks) <= pools.budget
+    assert all(a >= b for a, b in zip(blocks, needed, strict=True)), "besides the null blocks a whole sequence fits"
+    most = pools.wanted(wanted, longest)
+    assert all(a <= b for a, b in zip(blocks, most, strict=True))
+    if blocks != most and len(blocks) == 1 and pools.groups[0].window is None:
+        assert (blocks[0] + 1) * pools.block_bytes[0] > pools.budget
+    for group, count in zip(pools.groups, most, strict=True):
+        assert count <= max(group.blocks(wanted), group.most_blocks(longest, pools.chunk)) + 1
+        if group.window is not None:
+            assert count <= pools.sequences * group.most_blocks(longest, pools.chunk) + 1
 
 
 def test_a_context_that_the_memory_cannot_hold(llama):
-    with pytest.raises(ConfigError, match=r"A context of 256 tokens needs .* GB of KV cache.*at most 0"):
+    with pytest.raises(ConfigError, match=r"A context of 256 tokens needs .* GB of KV cache.*choose another --kv-d"):
         LLM(llama, backend="reference", max_model_len=256, kv_cache_memory=1000)
+    with pytest.raises(ConfigError, match=r"A context of 256 tokens needs .* GB of KV cache.*at most 64\)"):
+        LLM(llama, backend="reference", max_model_len=256, kv_cache_dtype="f16", kv_cache_memory=256 * 5 * 16)
     with pytest.raises(ConfigError, match=r"max_model_len is 257.*at most 256 tokens"):
         LLM(llama, backend="reference", max_model_len=257)
     with LLM(llama, backend="reference", kv_cache_dtype="f16", kv_cache_memory=256 * 5 * 16) as llm:
@@ -176,7 +204,7 @@ def test_a_context_that_the_memory_cannot_hold(llama):
 
 def test_a_device_is_refused_what_it_declares_and_the_core_cannot_keep(program):
     placement = placed(program)
-    plan, _ = make_plan(placement, pack(placement), "f32", 8, make_limits(16, 2, 64, 16, 4))
+    plan, _ = make_plan(placement, pack(placement), "f32", (8,), make_limits(16, 2, 64, 16, 4))
     largest = max(prod(s.shape) * HOST_DTYPES[s.dtype].itemsize for s in plan.states)
     check_device(plan, DeviceInfo("d", "b", largest_allocation=largest))
     with pytest.raises(ConfigError, match="allocates at most"):

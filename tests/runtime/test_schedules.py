@@ -71,9 +71,9 @@ def test_together_is_alone(open_llm, backend, one_by_one, settings):
 
 def test_preempted_is_not(open_llm, backend, one_by_one):
     """A pool that holds little more than one context: most requests lose their blocks in the middle."""
-    memory = 160 * open_llm(backend).loaded.memory.bytes_a_token
+    memory = 160 * open_llm(backend).loaded.memory.groups[0].bytes_a_token
     got, llm, _ = together(open_llm, backend, block_size=4, max_model_len=153, kv_cache_memory=memory)
-    assert llm.loaded.memory.blocks == 40
+    assert llm.loaded.memory.num_blocks == (40,)
     stats = llm.engine._core.scheduler.stats()
     assert stats.preemptions >= 5
     assert stats.pools[0].used == 0
@@ -183,7 +183,7 @@ def invariance(request, llama, unavailable):
         with LLM(llama, **(defaults | settings)) as llm:
             for _ in range(times):
                 outputs = llm.generate(*many())
-            return bits(outputs), outputs, llm.engine._core.scheduler.stats(), llm.loaded.memory.bytes_a_token
+            return bits(outputs), outputs, llm.engine._core.scheduler.stats(), llm.loaded.memory.groups[0].bytes_a_token
 
     with LLM(llama, **defaults) as llm:
         alone = []

@@ -66,7 +66,7 @@ def test_together_is_alone(open_llm, backend, alone, settings, in_flight, monkey
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_preempted_is_not(open_llm, backend, alone, in_flight, monkeypatch):
-    memory = 160 * open_llm(backend).loaded.memory.bytes_a_token
+    memory = 160 * open_llm(backend).loaded.memory.groups[0].bytes_a_token
     llm = open_llm(backend, block_size=4, max_model_len=153, kv_cache_memory=memory)
     monkeypatch.setattr(llm.engine._core, "_max_in_flight", in_flight)
     llm.engine._core.scheduler.allocator.forget()

@@ -1,14 +1,16 @@
 """The scheduler against a shadow device: integer KV memory, history rows, and a model that hashes all it reads.
 
-Whatever the batching, chunks, preemptions, prefix hits, forks, aborts, faults and pipelining, each sequence must get
-the tokens that a direct evaluation of the same model gives it alone.
+Whatever the batching, chunks, preemptions of either kind, prefix hits, windows, forks, aborts, faults and pipelining, and
+whichever the allocator, each sequence must get the tokens that a direct evaluation of the same model gives it alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import event, settings
@@ -17,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from shadow_beams import STOP, VOCABULARY, Beams, Row, candidates, search
 
 from engine.errors import AdmissionError
-from engine.kv import CacheGroup, PagedAllocator
+from engine.kv import BlockTable, CacheGroup, ContiguousAllocator, HostPool, KVAllocator, PagedAllocator
 from engine.scheduler import (
     FROM_HISTORY,
     ScheduledSequence,
@@ -30,50 +32,76 @@ from engine.scheduler import (
 POISON = None
 
 
-def cache_value(context: int, token: int) -> int:
-    """What the model keeps of a token: it depends on all tokens before."""
-    return hash((context, token))
+def cache_value(token: int, salt: bytes, seen: Seq[Seq[int]]) -> int:
+    """What the model keeps of a token: it depends on all that each group's attention sees before it."""
+    return hash((token, salt, *map(tuple, seen)))
 
 
-def next_token(context: int, history: list[int | None], branch: int) -> int:
-    """Sampling: from the context, the history (penalties) and the branch."""
-    return hash((context, tuple(history), branch, 7)) % VOCABULARY
+def next_token(value: int, history: list[int | None], branch: int) -> int:
+    """Sampling: from the last token's value, the history (penalties) and the branch."""
+    return hash((value, tuple(history), branch, 7)) % VOCABULARY
 
 
-def evaluate(sequence: Sequence) -> list[int]:
+def evaluate(sequence: Sequence, groups: tuple[CacheGroup, ...]) -> list[int]:
     """The output of one sequence computed alone, token by token."""
-    tokens, context = sequence.prompt_ids, hash(sequence.salt)
-    for token in tokens:
-        context = hash((context, cache_value(context, token)))
+    tokens, values = sequence.prompt_ids, list[int]()
     while len(tokens) < sequence.num_prompt + sequence.max_tokens:
-        tokens.append(next_token(context, [*tokens], sequence.branch))
+        for position in range(len(values), len(tokens)):
+            seen = [values[first_seen(group, position) :] for group in groups]
+            values.append(cache_value(tokens[position], sequence.salt, seen))
+        tokens.append(next_token(values[-1], [*tokens], sequence.branch))
         if tokens[-1] == STOP:
             break
-        context = hash((context, cache_value(context, tokens[-1])))
     return tokens[sequence.num_prompt :]
 
 
-def evaluate_beams(prompt: list[int], salt: bytes, width: int, max_tokens: int) -> list[tuple[int, ...]]:
+def evaluate_beams(
+    prompt: list[int], salt: bytes, groups: tuple[CacheGroup, ...], width: int, max_tokens: int
+) -> list[tuple[int, ...]]:
     """The beams of one request searched alone."""
 
     def row_of(output: Iterable[int]) -> Row:
-        tokens, context = [*prompt, *output], hash(salt)
-        for token in tokens:
-            context = hash((context, cache_value(context, token)))
-        return candidates(context, tokens, width)
+        tokens, values = [*prompt, *output], list[int]()
+        for position, token in enumerate(tokens):
+            values.append(cache_value(token, salt, [values[first_seen(group, position) :] for group in groups]))
+        return candidates(values[-1], tokens, width)
 
     return search(row_of, width, max_tokens)
+
+
+def first_seen(group: CacheGroup, position: int) -> int:
+    """The first position that a query sees."""
+    return 0 if group.window is None else max(0, position + 1 - group.window)
+
+
+def readable(allocator: KVAllocator, group: int) -> set[int]:
+    """The blocks whose contents somebody may read yet: all others may hold anything."""
+    if isinstance(allocator, PagedAllocator):
+        pool = allocator._groups[group].pool
+        return {block for block, refs in enumerate(pool.refs) if refs or block in pool.index}
+    assert isinstance(allocator, ContiguousAllocator)
+    held = {block for seq_id in allocator._sequences for block in allocator.tables(seq_id)[group]}
+    return held | set(allocator._groups[group].copies.values())
 
 
 class ShadowDevice:
     """Runs steps as a backend would, in submission order, reading the cache through the block tables only."""
 
-    def __init__(self, allocator: PagedAllocator, num_blocks: tuple[int, ...], slots: int, max_len: int) -> None:
-        self.sizes = [group.block_size for group in allocator.groups]
+    def __init__(self, allocator: KVAllocator, num_blocks: tuple[int, ...], slots: int, max_len: int) -> None:
+        self.groups = allocator.groups
         self.memory: list[list[list[int | None]]] = [
-            [[POISON] * size for _ in range(number)] for size, number in zip(self.sizes, num_blocks, strict=True)
+            [[POISON] * group.block_size for _ in range(number)]
+            for group, number in zip(self.groups, num_blocks, strict=True)
         ]
         self.history: list[list[int | None]] = [[POISON] * max_len for _ in range(slots)]
+
+    def save(self, tables: tuple[BlockTable, ...]) -> list[list[list[int | None]]]:
+        return [[list(memory[b]) for b in table] for memory, table in zip(self.memory, tables, strict=True)]
+
+    def fill(self, tables: tuple[BlockTable, ...], saved: list[list[list[int | None]]]) -> None:
+        for memory, table, blocks in zip(self.memory, tables, saved, strict=True):
+            for block, contents in zip(table, blocks, strict=True):
+                memory[block] = list(contents)
 
     def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, int | Row]:
         for memory, copies in zip(self.memory, step.block_copies, strict=True):
@@ -94,31 +122,33 @@ class ShadowDevice:
 
     def run(self, part: ScheduledSequence, sequence: Sequence) -> int | Row | None:
         history, end = self.history[part.slot], part.start + part.count
-        context = hash(sequence.salt)
-        for position in range(part.start):
-            values = {
-                memory[table[position // size]][position % size]
-                for memory, table, size in zip(self.memory, part.tables, self.sizes, strict=True)
-            }
-            assert len(values) == 1 and POISON not in values, "a read of what was not written for this sequence"
-            context = hash((context, *values))
         for position, known in enumerate(part.token_ids, start=part.start):
             assert known != FROM_HISTORY or not sequence.synchronous
             token = history[position] if known == FROM_HISTORY else known
             assert token is not POISON and token >= 0
             history[position] = token
-            value = cache_value(context, token)
-            context = hash((context, value))
-            for memory, table, size in zip(self.memory, part.tables, self.sizes, strict=True):
-                memory[table[position // size]][position % size] = value
+            value = cache_value(token, sequence.salt, [self.read(part, g, position) for g in range(len(self.groups))])
+            for memory, table, group in zip(self.memory, part.tables, self.groups, strict=True):
+                memory[table[position // group.block_size]][position % group.block_size] = value
         if not part.emits:
             return None
         if sequence.beam:  # what it would have sampled is in the history, and is wrong there
             history[end] = -2
-            return candidates(context, history[:end], 3)
-        token = next_token(context, history[:end], sequence.branch)
+            return candidates(value, history[:end], 3)
+        token = next_token(value, history[:end], sequence.branch)
         history[end] = token
         return token
+
+    def read(self, part: ScheduledSequence, number: int, position: int) -> list[int]:
+        """What the query at a position sees of a group, but for its own value."""
+        group, table, memory = self.groups[number], part.tables[number], self.memory[number]
+        values: list[int] = []
+        for before in range(first_seen(group, position), position):
+            block = table[before // group.block_size]
+            value = memory[block][before % group.block_size]
+            assert block and value is not POISON, "a read of what was not written for this sequence"
+            values.append(value)
+        return values
 
     def check(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> None:
         """The promises about a step that hold for each one."""
@@ -126,20 +156,25 @@ class ShadowDevice:
         assert parts and step.num_tokens == sum(part.count for part in parts)
         assert [part.count == 1 for part in parts] == [i < step.decode_count for i in range(len(parts))]
         assert len({part.slot for part in parts}) == len(parts) == len({part.seq_id for part in parts})
-        for group, size in enumerate(self.sizes):
+        for number, group in enumerate(self.groups):
             for part in parts:
-                end, table = part.start + part.count, part.tables[group]
-                assert len(part.token_ids) == part.count and len(table) == -(-end // size) and 0 not in table
-                written = set(table[part.start // size :])
-                others = {block for other in parts if other is not part for block in other.tables[group]}
+                end, table, behind = part.start + part.count, part.tables[number], group.behind(part.start)
+                assert len(part.token_ids) == part.count and len(table) == group.blocks(end)
+                assert not any(table[:behind]) and all(table[behind:]), (
+                    "blocks behind the window, and no others, are null"
+                )
+                written = set(table[part.start // group.block_size :])
+                others = {block for other in parts if other is not part for block in other.tables[number]}
                 assert not written & others, "a block is written by one sequence and seen by another"
 
-    def poison(self, scheduler: Scheduler, allocator: PagedAllocator) -> None:
+    def poison(self, scheduler: Scheduler, allocator: KVAllocator) -> None:
         """Overwrites all that nobody may read again: free blocks without a prefix, rows of free slots."""
-        for memory, group in zip(self.memory, allocator._groups, strict=True):
-            for block, refs in enumerate(group.pool.refs):
-                if refs == 0 and block not in group.pool.index:
-                    memory[block] = [POISON] * group.block_size
+        for number, memory in enumerate(self.memory):
+            leaving = {block for swap in scheduler.swapper._leaving.values() for block in swap.blocks[number]}
+            wanted = readable(allocator, number) | leaving
+            for block in range(len(memory)):
+                if block not in wanted:
+                    memory[block] = [POISON] * len(memory[block])
         held = {sequence.slot for sequence in scheduler.sequences.values()}
         for slot, row in enumerate(self.history):
             if slot not in held:
@@ -161,7 +196,12 @@ class Engine:
     groups: tuple[tuple[int, int], ...]
     """(block size, blocks) of each."""
     depth: int = 1
-    in_flight: deque[tuple[ScheduledStep, dict[int, int | Row]]] = field(default_factory=deque)
+    windows: tuple[int | None, ...] = ()
+    contiguous: bool = False
+    host: int | None = None
+    """Tokens that the host tier holds; None: preemption by recomputation."""
+    in_flight: deque[tuple[ScheduledStep, dict[int, int | Row], dict[int, Any]]] = field(default_factory=deque)
+    saved: dict[int, Any] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     """Aborted or failed: they owe no output."""
@@ -175,9 +215,18 @@ class Engine:
 
     def __post_init__(self) -> None:
         blocks = tuple(number for _, number in self.groups)
-        specs = tuple(CacheGroup(f"g{i}", "full", size) for i, (size, _) in enumerate(self.groups))
-        self.allocator = PagedAllocator(specs, blocks)
-        self.scheduler = Scheduler(self.config, self.allocator)
+        windows = self.windows or (None,) * len(blocks)
+        specs = tuple(
+            CacheGroup(f"g{i}", "full" if window is None else "window", size, window)
+            for i, ((size, _), window) in enumerate(zip(self.groups, windows, strict=True))
+        )
+        self.allocator: PagedAllocator | ContiguousAllocator = (
+            ContiguousAllocator(specs, blocks)
+            if self.contiguous
+            else PagedAllocator(specs, blocks, self.config.max_batch_tokens)
+        )
+        host = None if self.host is None else HostPool(self.host, tuple(size for size, _ in self.groups))
+        self.scheduler = Scheduler(self.config, self.allocator, host)
         self.device = ShadowDevice(self.allocator, blocks, self.config.max_sequences, self.config.max_model_len)
 
     def add(
@@ -214,11 +263,17 @@ class Engine:
         self.seen["prefix hits"] += len(step.history_fills)
         self.seen["tokens from history"] += sum(FROM_HISTORY in part.token_ids for part in step.sequences)
         self.seen["chunks"] += sum(part.count > 1 and not part.emits for part in step.sequences)
-        self.in_flight.append((step, self.device.submit(step, self.sequences)))
+        self.seen["swaps"] += len(step.swap_ins)
+        self.seen["blocks behind a window"] += sum(0 in table for part in step.sequences for table in part.tables)
+        exported = {swap.seq_id: self.device.save(swap.blocks) for swap in step.swap_outs}
+        for swap in step.swap_ins:
+            self.device.fill(swap.blocks, self.saved.pop(swap.seq_id))
+        self.in_flight.append((step, self.device.submit(step, self.sequences), exported))
         return True
 
     def complete(self, failing: int | None = None) -> None:
-        step, tokens = self.in_flight.popleft()
+        step, tokens, exported = self.in_flight.popleft()
+        self.saved |= exported  # only now: a step that fails saves nothing
         alive = {part.seq_id for part in step.sequences} & set(self.scheduler.sequences)
         failed = {failing: "it is broken"} if failing in alive else {}
         emitted = {i for i in tokens if i in alive and i not in failed}
@@ -275,6 +330,7 @@ class Engine:
 
     def settle(self) -> None:
         self.scheduler.check()
+        self.saved = {seq_id: saved for seq_id, saved in self.saved.items() if seq_id in self.scheduler.swapper.held}
         self.device.poison(self.scheduler, self.allocator)
 
     def drain(self) -> None:
@@ -284,18 +340,22 @@ class Engine:
                 self.settle()
             self.complete()
             self.settle()
-        assert all(pool.used == 0 for pool in self.allocator.stats())
+        stats = self.scheduler.stats()
+        assert all(pool.used == 0 for pool in stats.pools)
+        assert stats.host is None or stats.host.used == 0
         first: dict[str, Sequence] = {}
         for sequence in self.sequences.values():
             first.setdefault(sequence.request_id, sequence)
             if sequence.seq_id not in self.ended and not sequence.beam:
-                assert sequence.output_ids == evaluate(sequence)
+                assert sequence.output_ids == evaluate(sequence, self.allocator.groups)
                 if sequence.seq_id in self.scored:
                     assert self.scored[sequence.seq_id] == set(range(sequence.num_prompt - 1))
         for request_id, beams in self.beams.items():
             assert request_id in self.searched
             one = first[request_id]
-            assert beams.outputs == evaluate_beams(one.prompt_ids, one.salt, beams.width, one.max_tokens)
+            assert beams.outputs == evaluate_beams(
+                one.prompt_ids, one.salt, self.allocator.groups, beams.width, one.max_tokens
+            )
 
 
 @dataclass(frozen=True)
@@ -337,6 +397,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(1, 3),
         more_rows=st.integers(0, 6),
+        windows=st.lists(st.none() | st.integers(1, 12), min_size=2, max_size=2),
+        contiguous=st.booleans(),
+        host=st.none() | st.integers(0, 60),
         requests=REQUESTS,
     )
     def start(
@@ -349,11 +412,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         depth: int,
         more_rows: int,
+        windows: list[int | None],
+        contiguous: bool,
+        host: int | None,
         requests: list[Request],
     ) -> None:
         groups = tuple((size, 1 + capacity // size) for size in sizes)
-        self.engine = Engine(SchedulerConfig(budget, slots, 40, policy, chunk, slots + more_rows), groups, depth)
-        self.capacity = min(40, *(size * (capacity // size) for size in sizes))
+        config = SchedulerConfig(budget, slots, 40, policy, chunk, slots + more_rows)
+        limited = () if contiguous else tuple(windows[: len(sizes)])
+        self.engine = Engine(config, groups, depth, limited, contiguous, host)
+        specs = list(zip(self.engine.allocator.groups, groups, strict=True))
+        self.capacity = max(
+            n for n in range(1, 41) if all(spec.most_blocks(n, budget) < blocks for spec, (_, blocks) in specs)
+        )
         self.add(requests)
 
     @rule(requests=REQUESTS)
@@ -429,18 +500,73 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [3, 40])
-def test_many_requests_in_little_memory(block_size: int, depth: int, budget: int) -> None:
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("host", [None, 50, 1000])
+def test_many_requests_in_little_memory(
+    block_size: int, depth: int, budget: int, contiguous: bool, host: int | None
+) -> None:
     """Mixed lengths, samples and shared beginnings, with room for two of the longest."""
     blocks = 1 + -(-80 // block_size)
     config = SchedulerConfig(max_batch_tokens=budget, max_sequences=8, max_model_len=64, long_prefill_chunk=11)
-    engine = Engine(config, ((block_size, blocks),), depth)
+    engine = Engine(config, ((block_size, blocks),), depth, contiguous=contiguous, host=host)
     for i in range(24):
         beginning = [1 + j % 4 for j in range(5 * (i % 7))]
         tail = [1 + i * j % 4 for j in range(1, 3 + i % 5)]
         engine.add(beginning + tail, max_tokens=4 + i % 20, n=1 + 2 * (i % 3 == 0))
     engine.drain()
-    assert engine.scheduler.stats().preemptions > 0 or budget == 3
+    stats = engine.scheduler.stats()
+    assert stats.preemptions > 0 or budget == 3
+    assert (stats.swaps > 0) == (engine.seen["swaps"] > 0)
+    assert bool(stats.swaps) == (host is not None) or host == 50 or budget == 3
     assert len(engine.sequences) == 40 and not engine.ended
+
+
+@pytest.mark.parametrize("windows", [(7,), (1,), (None, 7), (5, 12)], ids=str)
+@pytest.mark.parametrize("host", [None, 1000])
+def test_many_requests_longer_than_their_windows(windows: tuple[int | None, ...], host: int | None) -> None:
+    """Windowed pools far smaller than a sequence; warm prefixes among the requests."""
+    config = SchedulerConfig(max_batch_tokens=10, max_sequences=8, max_model_len=64)
+    groups = tuple((4, {None: 21, 1: 7}.get(window, 12)) for window in windows)
+    engine = Engine(config, groups, 2, windows, host=host)
+    for i in range(24):
+        beginning = [1 + j % 4 for j in range(5 * (i % 7))]
+        engine.add([*beginning, 1 + i % 4], max_tokens=4 + i % 27, n=1 + 2 * (i % 3 == 0))
+    engine.drain()
+    assert engine.seen["blocks behind a window"] > 50 and engine.seen["prefix hits"]
+    assert not engine.ended
+    # With a window of one token nobody ever needs more blocks than it was admitted with.
+    assert bool(engine.scheduler.stats().preemptions) == (windows != (1,))
+
+
+def test_what_was_saved_before_a_fault_comes_back_after_it() -> None:
+    engine = Engine(SchedulerConfig(64, 4, 64), ((4, 9),), host=1000)
+    for prompt in ([1] * 12, [2] * 12):
+        engine.add(prompt, 12)
+    while not engine.saved:
+        assert engine.schedule()
+        engine.complete()
+        engine.settle()
+    engine.lose()
+    engine.settle()
+    [saved] = engine.saved
+    assert engine.scheduler.swapper.held == {saved} and engine.seen["swaps"] == 0
+    engine.drain()
+    assert engine.seen["swaps"] == 1
+
+
+def test_what_was_on_its_way_to_the_host_is_computed_again_after_a_fault() -> None:
+    engine = Engine(SchedulerConfig(64, 4, 64), ((4, 9),), host=1000)
+    for prompt in ([1] * 12, [2] * 12):
+        engine.add(prompt, 12)
+    while not engine.scheduler.swapper.held:
+        assert engine.schedule()
+        if not engine.scheduler.swapper.held:
+            engine.complete()
+    assert not engine.saved
+    engine.lose()
+    engine.settle()
+    assert not engine.scheduler.swapper.held
+    engine.drain()
 
 
 def test_a_warm_cache_gives_the_tokens_of_a_cold_one() -> None:

@@ -77,15 +77,25 @@ class Crowd:
                 self.finished.append((tuple(prompt), params, last.outputs[0].token_ids))
 
 
-def crowd(stories: Path, backend: str, seconds: float, checks: int) -> dict[str, object]:
+MODES: dict[str, dict[str, object]] = {
+    "recompute": {},
+    "swap": {"preemption": "swap", "swap_space": 1e-3},
+    "contiguous": {"kv_allocator": "contiguous"},
+    "contiguous swap": {"kv_allocator": "contiguous", "preemption": "swap", "swap_space": 1e-3},
+}
+
+
+def crowd(stories: Path, backend: str, seconds: float, checks: int, mode: str = "recompute") -> dict[str, object]:
     path = stories / "stories260K-f32.gguf"
-    with LLM(path, backend=backend, max_num_seqs=16, kv_cache_tokens=KV_TOKENS, max_num_batched_tokens=64) as llm:
+    sizes = {"max_num_seqs": 16, "kv_cache_tokens": KV_TOKENS, "max_num_batched_tokens": 64}
+    with LLM(path, backend=backend, **sizes, **MODES[mode]) as llm:
         group = Crowd(llm, seconds)
         group.run()
         assert not group.faults, group.faults[0]
         for pool in llm.engine.scheduler_stats().pools:
             assert pool.used == 0, "blocks are still held after all requests have ended"
-        preemptions = llm.engine.scheduler_stats().preemptions
+        stats = llm.engine.scheduler_stats()
+        assert stats.host is None or stats.host.used == 0, "host memory is still held"
         sample = random.sample(group.finished, min(checks, len(group.finished)))
         for prompt, params, tokens in sample:
             alone = llm.generate([list(prompt)], params)[0].outputs[0].token_ids
@@ -96,18 +106,21 @@ def crowd(stories: Path, backend: str, seconds: float, checks: int) -> dict[str,
         "aborted": group.aborted,
         "refused": group.refused,
         "tokens": group.tokens,
-        "preemptions": preemptions,
+        "preemptions": stats.preemptions,
+        "swaps": stats.swaps,
         "checked": len(sample),
     }
 
 
-def test_a_crowd_of_requests(stories, cpu):
-    figures = crowd(stories, cpu, seconds=8, checks=60)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_crowd_of_requests(stories, cpu, mode):
+    figures = crowd(stories, cpu, seconds=4, checks=40, mode=mode)
     assert figures["checked"] and figures["preemptions"]
+    assert bool(figures["swaps"]) == ("swap" in mode)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_a_crowd_of_requests_for_ten_minutes(stories, cpu):
-    figures = crowd(stories, cpu, seconds=600, checks=2000)
+    figures = {mode: crowd(stories, cpu, seconds=600 / len(MODES), checks=500, mode=mode) for mode in MODES}
     result.write("soak-load", figures)

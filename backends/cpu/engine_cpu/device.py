@@ -74,6 +74,14 @@ class CpuDevice:
     def providers(self) -> Mapping[str, Sequence[Provider]]:
         return self._providers
 
+    def export_blocks(self, state: Array, blocks: Array) -> Array:
+        rows: Array = state[blocks]
+        return rows
+
+    def import_blocks(self, state: Array, blocks: Array, rows: Array) -> Array:
+        state[blocks] = rows
+        return state
+
     def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
         if not all(isinstance(bound.provider, CpuProvider) for bound in segment.calls):
             return None  # a forced trip through the device runs references on it

@@ -111,7 +111,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("step_expand", lower.step_expand)
     one("kv_copy", lower.kv_copy, kv=True)
     one("kv_write", lower.kv_write, "k_scale v_scale latent", kv=True)
-    one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim sinks", kv=True)
+    one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True)
     one("embed", lower.embed, "scale", _embed_check)
     one("quantize", lower.quantize, "scale")
     one("gather_columns", lower.gather_columns)

@@ -103,12 +103,14 @@ class WeightRef(Protocol):
 
 @dataclass(frozen=True)
 class StateSpec:
-    """State that an op consumes in one version and yields in the next. ``kind``: k, v, k_scale, v_scale, history."""
+    """State that an op consumes in one version and yields in the next. ``kind``: k, v, k_scale, v_scale, history.
+    ``group``: the cache group whose blocks are its first axis, or None."""
 
     name: str
     kind: str
     shape: tuple[int, ...]
     dtype: str
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,28 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
+class SwapTicket(Protocol):
+    """Blocks on their way to the host. ``wait`` gives state name -> the blocks' contents, [blocks, ...] as ``copy_out``
+    gives them, and raises what the step before has raised."""
+
+    def wait(self) -> Mapping[str, Array]: ...
+
+
+@runtime_checkable
+class SwapSession(Protocol):
+    """Optional on a session: cache blocks are saved in host memory and filled from there, for preemption by swapping.
+    ``blocks`` are ids, a sequence a cache group. Both take effect in submission order with the steps."""
+
+    def export_blocks(self, blocks: Sequence[Sequence[int]]) -> SwapTicket:
+        """Saves blocks as the steps submitted before leave them; those submitted later may overwrite them."""
+        ...
+
+    def import_blocks(self, blocks: Sequence[Sequence[int]], contents: Mapping[str, Array]) -> SwapTicket:
+        """Fills blocks, for the steps submitted later, with what as many were saved with, in this order. ``contents`` is
+        borrowed until ``wait``, which gives nothing."""
+        ...
+
+
 class Device(Protocol):
     """The eight methods. Values are opaque to the core; ``copy_out(copy_in(a))`` equals ``a``."""
 
@@ -359,6 +383,22 @@ def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:
 def compile_of(device: Device) -> Callable[[Segment, Limits, Mapping[str, Any]], StepFn | None] | None:
     """Optional on a device: ``compile(segment, limits, states)`` takes a segment whole, or returns None for op by op."""
     return getattr(device, "compile", None)
+
+
+@dataclass(frozen=True)
+class BlockAccess:
+    """How a device's ``StepSession`` reads and writes rows of a state's first axis."""
+
+    export_blocks: Callable[[Any, Array], Array]
+    import_blocks: Callable[[Any, Array, Array], Any]
+
+
+def block_access_of(device: Device) -> BlockAccess | None:
+    """Optional on a device, for swapping: ``export_blocks(state, blocks) -> rows``, a host copy of the state's entries at
+    ``blocks`` (i32), and ``import_blocks(state, blocks, rows) -> state``, which gives the state with these rows written, the
+    same object where the device writes in place. A session of the device's own is a ``SwapSession``, too."""
+    out, into = getattr(device, "export_blocks", None), getattr(device, "import_blocks", None)
+    return None if out is None or into is None else BlockAccess(out, into)
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,14 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     ]
     lines += ["", "Memory"]
     lines += [f"  {name:<12}{_size(memory[name])}" for name in ("weights", "kv", "history")]
-    lines.append(
-        f"  {'blocks':<12}{memory['blocks']} of {memory['block_size']} tokens, {memory['bytes_a_token']} B a token"
-    )
+    for group in memory["groups"]:
+        lines.append(
+            f"  {group['name']:<12}{group['blocks']} blocks of {group['block_size']} tokens, {group['bytes_a_token']} B a"
+            f" token, {_size(group['bytes'])}; at most {group['sequence_blocks']} a sequence"
+        )
+    whole, most = memory["sequence_kv"], memory["sequence_kv_unwindowed"]
+    windows = f" ({_size(most)} without windows)" if whole < most else ""
+    lines.append(f"  {'a sequence':<12}{_size(whole)} at {model['context']} tokens{windows}")
     lines += ["", "Segments"]
     for segment in model["segments"]:
         entering = f"; transfers {', '.join(segment['transfers'])}" if segment["transfers"] else ""

@@ -65,7 +65,9 @@ class Bench:
         what = f"Batch {case.batch} at depth {case.depth} is left out: it"
         if case.context > self._loaded.max_model_len:
             return f"{what} needs {case.context} tokens a sequence, and the context holds {self._loaded.max_model_len}."
-        held = (self._loaded.memory.blocks - 1) * self._block_size
+        groups = self._loaded.memory.groups
+        kept = [group for group in groups if group.window is None] or groups
+        held = (min(group.blocks for group in kept) - 1) * self._block_size
         if case.tokens(self._block_size) > held:
             return f"{what} needs {case.tokens(self._block_size)} tokens of KV cache, and the memory holds {held}."
         return None
@@ -117,7 +119,10 @@ class Bench:
         wanted = tokens // self._block_size * self._block_size
         found = min(o.num_cached_tokens for o in outputs)
         if found < min(wanted, case.depth + case.prompt - 1):
-            raise RequestError(f"Only {found} of {wanted} tokens were found in the cache; the KV pool is too small.")
+            raise RequestError(
+                f"Only {found} of {wanted} tokens were found in the cache; the KV pool is too small, or its allocator keeps"
+                " no prefixes."
+            )
 
     def _depth_tokens(self, sequence: int, depth: int) -> list[int]:
         """The same for all cases, so that what one case has put into the cache serves the next."""

@@ -35,6 +35,13 @@ class EngineOptions:
     max_context: Annotated[
         int | None, typer.Option(help="Most tokens of a sequence; the model's own context if not given.")
     ] = None
+    kv_allocator: Annotated[
+        str, typer.Option(help="How sequences get room in the KV cache: paged, contiguous, or a plugin's.")
+    ] = "paged"
+    preemption: Annotated[
+        str, typer.Option(help="What becomes of a sequence that must make room: recompute, or swap to host memory.")
+    ] = "recompute"
+    swap_space: Annotated[float, typer.Option(help="GiB of host memory for swapped sequences.")] = 4.0
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to run an op on the reference.")] = False
     without: Annotated[
         list[str] | None,
@@ -50,6 +57,9 @@ class EngineOptions:
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_batch_tokens,
             "max_model_len": self.max_context,
+            "kv_allocator": self.kv_allocator,
+            "preemption": self.preemption,
+            "swap_space": self.swap_space,
             "strict": self.strict,
             "without": tuple(self.without or ()),
         }

@@ -30,6 +30,7 @@ _OWN_ROOM = 1 << 22  # characters and elements that a template may make of nothi
 _ROOM_A_CHARACTER = 32  # and for each character that it is given
 _OWN_SECONDS = 0.3  # of the thread's own time
 _SECONDS_A_CHARACTER = 1e-5  # and for each character that it is given
+_ELEMENT = 8  # characters that an element of a list takes the room of
 _MAX_BITS = 1 << 14  # of an integer
 _MAX_INDENT = 16
 _WIDE = re.compile(r"\d{5}")  # a width or precision that no prompt needs
@@ -86,14 +87,16 @@ class Meter:
                 left.extend(item)
             elif isinstance(item, int) and item.bit_length() > _MAX_BITS:
                 raise TemplateRuntimeError("a number is too large")
-            self.charge(8)
+            self.charge(_ELEMENT)
             if len(left) % 256 == 0:
                 self.tick()
 
     def sized(self, value: Any) -> Any:
         """The value, charged for its own size."""
-        if isinstance(value, str | list | tuple | dict):
+        if isinstance(value, str):
             self.charge(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.charge(_ELEMENT * len(value))
         return value
 
     def text(self, value: Any) -> str:
@@ -331,7 +334,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "*":
             for items, times in ((left, right), (right, left)):
                 if isinstance(items, str | list | tuple) and isinstance(times, int):
-                    meter.charge(len(items) * max(times, 0))
+                    meter.charge((1 if isinstance(items, str) else _ELEMENT) * len(items) * max(times, 0))
         elif operator == "%" and isinstance(left, str):
             meter.fields(left, right)
         elif operator == "+":

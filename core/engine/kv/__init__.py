@@ -1,21 +1,35 @@
 """KV cache bookkeeping: blocks, prefixes and page tables as integers; the memory itself is the backend's."""
 
-from .allocator import BlockCopy, BlockTable, KVAllocator, PagedAllocator, PrefixHit, find_allocator
+from .allocator import BlockCopy, BlockTable, KVAllocator, PrefixHit
 from .block_pool import NULL_BLOCK, BlockPool, PoolStats
 from .cache_group import CacheGroup
+from .contiguous import ContiguousAllocator, Fragmentation
+from .host_pool import HostPool, HostStats
+from .length_predictor import LengthHistogram, LengthPredictor
+from .paged import PagedAllocator
 from .prefix_index import HashChain, PrefixIndex
+from .registry import AllocatorManifest, AllocatorSpec, find_allocator, find_predictor
 
 __all__ = [
     "NULL_BLOCK",
+    "AllocatorManifest",
+    "AllocatorSpec",
     "BlockCopy",
     "BlockPool",
     "BlockTable",
     "CacheGroup",
+    "ContiguousAllocator",
+    "Fragmentation",
     "HashChain",
+    "HostPool",
+    "HostStats",
     "KVAllocator",
+    "LengthHistogram",
+    "LengthPredictor",
     "PagedAllocator",
     "PoolStats",
     "PrefixHit",
     "PrefixIndex",
     "find_allocator",
+    "find_predictor",
 ]

@@ -15,7 +15,7 @@ class CacheGroup:
     """Layers whose cache grows alike, so that one page table a sequence serves them all.
 
     ``block_size`` is in tokens. ``window`` is the number of last positions that attention reads, for kind "window"
-    only; blocks behind it are kept for now. ``layers`` are indices into the model.
+    only. ``layers`` are indices into the model.
     """
 
     name: str
@@ -34,3 +34,21 @@ class CacheGroup:
                 f"cache group {self.name!r} of kind {self.kind!r} has window {self.window}; "
                 "a window of at least 1 goes with kind 'window' and with no other"
             )
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens lie in."""
+        return -(-tokens // self.block_size)
+
+    def behind(self, computed: int) -> int:
+        """How many of a sequence's first blocks no query sees any more once ``computed`` tokens are computed: the next
+        query, at position ``computed``, sees the last ``window`` positions up to its own."""
+        return 0 if self.window is None else max(0, computed + 1 - self.window) // self.block_size
+
+    def most_blocks(self, tokens: int, chunk: int | None = None) -> int:
+        """The most blocks that a sequence of ``tokens`` tokens holds at a time, when a step computes at most ``chunk`` of
+        them: behind a window blocks are given back, so what counts is the window and the chunk, wherever they begin in
+        a block."""
+        whole = self.blocks(tokens)
+        if self.window is None or chunk is None:
+            return whole
+        return min(whole, self.blocks(self.window + chunk - 2) + 1)

@@ -76,6 +76,10 @@ class PrefixIndex:
             found.append(block)
         return found
 
+    def find(self, keys: list[bytes]) -> list[int]:
+        """The block of each key, or 0 for one that is not registered."""
+        return [self._blocks.get(key, 0) for key in keys]
+
     def check(self) -> None:
         """Raises AssertionError where the two directions disagree."""
         assert {block: key for key, block in self._blocks.items()} == self._keys, "prefix index is not one to one"

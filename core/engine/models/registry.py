@@ -59,10 +59,19 @@ class Model:
     _weights: Weights
     _build: Callable[[Builder, DecoderConfig, Weights], Program]
 
-    def groups(self, block_size: int) -> tuple[CacheGroup, ...]:
-        """The cache groups of this architecture."""
-        kind = self.config.cache
-        return (CacheGroup(kind, kind, block_size, layers=tuple(range(self.config.layers))),)
+    def groups(self, block_size: int, windows: bool = True) -> tuple[CacheGroup, ...]:
+        """The cache groups of this architecture: the layers that see everything, and those of each window. Without
+        ``windows`` (an allocator keeps what lies behind them) all layers are one group."""
+        layers, kind = range(self.config.layers), self.config.cache
+        limits = [self.config.window(i) if windows else 0 for i in layers]
+        found = []
+        for limit in sorted(set(limits)):
+            own = tuple(i for i in layers if limits[i] == limit)
+            if limit:
+                found.append(CacheGroup(f"window {limit}", "window", block_size, limit, own))
+            else:
+                found.append(CacheGroup(kind, kind, block_size, layers=own))
+        return tuple(found)
 
     def weight(self, name: str) -> WeightRef | None:
         """The weight of a canonical name, or None if the checkpoint has none."""
@@ -72,9 +81,9 @@ class Model:
         """ModelError when the checkpoint holds a tensor that has not been asked for."""
         self._weights.check_all_used()
 
-    def program(self, block_size: int, kv_dtype: str) -> Program:
-        """The op calls of one step."""
-        builder = Builder(self.groups(block_size), kv_dtype, self.config.vocab)
+    def program(self, block_size: int, kv_dtype: str, windows: bool = True, contiguous: bool = False) -> Program:
+        """The op calls of one step. ``contiguous``: each page table's entries will be consecutive."""
+        builder = Builder(self.groups(block_size, windows), kv_dtype, self.config.vocab, contiguous)
         program = self._build(builder, self.config, self._weights)
         self._weights.check_all_used()
         return program

@@ -32,14 +32,17 @@ def attention(
     softcap: float = 0.0,
     v_head_dim: int = 0,
     sinks: Array | None = None,
+    contiguous: bool = False,
 ) -> tuple[Array]:
     """softmax(scale * q k^T) v: q [T, heads * head_dim] -> f32 of the same shape; k and v in the plain layout.
 
     A query at position p sees cache positions 0..p, with a ``window`` w > 0 only the last w of them. ``softcap`` c > 0
     bounds scores as c * tanh(score / c). ``sinks`` [heads] are scores that each token of a head has beside those of its
     keys: they take part in the softmax and bring no value. Query head h reads KV head h * kv_heads / heads, rounded down.
-    Each query is computed by itself in f64, so that its result depends on neither the other rows nor the chunks. Sources:
-    Vaswani et al. (2017); for grouped queries, Ainslie et al. (2023); for sinks, the gpt-oss model card (arXiv 2508.10925).
+    Each query is computed by itself in f64, so that its result depends on neither the other rows nor the chunks. The
+    table's entries for blocks that no query of the step sees are null. ``contiguous`` promises that a sequence's entries
+    are consecutive blocks, which a provider may use or not. Sources: Vaswani et al. (2017); for grouped queries, Ainslie
+    et al. (2023); for sinks, the gpt-oss model card (arXiv 2508.10925).
 
     ``v_head_dim`` d > 0: a latent cache, where the first d columns of a key are the value. There is no v and no v_scale,
     and the result is [T, heads * d] (DeepSeek-V2, arXiv 2405.04434, in the absorbed form).
@@ -95,6 +98,8 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
         ([129, 0, 64], [1, 33, 1], 16, 16, 2, 64, "int8", {}),
         ([5, 0], [1, 6], 1, 2, 1, 8, "f16", {}),
         ([90, 0], [1, 40], 16, 4, 2, 32, "f16", {"window": 24}),
+        ([301, 90], [1, 40], 8, 4, 2, 32, "int8", {"window": 24}),
+        ([45, 0, 20], [3, 9, 1], 4, 4, 2, 16, "f16", {"window": 7, "contiguous": True}),
         ([33, 2], [1, 12], 16, 4, 1, 32, "f32", {"softcap": 5.0}),
         ([50], [9], 8, 2, 2, 16, "f32", {"window": 1, "softcap": 2.0}),
         ([0, 45], [20, 1], 16, 4, 1, 32, "f32", {"v_head_dim": 24}),
@@ -116,6 +121,8 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
             place = table[seq, positions // block_size], positions % block_size
             for stored in contents.values():
                 stored[place] = rng.standard_normal((len(positions), kv_heads, head_dim), np.float32)
+            if window := features.get("window", 0):
+                table[seq, : max(0, start + 1 - window) // block_size] = 0
         attrs, weights = dict(features), {}
         if (level := attrs.pop("sinks", None)) is not None:
             sinks = rng.standard_normal(heads, np.float32) + np.float32(level)
@@ -161,6 +168,7 @@ SPECS = (
             "window": 0,
             "softcap": 0.0,
             "v_head_dim": 0,
+            "contiguous": False,
         },
         reference=attention,
         tolerance=Tolerance(5e-5, 5e-5),

@@ -41,6 +41,7 @@ class Program:
     vocab: int
     values: int
     """How many value ids are in use."""
+    kv_dtype: str
     axes: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     """Logical axes of each weight by name, for sharding."""
 
@@ -50,10 +51,12 @@ class Program:
 
 
 class Builder:
-    """Records op calls. One instance builds one program; ``kv_dtype`` and ``block_size`` are the session's."""
+    """Records op calls. One instance builds one program; ``groups`` and ``kv_dtype`` are the session's, and so is
+    ``contiguous``: the entries of each page table are consecutive."""
 
-    def __init__(self, groups: Sequence[CacheGroup], kv_dtype: str, vocab: int) -> None:
+    def __init__(self, groups: Sequence[CacheGroup], kv_dtype: str, vocab: int, contiguous: bool = False) -> None:
         self._groups = tuple(groups)
+        self._contiguous = contiguous
         self._kv_dtype = kv_dtype
         self._vocab = vocab
         self._calls: list[Call] = []
@@ -220,8 +223,9 @@ class Builder:
         _of_width(b, a.shape[-1])
         return self.call("add", {"a": a, "b": b}, [(f"{b.name}.sum", a.shape, "residual")])[0]
 
-    def kv_write(self, layer: int, k: Value, v: Value | None, kv_heads: int, head_dim: int, group: int = 0) -> None:
+    def kv_write(self, layer: int, k: Value, v: Value | None, kv_heads: int, head_dim: int) -> None:
         """Without v the cache is latent: attention takes its values from the keys."""
+        group = self._group_of(layer)
         _of_width(k, kv_heads * head_dim)
         if v is not None:
             _of_width(v, kv_heads * head_dim)
@@ -230,6 +234,12 @@ class Builder:
         inputs = {"new_k": k, "new_v": v, "kv_slots": self.kv_slots[group]}
         states = kv_states(kv, self._kv_dtype)
         self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim, latent=kv.latent)
+
+    def _group_of(self, layer: int) -> int:
+        for number, group in enumerate(self._groups):
+            if layer in group.layers:
+                return number
+        raise ModelError(f"Layer {layer} is in none of the model's cache groups.")
 
     def attention(
         self,
@@ -244,6 +254,9 @@ class Builder:
         """Reads only the cache, this step's tokens included. sinks [heads]. ``v_head_dim``: the width of values, which a
         latent cache needs. Features: window, softcap."""
         kv = next(kv for kv in self._kv_layers if kv.layer == layer)
+        kept = self._groups[kv.group].window
+        if kept is not None and not 0 < features.get("window", 0) <= kept:
+            raise ModelError(f"Layer {layer} attends beyond the window of {kept} tokens that its cache group keeps.")
         _of_width(q, heads * kv.head_dim)
         if kv.latent != (0 < v_head_dim <= kv.head_dim):
             raise ModelError(
@@ -253,8 +266,8 @@ class Builder:
         inputs = {"q": q, "page_table": self.input(f"page_table.{kv.group}")}
         inputs |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
         attrs = {"heads": heads, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "scale": scale, **features}
-        attrs["v_head_dim"] = v_head_dim
-        attrs["block_size"] = self._groups[kv.group].block_size
+        attrs |= {"v_head_dim": v_head_dim, "block_size": self._groups[kv.group].block_size}
+        attrs["contiguous"] = self._contiguous
         if sinks is not None:
             self._needs(sinks, (heads,))
             self.name_axes(sinks, "heads")
@@ -353,6 +366,7 @@ class Builder:
             hidden=self._hidden,
             vocab=self._vocab,
             values=self._count,
+            kv_dtype=self._kv_dtype,
             axes=self._axes,
         )
 

@@ -1,8 +1,9 @@
-"""Execution: a session walks the segments of a plan on one thread of its own, transferring at their borders."""
+"""Execution: a session walks the segments of a plan on one thread of its own, transferring at their borders, and swaps
+blocks of the KV cache between steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from ..backend.v1 import (
     StepInputs,
     StepResult,
     Value,
+    block_access_of,
     compile_of,
 )
 from ..errors import EngineStoppedError
@@ -37,12 +39,32 @@ class StepTicket:
         return self.future.result()
 
 
+@dataclass(frozen=True)
+class BlockTicket:
+    """Blocks that are being saved or filled."""
+
+    future: Future[dict[str, Array]]
+
+    def wait(self) -> dict[str, Array]:
+        return self.future.result()
+
+
+def swap_refusal(device: Device, plan: Plan) -> str | None:
+    """None where sessions of the plan can swap blocks, or a sentence that says why not. Without ``export_blocks`` and
+    ``import_blocks`` only a state that goes through the host with every op anyway can be copied as a whole."""
+    on_device = any(state.group is not None and plan.state_places[state.name] == "device" for state in plan.states)
+    if on_device and block_access_of(device) is None and not plan.round_trip:
+        return f"The device {device.describe().name} offers no export_blocks and import_blocks, so it cannot swap."
+    return None
+
+
 class StepSession:
     """The default session: segments in order, a whole segment at once where the device compiles it."""
 
     def __init__(self, device: Device, plan: Plan) -> None:
         self._device = device
         self._plan = plan
+        self._access = None if plan.round_trip else block_access_of(device)
         self._states: dict[str, dict[str, Any]] = {"device": {}, "host": {}}
         for state in plan.states:
             place = plan.state_places[state.name]
@@ -60,6 +82,12 @@ class StepSession:
         if self._thread is None:
             raise EngineStoppedError("The session is closed.")
         return StepTicket(self._thread.submit(self._run, inputs))
+
+    def export_blocks(self, blocks: Sequence[Sequence[int]]) -> BlockTicket:
+        return self._between_steps(self._export, blocks)
+
+    def import_blocks(self, blocks: Sequence[Sequence[int]], contents: Mapping[str, Array]) -> BlockTicket:
+        return self._between_steps(self._import, blocks, contents)
 
     def close(self) -> None:
         """Waits for submitted steps, then frees the states."""
@@ -86,6 +114,42 @@ class StepSession:
                 fn(frame)
 
         return run
+
+    def _between_steps(self, action: Callable[..., dict[str, Array]], *given: Any) -> BlockTicket:
+        if self._thread is None:
+            raise EngineStoppedError("The session is closed.")
+        return BlockTicket(self._thread.submit(action, *given))
+
+    def _export(self, blocks: Sequence[Sequence[int]]) -> dict[str, Array]:
+        found = {}
+        for name, chosen, place in self._paged(blocks):
+            state = self._states[place][name]
+            if place == "device" and self._access is not None:
+                found[name] = self._access.export_blocks(state, chosen)
+            else:
+                found[name] = (state if place == "host" else self._device.copy_out(state))[chosen]
+        return found
+
+    def _import(self, blocks: Sequence[Sequence[int]], contents: Mapping[str, Array]) -> dict[str, Array]:
+        for name, chosen, place in self._paged(blocks):
+            state = self._states[place][name]
+            if place == "host":
+                state[chosen] = contents[name]
+            elif self._access is not None:
+                self._states[place][name] = self._access.import_blocks(state, chosen, contents[name])
+            else:
+                whole = np.array(self._device.copy_out(state))
+                whole[chosen] = contents[name]
+                self._states[place][name] = self._device.copy_in(whole)
+                self._device.free(state)
+        return {}
+
+    def _paged(self, blocks: Sequence[Sequence[int]]) -> Iterator[tuple[str, Array, str]]:
+        """Each state that has blocks: its name, those chosen of it, and its place."""
+        ids = [np.array(chosen, np.int32) for chosen in blocks]
+        for state in self._plan.states:
+            if state.group is not None:
+                yield state.name, ids[state.group], self._plan.state_places[state.name]
 
     def _run(self, inputs: StepInputs) -> StepResult:
         frames = {place: Frame(inputs.dims, {}, states) for place, states in self._states.items()}

@@ -155,7 +155,8 @@ class Placer:
         for kv in program.kv_layers:
             own = f"kv.{kv.layer}."
             users = [c for c in calls if any(s.startswith(own) for s in c.states.values())]
-            layout = next((lay for lay in self._info.kv_layouts if self._all(users, lay)), None)
+            holding = (layout for layout in self._info.kv_layouts if program.kv_dtype in layout.dtypes)
+            layout = next((layout for layout in holding if self._all(users, layout)), None)
             on_device = self._round_trip or layout is not None
             layouts[kv.layer] = layout if layout is not None else PLAIN
             for state in {s for c in users for s in c.states.values() if s.startswith(own)}:

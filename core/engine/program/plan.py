@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
 from ..backend.v1 import HOST_DTYPES, DeviceInfo, Dims, KVSpec, Limits, Packed, Plan, StateSpec
 from ..errors import ConfigError
+from ..kv import CacheGroup
 from .build import KVLayer, Program
 from .place import Placement
 from .segments import segments
 
 
 @dataclass(frozen=True)
+class GroupMemory:
+    """A cache group's pool: ``blocks``, the null block included, of ``block_size`` tokens, and their bytes. A sequence of
+    the longest context holds at most ``sequence_blocks`` at a time; behind a ``window`` they are given back."""
+
+    name: str
+    window: int | None
+    blocks: int
+    block_size: int
+    bytes_a_token: int
+    bytes: int
+    sequence_blocks: int
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes by purpose, and the KV pool in blocks."""
+    """Bytes by purpose, and the KV pool of each cache group. ``sequence_kv``: what a sequence of the longest context
+    takes; ``sequence_kv_unwindowed``: what it would take if every layer kept everything."""
 
     weights: int
     kv: int
     history: int
-    blocks: int
-    block_size: int
-    bytes_a_token: int
+    groups: tuple[GroupMemory, ...]
+    sequence_kv: int
+    sequence_kv_unwindowed: int
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group's pool."""
+        return tuple(group.blocks for group in self.groups)
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of one block of each group."""
+        return tuple(group.bytes_a_token * group.block_size for group in self.groups)
 
 
-def kv_bytes_a_block(program: Program, placement: Placement, kv_dtype: str) -> int:
-    """Bytes that one block takes over all layers."""
-    return sum(_size(shape, tag) for _, _, shape, tag in _kv_tensors(program, placement, kv_dtype, 1))
+def kv_bytes_a_block(program: Program, placement: Placement, kv_dtype: str) -> tuple[int, ...]:
+    """Bytes that one block of each group takes over all its layers."""
+    ones = (1,) * len(program.groups)
+    sizes = [0] * len(program.groups)
+    for state in _kv_states(program, placement, kv_dtype, ones):
+        assert state.group is not None
+        sizes[state.group] += _size(state.shape, state.dtype)
+    return tuple(sizes)
 
 
 def _size(shape: tuple[int, ...], tag: str) -> int:
     return prod(shape) * HOST_DTYPES[tag].itemsize
 
 
-def _kv_tensors(
-    program: Program, placement: Placement, kv_dtype: str, blocks: int
-) -> list[tuple[str, str, tuple[int, ...], str]]:
+def _kv_states(program: Program, placement: Placement, kv_dtype: str, blocks: Sequence[int]) -> list[StateSpec]:
+    """The states of all layers, for pools of so many blocks a group."""
     found = []
     for kv in program.kv_layers:
         layout = placement.layer_layouts[kv.layer]
         if kv_dtype not in layout.dtypes:
             known = ", ".join(layout.dtypes)
             raise ConfigError(f"The KV layout {layout.name} cannot hold {kv_dtype}; it holds {known}.")
-        for kind, (shape, tag) in layout.shapes(_spec(program, kv, kv_dtype, blocks)).items():
-            found.append((f"kv.{kv.layer}.{kind}", kind, shape, tag))
+        for kind, (shape, tag) in layout.shapes(_spec(program, kv, kv_dtype, blocks[kv.group])).items():
+            found.append(StateSpec(f"kv.{kv.layer}.{kind}", kind, shape, tag, kv.group))
     return found
 
 
@@ -52,47 +82,95 @@ def _spec(program: Program, kv: KVLayer, kv_dtype: str, blocks: int) -> KVSpec:
     return KVSpec(blocks, program.groups[kv.group].block_size, kv.kv_heads, kv.head_dim, kv_dtype, kv.latent)
 
 
-def choose_blocks(bytes_a_block: int, budget: int, wanted_tokens: int, block_size: int, needed_tokens: int) -> int:
-    """Blocks of the pool, the null block included: what is wanted, within ``budget`` bytes.
+@dataclass(frozen=True)
+class Pools:
+    """How large the pools of a program's cache groups may be. ``block_bytes``: a block of each group; ``budget``: bytes of
+    all; ``sequences``: how many run at a time; ``chunk``: tokens that a step computes at most."""
 
-    Raises ConfigError when not even ``needed_tokens`` (one whole sequence) fit.
-    """
-    wanted = ceil(wanted_tokens / block_size) + 1
-    affordable = budget // max(bytes_a_block, 1)
-    needed = ceil(needed_tokens / block_size) + 1
-    if affordable < needed:
-        raise ConfigError(
-            f"A context of {needed_tokens} tokens needs {needed * bytes_a_block / 1e9:.2f} GB of KV cache, "
-            f"but {budget / 1e9:.2f} GB may be used; set a smaller --max-context "
-            f"(at most {max(affordable - 1, 0) * block_size}) or another --kv-dtype."
+    groups: tuple[CacheGroup, ...]
+    block_bytes: tuple[int, ...]
+    budget: int
+    sequences: int
+    chunk: int
+
+    def needed(self, tokens: int) -> tuple[int, ...]:
+        """Blocks of each group, the null block included, without which a sequence of so many tokens cannot run."""
+        return tuple(group.most_blocks(tokens, self.chunk) + 1 for group in self.groups)
+
+    def wanted(self, tokens: int, longest: int) -> tuple[int, ...]:
+        """Blocks of each group for ``tokens`` tokens of several sequences, one of ``longest`` among them. In a group with
+        a window they need no more than all that run may hold."""
+        return tuple(
+            max(needed, min(group.blocks(tokens), self.sequences * group.most_blocks(longest, self.chunk)) + 1)
+            for group, needed in zip(self.groups, self.needed(longest), strict=True)
         )
-    return min(wanted, affordable)
+
+    def bytes(self, blocks: tuple[int, ...]) -> int:
+        return sum(count * size for count, size in zip(blocks, self.block_bytes, strict=True))
+
+    def longest(self, at_most: int) -> int:
+        """The most tokens, a multiple of the block size up to ``at_most``, of a sequence that the budget has room for."""
+        size = max(group.block_size for group in self.groups)
+        return size * _most(at_most // size, lambda n: self.bytes(self.needed(n * size)) <= self.budget)
+
+    def choose(self, wanted_tokens: int, longest: int) -> tuple[int, ...]:
+        """Blocks of each group's pool, the null block included: what is wanted, within the budget.
+
+        Raises ConfigError when not even one sequence of ``longest`` tokens fits.
+        """
+        needed = self.bytes(self.needed(longest))
+        if needed > self.budget:
+            possible = self.longest(longest)
+            advice = (
+                f"set a smaller --max-context (at most {possible}), another --kv-dtype"
+                if possible
+                else "choose another --kv-dtype, a smaller --block-size or --max-batch-tokens"
+            )
+            raise ConfigError(
+                f"A context of {longest} tokens needs {needed / 1e9:.3g} GB of KV cache, but {self.budget / 1e9:.3g} GB may"
+                f" be used; {advice}, or allow more memory."
+            )
+        tokens = _most(wanted_tokens, lambda n: self.bytes(self.wanted(n, longest)) <= self.budget)
+        return self.wanted(tokens, longest)
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest n from 0 to ``limit`` that fits; what fits makes all below it fit."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def make_plan(
     placement: Placement,
     packed: Mapping[tuple[str, str], Packed],
     kv_dtype: str,
-    blocks: int,
+    blocks: tuple[int, ...],
     limits: Limits,
     keep: tuple[str, ...] = (),
 ) -> tuple[Plan, MemoryPlan]:
-    """The plan that a session runs, and its memory."""
+    """The plan that a session runs, with so many blocks in each cache group, and its memory."""
     program = placement.program
-    tensors = _kv_tensors(program, placement, kv_dtype, blocks)
-    states = [StateSpec(name, kind, shape, tag) for name, kind, shape, tag in tensors]
+    states = _kv_states(program, placement, kv_dtype, blocks)
     history = StateSpec("history", "history", (limits.slots, limits.max_context), "i32")
     body, head = segments(placement, packed, keep)
     plan = Plan(body, head, (*states, history), placement.state_places, limits, placement.round_trip, keep)
-    kv = sum(_size(s.shape, s.dtype) for s in states)
-    size = program.groups[0].block_size
+    groups = []
+    for spec, count, size in zip(program.groups, blocks, kv_bytes_a_block(program, placement, kv_dtype), strict=True):
+        most = spec.most_blocks(limits.max_context, limits.dims.T)
+        a_token = size // spec.block_size
+        groups.append(GroupMemory(spec.name, spec.window, count, spec.block_size, a_token, count * size, most))
     memory = MemoryPlan(
         weights=sum({id(p): p.nbytes for p in packed.values()}.values()),
-        kv=kv,
+        kv=sum(group.bytes for group in groups),
         history=_size(history.shape, history.dtype),
-        blocks=blocks,
-        block_size=size,
-        bytes_a_token=kv // (blocks * size),
+        groups=tuple(groups),
+        sequence_kv=sum(g.sequence_blocks * g.block_size * g.bytes_a_token for g in groups),
+        sequence_kv_unwindowed=sum(
+            ceil(limits.max_context / g.block_size) * g.block_size * g.bytes_a_token for g in groups
+        ),
     )
     return plan, memory
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from ..errors import ConfigError
 
 KV_DTYPES = ("f32", "f16", "bf16", "int8")
+PREEMPTIONS = ("recompute", "swap")
+MAX_SWAP_SPACE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +19,9 @@ class EngineConfig:
     ``kv_cache_memory`` is in bytes (None: what half of the free memory allows), ``kv_cache_tokens`` what is wanted of
     it (None: 64 Ki, or one whole context if that is more); ``max_model_len`` None takes the model's own context, or
     what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out; ``watchdog_s``
-    ends requests when no step finishes for so long.
+    ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for allocators
+    that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
+    (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB.
     """
 
     model: Path
@@ -30,7 +34,11 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     kv_cache_memory: int | None = None
     kv_cache_tokens: int | None = None
+    kv_allocator: str = "paged"
+    length_predictor: str = "histogram"
     policy: str = "fcfs"
+    preemption: str = "recompute"
+    swap_space: float = 4.0
     strict: bool = False
     fused: bool = True
     without: tuple[str, ...] = ()
@@ -41,6 +49,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.kv_cache_dtype not in KV_DTYPES:
             raise ConfigError(f"There is no KV dtype {self.kv_cache_dtype!r}; choose one of {', '.join(KV_DTYPES)}.")
+        if self.preemption not in PREEMPTIONS:
+            raise ConfigError(f"There is no preemption {self.preemption!r}; choose one of {', '.join(PREEMPTIONS)}.")
+        if not 0 < self.swap_space <= MAX_SWAP_SPACE:
+            raise ConfigError(
+                f"The swap space is {self.swap_space:g} GiB; it must be above 0 and at most {MAX_SWAP_SPACE}."
+            )
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise ConfigError(f"The block size is {self.block_size}; it must be a power of two from 1 to 256.")
         sizes = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "kv_cache_tokens")

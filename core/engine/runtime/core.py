@@ -13,13 +13,14 @@ import numpy as np
 
 from ..backend.v1 import Session, StepResult, Ticket
 from ..errors import EngineError, EngineStoppedError, RequestError
-from ..kv import PagedAllocator
+from ..kv import AllocatorSpec, HostPool, find_allocator, find_predictor
 from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
 from .request import Request
 from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
+from .swap import HostBlocks, SwapTickets
 
 NO_TOKEN = 2
 STATUS = {
@@ -44,6 +45,7 @@ class _InFlight:
     step: ScheduledStep
     rows: tuple[Row, ...]
     ticket: Ticket
+    swaps: SwapTickets
 
 
 @dataclass
@@ -76,8 +78,19 @@ class EngineCore:
                 policy=config.policy,
                 max_rows=loaded.plan.limits.dims.R,
             ),
-            PagedAllocator(loaded.program.groups, (loaded.memory.blocks,) * self._groups),
+            find_allocator(config.kv_allocator).make(
+                AllocatorSpec(
+                    loaded.program.groups,
+                    loaded.memory.num_blocks,
+                    loaded.plan.limits.dims.T,
+                    find_predictor(config.length_predictor),
+                )
+            ),
+            HostPool(int(config.swap_space * 2**30), loaded.memory.block_bytes)
+            if config.preemption == "swap"
+            else None,
         )
+        self._host = HostBlocks()
         self._session: Session = loaded.session()
         self._max_in_flight = max(loaded.device.describe().max_in_flight, 1)
         self._members: dict[int, _Member] = {}
@@ -208,11 +221,12 @@ class EngineCore:
             params = self._row_params(step)
             inputs, rows = step_inputs(step, params.__getitem__, self._groups, self._mask_words)
             try:
+                swaps = self._host.submit(self._session, step)
                 ticket = self._session.submit(inputs)
             except Exception as error:
                 self._recover(step, error)
                 return
-            self._in_flight.append(_InFlight(step, rows, ticket))
+            self._in_flight.append(_InFlight(step, rows, ticket, swaps))
 
     def _row_params(self, step: ScheduledStep) -> dict[int, RowParams]:
         """Of each sequence, with what its logits processors want; a request whose processor fails ends here."""
@@ -242,6 +256,7 @@ class EngineCore:
         flight = self._in_flight.popleft()
         try:
             result = flight.ticket.wait()
+            self._host.finish(flight.swaps)
         except Exception as error:
             self._recover(flight.step, error)
             return
@@ -256,6 +271,7 @@ class EngineCore:
         self._score(flight, result)
         for update in self.scheduler.complete(flight.step, tokens, failed):
             self._publish(update, result, emitted)
+        self._host.keep(self.scheduler.swapper.held)
 
     def _statuses(self, flight: _InFlight, result: StepResult) -> Iterator[tuple[Row, int]]:
         """A beam that may take no token does not fail its request."""
@@ -435,6 +451,7 @@ class EngineCore:
             )
         )
         self.scheduler.reset()
+        self._host.keep(self.scheduler.swapper.held)
         self._session.close()
         self._session = self._loaded.session()
         if len(ids) == 1:

@@ -9,11 +9,13 @@ from ..backend.registry import open_device
 from ..backend.v1 import Device, Plan, Session
 from ..errors import ConfigError
 from ..formats import Checkpoint, open_checkpoint
+from ..kv import find_allocator
 from ..models import Model, load_model
 from ..program.build import Program
+from ..program.execute import swap_refusal
 from ..program.pack import pack
 from ..program.place import Placement, Placer
-from ..program.plan import MemoryPlan, check_device, choose_blocks, kv_bytes_a_block, make_limits, make_plan
+from ..program.plan import MemoryPlan, Pools, check_device, kv_bytes_a_block, make_limits, make_plan
 from ..program.shard import shard
 from ..program.weights import stored_bytes
 from ..sampling.beam import MAX_CANDIDATES
@@ -48,7 +50,9 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     checkpoint = open_checkpoint(config.model)
     model = load_model(checkpoint, config.max_model_len)
     device = open_device(config.backend, {"threads": config.threads})
-    program = shard(model.program(config.block_size, config.kv_cache_dtype), ranks=1)
+    allocator = find_allocator(config.kv_allocator)
+    built = model.program(config.block_size, config.kv_cache_dtype, allocator.windows, allocator.contiguous)
+    program = shard(built, ranks=1)
     placement = Placer(device, config.without, config.round_trip).place(program, config.strict, config.fused)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
     length, blocks = _sizes(config, model, device, placement, notices)
@@ -57,6 +61,8 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES)
     plan, memory = make_plan(placement, packed, config.kv_cache_dtype, blocks, limits, config.keep)
     check_device(plan, device.describe())
+    if config.preemption == "swap" and (why := swap_refusal(device, plan)):
+        raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
     return Loaded(config, checkpoint, model, device, program, placement, plan, memory, length, tuple(notices))
 
 
@@ -69,27 +75,28 @@ def _fallback_notice(placement: Placement) -> str:
 
 def _sizes(
     config: EngineConfig, model: Model, device: Device, placement: Placement, notices: list[str]
-) -> tuple[int, int]:
-    """The context's length and the pool's blocks: the pool holds one whole context and no more than the budget."""
-    size = config.block_size
-    a_block = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
+) -> tuple[int, tuple[int, ...]]:
+    """The context's length and each pool's blocks: the pools hold one whole context and no more than the budget."""
+    program = placement.program
     refs = {ref.name: ref for placed in placement.calls for ref in placed.call.weights.values()}
     weights = sum(map(stored_bytes, refs.values()))
     free = max(device.memory_info().free - weights, 0)
     budget = config.kv_cache_memory if config.kv_cache_memory is not None else free // 2
+    a_block = kv_bytes_a_block(program, placement, config.kv_cache_dtype)
+    pools = Pools(program.groups, a_block, budget, config.max_num_seqs, config.max_num_batched_tokens)
     length = config.max_model_len or model.config.max_context
     if config.max_model_len is not None and config.max_model_len > model.config.max_context:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model was made for at most {model.config.max_context} tokens."
         )
-    affordable = (budget // max(a_block, 1) - 1) * size
-    if config.max_model_len is None and affordable < length and affordable >= size:
+    affordable = pools.longest(length)
+    if config.max_model_len is None and 0 < affordable < length and pools.bytes(pools.needed(length)) > budget:
         notices.append(
             f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB."
         )
         length = affordable
     wanted = min(length * config.max_num_seqs, max(length, config.kv_cache_tokens or _DEFAULT_POOL_TOKENS))
-    return length, choose_blocks(a_block, budget, wanted, size, length)
+    return length, pools.choose(wanted, length)
 
 
 _DEFAULT_POOL_TOKENS = 64 * 1024

@@ -3,7 +3,7 @@
 from .policy import POLICIES, Policy
 from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
 from .sequence import Sequence, SequenceStatus
-from .step import FROM_HISTORY, ScheduledSequence, ScheduledStep, Update
+from .step import FROM_HISTORY, ScheduledSequence, ScheduledStep, Swap, Update
 
 __all__ = [
     "FROM_HISTORY",
@@ -16,5 +16,6 @@ __all__ = [
     "SchedulerStats",
     "Sequence",
     "SequenceStatus",
+    "Swap",
     "Update",
 ]

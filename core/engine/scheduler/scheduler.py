@@ -1,5 +1,5 @@
-"""The token-budget scheduler: continuous batching with chunked prefill, preemption by recomputation, parallel samples
-and beams.
+"""The token-budget scheduler: continuous batching with chunked prefill, preemption by recomputation or by swapping,
+parallel samples and beams.
 
 The loop is vLLM v1's (no phases: every sequence has tokens computed and tokens wanted), the order Sarathi-Serve's
 (decodes, then running prefills in chunks, then new requests; Agrawal et al. 2024, arXiv 2403.02310), so that decodes
@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from ..errors import AdmissionError, SchedulerError
-from ..kv import KVAllocator, PoolStats
+from ..kv import HostPool, HostStats, KVAllocator, PoolStats
 from .policy import POLICIES
 from .sequence import NO_SLOT, Sequence, SequenceStatus
 from .step import FROM_HISTORY, Failures, ScheduledSequence, ScheduledStep, StepDraft, Tokens, Update
+from .swapping import Swapper
 
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -56,13 +57,16 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """Counts as of now; ``preemptions`` since the start. ``pools``: block counts a cache group."""
+    """Counts as of now; ``preemptions`` since the start, and how many of them swapped. ``pools``: block counts a cache
+    group; ``host``: the host tier's bytes, where there is one."""
 
     waiting: int
     running: int
     steps_in_flight: int
     preemptions: int
     pools: tuple[PoolStats, ...]
+    swaps: int = 0
+    host: HostStats | None = None
 
 
 class Scheduler:
@@ -71,11 +75,13 @@ class Scheduler:
     The caller submits each step from ``schedule`` to the device in order, and hands its tokens to ``complete`` in the
     same order. It may schedule further steps before that (at most the device's max_in_flight are wise). State changes
     on the device in submission order, so what a sequence gives back may be given out by the next step at once.
+    With a ``host`` pool, preempted sequences are swapped out while it has room, and computed again otherwise.
     """
 
-    def __init__(self, config: SchedulerConfig, allocator: KVAllocator) -> None:
+    def __init__(self, config: SchedulerConfig, allocator: KVAllocator, host: HostPool | None = None) -> None:
         self.config = config
         self.allocator = allocator
+        self.swapper = Swapper(host, allocator.groups)
         self.sequences: dict[int, Sequence] = {}
         self._policy = POLICIES[config.policy]
         self._requests: dict[str, list[Sequence]] = {}
@@ -104,7 +110,7 @@ class Scheduler:
             )
         limit = sequence.num_prompt + sequence.max_tokens
         for each in branches:
-            self.allocator.open(each.seq_id, limit, each.salt)
+            self.allocator.open(each.seq_id, limit, each.salt, sequence.num_prompt)
             each.arrival = self._arrivals
             self.sequences[each.seq_id] = each
         self._arrivals += 1
@@ -208,6 +214,7 @@ class Scheduler:
             if alive and part.emits and part.seq_id not in tokens:
                 raise SchedulerError(f"step {step.number} gives no token for sequence {part.seq_id}, which emits one")
         self._in_flight.popleft()
+        self.swapper.complete(step)
         updates: list[Update] = []
         for part, sequence in zip(step.sequences, sequences, strict=True):
             sequence.steps_in_flight -= 1
@@ -233,7 +240,8 @@ class Scheduler:
         return updates
 
     def reset(self) -> None:
-        """The device lost its state: steps in flight are void, and every sequence is computed again from its tokens."""
+        """The device lost its state: steps in flight are void, and every sequence is computed again from its tokens, but for
+        those whose cache is saved on the host."""
         for step, sequences in reversed(self._in_flight):
             for part, sequence in zip(step.sequences, sequences, strict=True):
                 sequence.steps_in_flight = sequence.num_pending = 0
@@ -241,12 +249,20 @@ class Scheduler:
                     sequence.num_scored = part.scored[0]
         self._in_flight.clear()
         for sequence in tuple(self._running):
-            self._preempt(sequence)
+            self._preempt(sequence, swap=False)
+        self.swapper.reset()
         self.allocator.forget()
 
     def stats(self) -> SchedulerStats:
+        pool = self.swapper.pool
         return SchedulerStats(
-            len(self._waiting), len(self._running), len(self._in_flight), self._preemptions, self.allocator.stats()
+            len(self._waiting),
+            len(self._running),
+            len(self._in_flight),
+            self._preemptions,
+            self.allocator.stats(),
+            self.swapper.outs,
+            None if pool is None else pool.stats(),
         )
 
     def check(self) -> None:
@@ -268,6 +284,9 @@ class Scheduler:
             assert running == (sequence.slot != NO_SLOT) == (sequence.status is SequenceStatus.RUNNING)
             held = self.allocator.tables(sequence.seq_id)
             assert running == any(held) == (sequence.num_computed > 0), "only running sequences hold blocks"
+        assert self.swapper.held <= {sequence.seq_id for sequence in self._waiting}, "who is swapped out waits"
+        if self.swapper.pool is not None:
+            self.swapper.pool.check()
 
     # Inside.
 
@@ -316,8 +335,12 @@ class Scheduler:
             draft.out_of_blocks = True
             victim = self._victim(draft, sequence)
             if victim is None:
-                return  # it keeps its blocks and waits for those before it
-            self._preempt(victim)
+                if self._running == [sequence]:  # no others to wait for: what it holds is in its own way
+                    self._preempt(sequence, swap=False)
+                    draft.out_of_blocks = False
+                return  # else it keeps its blocks and waits for those before it
+            # What a fork copies for it in this step is not there yet to be saved.
+            self._preempt(victim, swap=all(slot != victim.slot for _, slot in draft.history_copies))
         self._take(draft, sequence, count)
 
     def _first_waiting(self, only: str | None) -> Sequence | None:
@@ -327,11 +350,13 @@ class Scheduler:
     def _admit(self, draft: StepDraft, only: str | None) -> None:
         """Starts waiting sequences in policy order, up to the first that must wait on."""
         while self._slots and draft.budget and (sequence := self._first_waiting(only)):
-            if sequence.steps_in_flight:
-                return  # preempted, and a token of it is still to come
+            if sequence.steps_in_flight or self.swapper.is_under_way(sequence.seq_id):
+                return  # preempted, and a token of it is still to come, or its blocks are on their way to the host
             goal = sequence.goal
             # A token whose row is wanted is computed, whatever is cached of it.
-            hit = self.allocator.match(sequence.seq_id, sequence.token_ids, min(goal, sequence.first_row + 1))
+            known = min(goal, sequence.first_row + 1)
+            swapped = self.swapper.hit(sequence.seq_id)
+            hit = swapped or self.allocator.match(sequence.seq_id, sequence.token_ids, known)
             # Room for all its tokens, not just the first chunk, or it would soon be preempted amid its prompt.
             rest = goal - hit.num_tokens
             if not self.allocator.can_fit(sequence.seq_id, rest, hit):
@@ -340,6 +365,9 @@ class Scheduler:
             if count == 0:
                 return
             self.allocator.allocate(sequence.seq_id, count, hit)
+            if swapped:
+                tables = self.allocator.tables(sequence.seq_id)
+                draft.swap_ins.append(self.swapper.take_in(sequence.seq_id, tables))
             self._waiting.remove(sequence)
             self._start(sequence)
             sequence.num_computed = hit.num_tokens
@@ -395,6 +423,8 @@ class Scheduler:
             block_copies=self.allocator.take_copies(),
             history_copies=tuple(draft.history_copies),
             history_fills=tuple(draft.history_fills),
+            swap_outs=self.swapper.issue(),
+            swap_ins=tuple(draft.swap_ins),
         )
         self._steps += 1
         self._in_flight.append((step, [self.sequences[part.seq_id] for part in parts]))
@@ -409,8 +439,10 @@ class Scheduler:
                 return other
         return candidates[-1] if candidates[-1] is not sequence else None
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Takes everything from a running sequence; its known tokens will be computed again."""
+    def _preempt(self, sequence: Sequence, swap: bool = True) -> None:
+        """Takes everything from a running sequence; it will be swapped in, or its known tokens computed again."""
+        if swap:
+            self.swapper.take_out(sequence, self.allocator.tables(sequence.seq_id))
         self._stop(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.preemptions += 1
@@ -442,6 +474,7 @@ class Scheduler:
             insort(self._waiting, child, key=self._policy)
         sequence.unforked = []
         sequence.status = SequenceStatus.FINISHED
+        self.swapper.drop((sequence.seq_id,))
         self.allocator.close(sequence.seq_id)
         del self.sequences[sequence.seq_id]
         branches = self._requests[sequence.request_id]

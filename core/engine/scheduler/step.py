@@ -32,12 +32,21 @@ class ScheduledSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Swap:
+    """Blocks of a sequence, a tuple a cache group, to be saved in host memory or filled from there. What was saved last
+    under the sequence's id is what is filled in: as many blocks, in the same order."""
+
+    seq_id: int
+    blocks: tuple[BlockTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledStep:
     """One step. The first ``decode_count`` sequences have one token each, the others more.
 
-    The device applies, in this order: ``block_copies`` (a tuple a cache group, (source, destination) blocks),
-    ``history_copies`` ((source, destination) slots), ``history_fills`` ((slot, token ids from position 0 on): tokens
-    that a prefix hit skips), the tokens themselves, and the sampled ones.
+    The device applies, in this order: ``swap_outs``, ``swap_ins``, ``block_copies`` (a tuple a cache group, (source,
+    destination) blocks), ``history_copies`` ((source, destination) slots), ``history_fills`` ((slot, token ids from
+    position 0 on): tokens that a prefix hit skips, or that were swapped in), the tokens themselves, and the sampled ones.
     """
 
     number: int
@@ -47,6 +56,8 @@ class ScheduledStep:
     block_copies: tuple[tuple[BlockCopy, ...], ...]
     history_copies: tuple[tuple[int, int], ...]
     history_fills: tuple[tuple[int, tuple[int, ...]], ...]
+    swap_outs: tuple[Swap, ...] = ()
+    swap_ins: tuple[Swap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,7 @@ class StepDraft:
     sequences: dict[int, ScheduledSequence] = field(default_factory=dict)
     history_copies: list[tuple[int, int]] = field(default_factory=list)
     history_fills: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    swap_ins: list[Swap] = field(default_factory=list)
     out_of_blocks: bool = False
 
     def ordered(self) -> tuple[tuple[ScheduledSequence, ...], int]:

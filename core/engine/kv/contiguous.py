@@ -1,0 +1,273 @@
+"""The contiguous allocator: a sequence's blocks in a group are consecutive, so its cache is one array.
+
+Best fit over free extents. An extent is taken at the predicted length of the sequence, and grows in place; where its
+neighbour is in the way, the sequence moves to another extent, by block copies, and where there is none, others are
+preempted. Room that is only predicted is taken back from everybody before that.
+
+What it gives up: nothing is shared. There is no prefix cache, a fork copies all blocks of its parent, and blocks behind a
+window are kept (a model's layers with and without a window are one group).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import AdmissionError, KVCacheError
+from .allocator import BlockCopy, BlockTable, PrefixHit
+from .block_pool import PoolStats
+from .cache_group import CacheGroup
+from .extents import ExtentPool
+from .length_predictor import LengthHistogram, LengthPredictor
+
+
+@dataclass(frozen=True)
+class Fragmentation:
+    """A group's room. ``free`` blocks lie in ``extents`` extents, the longest of ``largest``; ``reserved`` are held for
+    tokens that are only predicted. Since the start: extents grown in place, sequences moved, blocks copied for that."""
+
+    free: int
+    extents: int
+    largest: int
+    reserved: int
+    grown: int
+    moves: int
+    moved_blocks: int
+
+    @property
+    def external(self) -> float:
+        """The part of the free blocks that lies outside of the longest extent."""
+        return 1 - self.largest / self.free if self.free else 0.0
+
+
+@dataclass(eq=False)
+class _Allocation:
+    """What one sequence holds: in each group an extent [start, length]. ``length``: tokens allocated; ``most``: the most it
+    ever had."""
+
+    limit: int
+    prompt: int
+    extents: list[tuple[int, int]]
+    length: int = 0
+    most: int = 0
+    snapshot: tuple[BlockTable, ...] | None = None
+
+
+@dataclass
+class _Group:
+    """A cache group, its free extents, and the copies of the step being built, destination -> source (pinned)."""
+
+    spec: CacheGroup
+    pool: ExtentPool
+    copies: dict[int, int] = field(default_factory=dict)
+    grown: int = 0
+    moves: int = 0
+    moved_blocks: int = 0
+
+    def copy(self, source: int, destination: int, blocks: int) -> None:
+        for n in range(blocks):
+            # What is itself about to be copied comes from where that comes from.
+            first = self.copies.get(source + n, source + n)
+            self.copies[destination + n] = first
+            self.pool.pin(first)
+
+    def release(self, start: int, length: int) -> None:
+        """Gives an extent back; copies into it are not needed any more."""
+        for block in range(start, start + length):
+            if block in self.copies:
+                self.pool.unpin(self.copies.pop(block))
+        if length:
+            self.pool.give(start, length)
+
+
+class ContiguousAllocator:
+    """Consecutive blocks, a pool a group. ``num_blocks`` counts each group's blocks, the null block included."""
+
+    def __init__(
+        self,
+        groups: tuple[CacheGroup, ...],
+        num_blocks: tuple[int, ...],
+        predictor: LengthPredictor | None = None,
+    ) -> None:
+        if not groups or len(groups) != len(num_blocks):
+            raise KVCacheError(
+                f"{len(groups)} cache groups came with {len(num_blocks)} block counts; give one for each"
+            )
+        for group in groups:
+            if group.kind not in ("full", "latent"):
+                raise KVCacheError(
+                    f"cache group {group.name!r} is of kind {group.kind!r}; the contiguous allocator takes full and latent "
+                    "groups"
+                )
+        self.groups = groups
+        self._groups = [_Group(g, ExtentPool(n)) for g, n in zip(groups, num_blocks, strict=True)]
+        self._predictor: LengthPredictor = LengthHistogram() if predictor is None else predictor
+        self._sequences: dict[int, _Allocation] = {}
+
+    def open(self, seq_id: int, limit: int, salt: bytes = b"", prompt: int = 0) -> None:
+        if seq_id in self._sequences:
+            raise KVCacheError(f"sequence {seq_id} is open already; sequence ids are unique while in use")
+        for group in self._groups:
+            needed, usable = group.spec.blocks(limit), group.pool.num_blocks - 1
+            if needed > usable:
+                raise AdmissionError(
+                    f"prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.spec.block_size} "
+                    f"in cache group {group.spec.name!r}; its pool has {usable} "
+                    f"({usable * group.spec.block_size} tokens) and the null block"
+                )
+        self._sequences[seq_id] = _Allocation(limit, prompt, [(0, 0)] * len(self._groups))
+
+    def match(self, seq_id: int, token_ids: list[int], limit: int) -> PrefixHit:
+        return PrefixHit(0, ((),) * len(self._groups))
+
+    def can_fit(self, seq_id: int, count: int, hit: PrefixHit | None = None) -> bool:
+        sequence = self._sequences[seq_id]
+        end = sequence.length + count + (hit.num_tokens if hit else 0)
+        for group, (start, length) in zip(self._groups, sequence.extents, strict=True):
+            needed = group.spec.blocks(end)
+            if needed > length + group.pool.room_after(start + length) and needed > group.pool.largest:
+                return False
+        return True
+
+    def allocate(self, seq_id: int, count: int, hit: PrefixHit | None = None) -> bool:
+        sequence = self._sequences[seq_id]
+        if not self.can_fit(seq_id, count, hit):
+            if not sequence.length:
+                return False  # others keep what is reserved for them until one of them needs it
+            self._trim()
+            if not self.can_fit(seq_id, count, hit):
+                return False
+        if hit and hit.num_tokens:
+            if sequence.length:
+                raise KVCacheError(
+                    "a prefix hit is attached to a sequence that holds tokens; attach it to an empty one"
+                )
+            sequence.length = hit.num_tokens
+        end = sequence.length + count
+        self._reach(sequence, end, self._predicted(sequence, end), moving=sequence.extents[0][1] > 0)
+        return True
+
+    def _reach(self, sequence: _Allocation, end: int, predicted: int, moving: bool) -> None:
+        """Extents for ``end`` tokens, which are known to fit, and for those ``predicted`` where there is room."""
+        for i, group in enumerate(self._groups):
+            start, length = sequence.extents[i]
+            needed, wanted = group.spec.blocks(end), group.spec.blocks(predicted)
+            if needed <= length:
+                continue
+            if more := group.pool.grow(start + length, needed - length, wanted - length) if length else 0:
+                sequence.extents[i] = start, length + more
+                group.grown += 1
+                continue
+            taken = group.pool.take(needed, wanted)
+            if taken is None:
+                raise KVCacheError(f"there is no extent of {needed} blocks; ask `can_fit` first")
+            sequence.extents[i] = taken
+            if moving:
+                held = group.spec.blocks(sequence.length)
+                group.copy(start, taken[0], held)
+                group.moves += 1
+                group.moved_blocks += held
+            group.release(start, length)
+        sequence.length = end
+        sequence.most = max(sequence.most, end)
+        sequence.snapshot = None
+
+    def _predicted(self, sequence: _Allocation, end: int) -> int:
+        output = max(0, max(end, sequence.most) - sequence.prompt)
+        return max(end, min(sequence.limit, sequence.prompt + self._predictor.predict(sequence.prompt, output)))
+
+    def _trim(self) -> None:
+        """Takes back what is reserved and not needed yet."""
+        for sequence in self._sequences.values():
+            for i, group in enumerate(self._groups):
+                start, length = sequence.extents[i]
+                held = group.spec.blocks(sequence.length)
+                if held < length:
+                    group.release(start + held, length - held)
+                    sequence.extents[i] = start, held
+
+    def tables(self, seq_id: int) -> tuple[BlockTable, ...]:
+        sequence = self._sequences[seq_id]
+        if sequence.snapshot is None:
+            held = zip(self._groups, sequence.extents, strict=True)
+            sequence.snapshot = tuple(
+                tuple(range(start, start + group.spec.blocks(sequence.length))) for group, (start, _) in held
+            )
+        return sequence.snapshot
+
+    def can_fork(self, parent: int, children: int) -> bool:
+        source = self._sequences[parent]
+        for group in self._groups:
+            needed = group.spec.blocks(source.length + 1)
+            if children + 1 > group.pool.largest // needed:
+                return False
+        return True
+
+    def fork(self, parent: int, child: int) -> None:
+        """The child gets an extent of its own, and copies of the parent's blocks."""
+        source, sequence = self._sequences[parent], self._sequences[child]
+        if sequence.length:
+            raise KVCacheError(f"sequence {child} holds {sequence.length} tokens; only an empty one can become a fork")
+        if source.length == 0:
+            return
+        end = source.length + 1  # room for the first token of its own, and no more: its siblings need theirs
+        self._reach(sequence, end, end, moving=False)
+        sequence.length = source.length
+        for group, (start, _), (own, _) in zip(self._groups, source.extents, sequence.extents, strict=True):
+            group.copy(start, own, group.spec.blocks(source.length))
+
+    def take_copies(self) -> tuple[tuple[BlockCopy, ...], ...]:
+        copies = tuple(tuple((source, to) for to, source in group.copies.items()) for group in self._groups)
+        for group in self._groups:
+            for source in group.copies.values():
+                group.pool.unpin(source)
+            group.copies.clear()
+        return copies
+
+    def commit(self, seq_id: int, token_ids: list[int], num_computed: int) -> None:
+        """Nothing is shared, so nothing is registered."""
+
+    def free(self, seq_id: int) -> None:
+        sequence = self._sequences[seq_id]
+        for group, (start, length) in zip(self._groups, sequence.extents, strict=True):
+            group.release(start, length)
+        sequence.extents = [(0, 0)] * len(self._groups)
+        sequence.length = 0
+        sequence.snapshot = None
+
+    def close(self, seq_id: int) -> None:
+        sequence = self._sequences[seq_id]
+        self.free(seq_id)
+        del self._sequences[seq_id]
+        if sequence.most > sequence.prompt:
+            self._predictor.observe(sequence.prompt, sequence.most - sequence.prompt)
+
+    def forget(self) -> None:
+        """No prefix is ever hit."""
+
+    def stats(self) -> tuple[PoolStats, ...]:
+        return tuple(
+            PoolStats(total, group.pool.free, total - group.pool.free, 0)
+            for group in self._groups
+            for total in (group.pool.num_blocks - 1,)
+        )
+
+    def fragmentation(self) -> tuple[Fragmentation, ...]:
+        """How the room lies, a group."""
+        found = []
+        for i, group in enumerate(self._groups):
+            reserved = sum(s.extents[i][1] - group.spec.blocks(s.length) for s in self._sequences.values())
+            pool, counts = group.pool, (group.grown, group.moves, group.moved_blocks)
+            found.append(Fragmentation(pool.free, pool.extents, pool.largest, reserved, *counts))
+        return tuple(found)
+
+    def check(self) -> None:
+        for i, group in enumerate(self._groups):
+            held: list[int] = []
+            for sequence in self._sequences.values():
+                start, length = sequence.extents[i]
+                assert group.spec.blocks(sequence.length) <= length, "a sequence has tokens beyond its extent"
+                assert sequence.length or not length, "an empty sequence holds blocks"
+                held += range(start, start + length)
+            group.pool.check(held)
+            assert not set(group.copies) & set(group.copies.values()), "a copy's destination is copied from"
+            assert set(group.copies) <= set(held), "a copy goes to a block that nobody holds"
