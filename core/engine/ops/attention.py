@@ -107,7 +107,7 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
         ([30, 2], [3, 20], 8, 5, 1, 40, "bf16", {"v_head_dim": 25, "window": 12}),
         ([100, 0], [1, 18], 32, 8, 1, 80, "int8", {"v_head_dim": 64}),
         ([300, 0], [1, 40], 16, 8, 2, 64, "f16", {"sinks": 4.0}),
-        ([20, 290], [30, 1], 16, 6, 6, 32, "int8", {"sinks": -4.0, "window": 24}),
+        ([290, 20], [1, 30], 16, 6, 6, 32, "int8", {"sinks": -4.0, "window": 24}),
     ]
     for starts, lengths, block_size, heads, kv_heads, head_dim, dtype, features in shapes:
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
