@@ -31,6 +31,7 @@ ENGINE_INLINE void dot_bytes(i32_part& acc, u32_part w, i32_part a) {
   }
   const __m256i pairs = _mm256_maddubs_epi16(u, s);
   acc += bit_cast<i32_part>(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  asm("" : "+x"(acc));  // or g++ 12 sums in another order, with all the terms on the stack first
 }
 #elif defined(__ARM_NEON)
 constexpr bool kWideCosts = true;
@@ -57,6 +58,7 @@ ENGINE_INLINE void dot_bytes(i32_part& acc, u32_part w, i32_part a) {
   const __m128i even = _mm_madd_epi16(_mm_and_si128(u, _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(s, 8), 8));
   const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(u, 8), _mm_srai_epi16(s, 8));
   acc += bit_cast<i32_part>(_mm_add_epi32(even, odd));
+  asm("" : "+x"(acc));  // as above
 }
 #else
 constexpr bool kWideCosts = false;

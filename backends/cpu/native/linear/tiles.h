@@ -69,15 +69,19 @@ ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* cons
 #pragma GCC unroll 4
   for (int panel0 = 0; panel0 < 4; panel0 += kPanelsAtOnce) {
     i32x16 dots[kRows][kPanelsAtOnce];
+    const int8_t* bytes[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+      bytes[r] = q[r];
+      // Or the compiler keeps the group's activations for the next panel, on the stack.
+      if constexpr (kPanelsAtOnce < 4) asm("" : "+r"(bytes[r]));
       const i32x16 start = splat_i32(!Source::kMinimums   ? corrections[r * pitch]
                                      : kBase<Source> == 0 ? kDotBias
                                                           : kDotBias - kBase<Source> * group_sum<Source>(nsums[r], group));
 #pragma GCC unroll 8
       for (int p = 0; p < kPanelsAtOnce; ++p) dots[r][p] = start;
     }
-    dot_steps<0>(source, group, panel0, q, dots);
+    dot_steps<0>(source, group, panel0, bytes, dots);
 #pragma GCC unroll 8
     for (int p = 0; p < kPanelsAtOnce; ++p) {
       const f32x16 scale = source.scale(group, panel0 + p);
