@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import emulator
 import numpy as np
 import pytest
 
 native = pytest.importorskip("engine_cpu._native", reason="the native library is not built")
 
-ISAS: list[str] = native.isa_list()
+NATIVE_ISAS: list[str] = native.isa_list()
+ISAS = NATIVE_ISAS + emulator.ISAS
 POOLS = {threads: native.Pool(threads) for threads in (1, 2, 3)}
 
 
@@ -29,11 +31,17 @@ def run_kernel(
 
     Weights are packed ones, or arrays that go in as plain f32."""
     counts = [dims.get(name, 0) for name in native.DIMS]
+    packed = [native.plain(np.ascontiguousarray(w, np.float32)) if isinstance(w, np.ndarray) else w for w in weights]
+    results = [poisoned(shape, dtype) for shape, dtype in outputs]
+    if isa in emulator.ISAS:
+        emulator.run(
+            isa, kernel, counts, inputs, results, packed, states, dict(numbers or {}), threads, max_context
+        )  # fmt: skip
+        return results
     segment = native.Segment(POOLS[threads], counts, max_context, isa=isa, poison=True)
     bound = [(i, array) for i, array in enumerate(inputs) if array is not None]
     for i, array in bound:
         segment.value(i, array.nbytes, "1")
-    results = [poisoned(shape, dtype) for shape, dtype in outputs]
     ids = [len(inputs) + i for i in range(len(outputs))]
     for i, array in zip(ids, results, strict=True):
         segment.value(i, array.nbytes, "1")
@@ -41,7 +49,7 @@ def run_kernel(
         kernel,
         [i if array is not None else -1 for i, array in enumerate(inputs)],
         ids,
-        [native.plain(np.ascontiguousarray(w, np.float32)) if isinstance(w, np.ndarray) else w for w in weights],
+        packed,
         list(states),
         dict(numbers or {}),
     )
