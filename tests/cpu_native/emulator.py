@@ -19,9 +19,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "kernel_server_aarch64"
-COMPILER, EMULATOR, SYSROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
-# Best first. Where they run by themselves nothing is emulated.
-ISAS = [] if platform.machine() in ("aarch64", "arm64") else ["neon_dot", "neon"]
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+# Best first, each with a processor that has no more than it needs. Where they run by themselves nothing is emulated.
+PROCESSORS = {"neon_dot": "cortex-a76", "neon": "cortex-a53"}
+ISAS = [] if platform.machine() in ("aarch64", "arm64") else list(PROCESSORS)
 
 
 @functools.cache
@@ -44,6 +45,7 @@ def build() -> Path:
         "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
         "-DENGINE_KERNEL_SERVER=ON", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2",
+        "-DCMAKE_EXE_LINKER_FLAGS=-static",
     ]  # fmt: skip
     for arguments in (configure, ["--build", str(BUILD)]):
         done = subprocess.run([str(_tool("cmake")), *arguments], capture_output=True, text=True, check=False)
@@ -51,16 +53,14 @@ def build() -> Path:
     return BUILD / "kernel_server"
 
 
-def start(*arguments: str, processor: str = "max", **more: Any) -> subprocess.Popen[bytes]:
-    command = [EMULATOR, "-cpu", processor, "-L", SYSROOT, str(build()), *arguments]
-    # What is loaded into this process beforehand (a sanitizer) is not for the emulator.
-    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | more.pop("environment", {})
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **more)
+def command(isa: str) -> list[str]:
+    """What starts the program on the processor of a variant."""
+    return [EMULATOR, "-cpu", PROCESSORS[isa], str(build())]
 
 
 @functools.cache
-def _server() -> subprocess.Popen[bytes]:
-    server = start()
+def _server(isa: str) -> subprocess.Popen[bytes]:
+    server = subprocess.Popen(command(isa), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(server.kill)
     return server
 
@@ -78,7 +78,7 @@ def run(
     max_context: int,
 ) -> None:
     """Runs one kernel; fills the results and changes the states in place. ValueError as the library's."""
-    server = _server()
+    server = _server(isa)
     request = [_text(isa), _text(kernel), struct.pack(f"<iq{len(dims)}i", threads, max_context, *dims)]
     request += [_count(inputs), *(struct.pack("<q", -1) if a is None else _array(a) for a in inputs)]
     request += [_count(results), *(struct.pack("<q", a.nbytes) for a in results)]
