@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from one_kernel import DOT_ISAS, run_kernel
-from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, QUANTIZED, Weight, random_weight
+from one_kernel import DOT_ISAS, native, run_kernel
+from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, QUANTIZED, Weight, dequantized, random_weight
 
 from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 
@@ -67,6 +67,34 @@ def test_linear_is_near_the_exact_product_and_independent_of_the_batch(rng, name
             first = int(rng.integers(0, BATCH - rows + 1))
             [part] = run_linear(x[first : first + rows], [weight], isa=isa, dim="R")
             assert np.array_equal(part, whole[first : first + rows]), (columns, depth, rows)
+
+
+def at_the_limits(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
+    """q8g32 rows of the least and the greatest bytes, in runs, as a scale that a model fixes may give them."""
+    q = np.where(rng.random((rows, depth // 8)) < 0.5, -128, 127).astype(np.int8).repeat(8, 1)
+    q[0] = -128
+    sums = -q.reshape(rows, -1, 16).sum(-1, dtype=np.int32)
+    parts = (q, np.full((rows, depth // 32), 0.25, np.float32), sums)
+    return np.concatenate([part.view(np.uint8) for part in parts], axis=1)
+
+
+@pytest.mark.parametrize("isa", DOT_ISAS)
+@pytest.mark.parametrize(("name", "scales"), [("W8S", 4), ("W8M", 8), ("W4Z", 3), ("Q8_0", 2), ("Q4_0", 2)])
+def test_the_greatest_bytes_do_not_overflow(rng, name, scales, isa):
+    raw = random_weight(rng, name, 64, 512).raw.reshape(64, 16, -1).copy()
+    for i, byte in enumerate((0x00, 0x7F, 0x80, 0xFF)):
+        raw[16 * i : 16 * i + 12, :, scales:] = byte
+    raw = raw.reshape(64, -1)
+    packed = native.alloc(name, 64, 512)
+    native.pack_into(packed, raw)
+    for rows in (1, 3, 12):
+        x = at_the_limits(rng, rows, 512)
+        [y] = run_kernel(
+            "linear", {"T": rows}, [x, None, None], [((rows, 64), np.float32)], weights=[packed],
+            numbers={"rows_dim": 0, "bias": 0}, isa=isa,
+        )  # fmt: skip
+        a, w = dequantize_q8g32(x).astype(np.float64), dequantized(name, raw).astype(np.float64)
+        assert np.all(np.abs(y - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-30)
 
 
 @pytest.mark.parametrize("isa", DOT_ISAS)

@@ -161,6 +161,30 @@ ENGINE_INLINE Pair<H> fma(Pair<H> a, Pair<H> b, Pair<H> c) {
   return {fma(a.lo, b.lo, c.lo), fma(a.hi, b.hi, c.hi)};
 }
 
+// Numbers of a table of 16, by indices below 16.
+ENGINE_INLINE f32_part look_up(const float (&table)[16], u32_part index) {
+#if defined(__AVX512F__)
+  return _mm512_permutexvar_ps(bit_cast<__m512i>(index), load_as<__m512>(table));
+#elif defined(__AVX2__)
+  const auto i = bit_cast<__m256i>(index);
+  const __m256 low = _mm256_permutevar8x32_ps(load_as<__m256>(table), i);
+  const __m256 high = _mm256_permutevar8x32_ps(load_as<__m256>(table + 8), i);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+#elif defined(__ARM_NEON)
+  const uint8x16x4_t bytes = vld1q_u8_x4(reinterpret_cast<const uint8_t*>(table));
+  return bit_cast<f32_part>(vqtbl4q_u8(bytes, bit_cast<uint8x16_t>(index * 0x04040404 + 0x03020100)));
+#else
+  f32_part found;
+  for (int i = 0; i < kPartLanes; ++i) found[i] = table[index[i] & 15];
+  return found;
+#endif
+}
+template <class H>
+ENGINE_INLINE auto look_up(const float (&table)[16], Pair<H> index) {
+  using Half = decltype(look_up(table, index.lo));
+  return Pair<Half>{look_up(table, index.lo), look_up(table, index.hi)};
+}
+
 ENGINE_INLINE f32x16 abs(f32x16 x) { return bit_cast<f32x16>(bit_cast<i32x16>(x) & 0x7fffffff); }
 
 // As the machine's vmaxps: the second operand where either is NaN.
@@ -318,7 +342,7 @@ ENGINE_CARRY1(widen_f16)
 
 ENGINE_INLINE f32x16 widen_bf16(u16x16 bits) { return bit_cast<f32x16>(widen_u16(bits) << 16); }
 
-ENGINE_INLINE i32x16 widen_bytes(i8x16 x) {
+ENGINE_INLINE i32x16 to_i32(i8x16 x) {
 #if defined(__AVX512F__)
   return bit_cast<i32x16>(_mm512_cvtepi8_epi32(bit_cast<__m128i>(x)));
 #elif defined(__AVX2__)
@@ -333,7 +357,7 @@ ENGINE_INLINE i32x16 widen_bytes(i8x16 x) {
 #endif
 }
 
-ENGINE_INLINE i32x16 widen_bytes(u8x16 x) {
+ENGINE_INLINE i32x16 to_i32(u8x16 x) {
 #if defined(__AVX512F__)
   return bit_cast<i32x16>(_mm512_cvtepu8_epi32(bit_cast<__m128i>(x)));
 #elif defined(__AVX2__)
@@ -341,12 +365,25 @@ ENGINE_INLINE i32x16 widen_bytes(u8x16 x) {
   return {bit_cast<i32_part>(_mm256_cvtepu8_epi32(all)),
           bit_cast<i32_part>(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(all, all)))};
 #else
-  return widen_bytes(bit_cast<i8x16>(x)) & 0xff;
+  return to_i32(bit_cast<i8x16>(x)) & 0xff;
 #endif
 }
 
-ENGINE_INLINE f32x16 widen_i8(i8x16 x) { return to_f32(widen_bytes(x)); }
-ENGINE_INLINE f32x16 widen_u8(u8x16 x) { return to_f32(widen_bytes(x)); }
+ENGINE_INLINE u16x16 to_u16(u8x16 x) {
+#if defined(__AVX512F__)
+  return bit_cast<u16x16>(_mm256_cvtepu8_epi16(bit_cast<__m128i>(x)));
+#elif defined(__AVX2__)
+  const auto all = bit_cast<__m128i>(x);
+  return bit_cast<u16x16>(Pair<__m128i>{_mm_cvtepu8_epi16(all), _mm_unpackhi_epi8(all, _mm_setzero_si128())});
+#elif defined(__ARM_NEON)
+  return bit_cast<u16x16>(Pair<uint16x8_t>{vmovl_u8(vget_low_u8(x)), vmovl_high_u8(x)});
+#else
+  return convert<u16x16>(x);
+#endif
+}
+
+ENGINE_INLINE f32x16 widen_i8(i8x16 x) { return to_f32(to_i32(x)); }
+ENGINE_INLINE f32x16 widen_u8(u8x16 x) { return to_f32(to_i32(x)); }
 
 ENGINE_INLINE f32x16 load(const float* p) { return load_as<f32x16>(p); }
 ENGINE_INLINE f32x16 load(const f16* p) { return widen_f16(load_as<u16x16>(p)); }

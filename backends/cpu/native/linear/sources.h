@@ -4,7 +4,7 @@
 //   scale(group, panel)           16 columns, f32
 //   minimum(group, panel)         16 columns, f32, where kMinimums
 // with groups of kGroupSize k counted from the unit's start, kOffset = what is added to every q, and kWide = bytes may be
-// above 127, which costs most machines more instructions.
+// above 127, which takes other instructions on many machines.
 #pragma once
 
 #include "layout.h"
@@ -52,7 +52,7 @@ struct W8 {
 // Nibbles with an f16 scale and a zero point: the minimum is their product, which is exact in f32.
 struct W4Z {
   static constexpr int kUnit = 32, kUnitBytes = 1216, kGroupSize = 32, kOffset = 0;
-  static constexpr bool kMinimums = true;
+  static constexpr bool kMinimums = true, kWide = false;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W4Z(const uint8_t* source) : unit(source) {}
@@ -61,7 +61,7 @@ struct W4Z {
     return nibble_step<kStep>(unit + 192, panel);
   }
   ENGINE_INLINE f32x16 scale(int, int panel) const { return load_half(unit + 32 * panel); }
-  ENGINE_INLINE f32x16 minimum(int, int panel) const { return scale(0, panel) * widen_u8(unit + 128 + 16 * panel); }
+  ENGINE_INLINE f32x16 minimum(int, int panel) const { return scale(0, panel) * widen_u8(load_as<u8x16>(unit + 128 + 16 * panel)); }
 };
 
 // Bytes with f32 scales, and f32 minimums where kMinimums.
@@ -160,7 +160,7 @@ struct Chunk {
 };
 
 template <class Packed>
-using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, Packed::kWide && kWideCosts>;
+using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, Packed::kWide && kWideDiffers>;
 
 template <int kStep, class Packed>
 ENGINE_INLINE void unpack_steps(const Packed& unit, int group, ChunkOf<Packed>& chunk, int to) {
