@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from one_kernel import ISAS, run_kernel
-from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, QUANTIZED, Weight, random_weight
+from one_kernel import DOT_ISAS, native, run_kernel
+from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, QUANTIZED, Weight, dequantized, random_weight
 
 from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 
@@ -55,7 +55,7 @@ def assert_near(got: np.ndarray, x: np.ndarray, weight: Weight, quantized: bool)
     assert np.all(np.abs(got - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-30)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_linear_is_near_the_exact_product_and_independent_of_the_batch(rng, name, isa):
     for columns, depth in shapes_of(name):
@@ -69,7 +69,35 @@ def test_linear_is_near_the_exact_product_and_independent_of_the_batch(rng, name
             assert np.array_equal(part, whole[first : first + rows]), (columns, depth, rows)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+def at_the_limits(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
+    """q8g32 rows of the least and the greatest bytes, in runs, as a scale that a model fixes may give them."""
+    q = np.where(rng.random((rows, depth // 8)) < 0.5, -128, 127).astype(np.int8).repeat(8, 1)
+    q[0] = -128
+    sums = -q.reshape(rows, -1, 16).sum(-1, dtype=np.int32)
+    parts = (q, np.full((rows, depth // 32), 0.25, np.float32), sums)
+    return np.concatenate([part.view(np.uint8) for part in parts], axis=1)
+
+
+@pytest.mark.parametrize("isa", DOT_ISAS)
+@pytest.mark.parametrize(("name", "scales"), [("W8S", 4), ("W8M", 8), ("W4Z", 3), ("Q8_0", 2), ("Q4_0", 2)])
+def test_the_greatest_bytes_do_not_overflow(rng, name, scales, isa):
+    raw = random_weight(rng, name, 64, 512).raw.reshape(64, 16, -1).copy()
+    for i, byte in enumerate((0x00, 0x7F, 0x80, 0xFF)):
+        raw[16 * i : 16 * i + 12, :, scales:] = byte
+    raw = raw.reshape(64, -1)
+    packed = native.alloc(name, 64, 512)
+    native.pack_into(packed, raw)
+    for rows in (1, 3, 12):
+        x = at_the_limits(rng, rows, 512)
+        [y] = run_kernel(
+            "linear", {"T": rows}, [x, None, None], [((rows, 64), np.float32)], weights=[packed],
+            numbers={"rows_dim": 0, "bias": 0}, isa=isa,
+        )  # fmt: skip
+        a, w = dequantize_q8g32(x).astype(np.float64), dequantized(name, raw).astype(np.float64)
+        assert np.all(np.abs(y - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-30)
+
+
+@pytest.mark.parametrize("isa", DOT_ISAS)
 def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
     """Depths and row counts past every block and chunk of the kernels."""
     for name, columns, depth, rows in (
@@ -92,7 +120,7 @@ def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
             assert np.array_equal(alone[0], whole[row])
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("rows", [1, 6, 40])
 def test_threads_do_not_change_the_bits(rng, isa, rows):
     for name in FORMATS:
@@ -104,7 +132,7 @@ def test_threads_do_not_change_the_bits(rng, isa, rows):
             assert np.array_equal(one, more), (name, threads)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("rows", [1, 7, 30])
 def test_fused_is_bitwise_the_separate_ops(rng, isa, rows):
     names, sizes = ("Q4_K", "Q8_0", "BF16", "Q6_K", "Q5_K", "Q2_K", "IQ4_XS"), (300, 64, 33, 1, 65, 16, 40)
@@ -121,7 +149,7 @@ def test_fused_is_bitwise_the_separate_ops(rng, isa, rows):
             assert np.array_equal(added, residual + got)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_quantize_is_the_reference(rng, isa, threads):
     for rows, depth in ((1, 32), (1, 4096), (5, 96), (33, 1024)):
@@ -143,7 +171,7 @@ def test_quantize_is_the_reference(rng, isa, threads):
         assert np.array_equal(twice, np.tile(got, (2, 1)))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_non_finite_rows_stay_so_and_alone(rng, isa, bad):
     x = random_x(rng, 12, 256)
@@ -161,7 +189,7 @@ def test_non_finite_rows_stay_so_and_alone(rng, isa, bad):
         assert np.isfinite(np.delete(y, 3, 0)).all() and not np.isfinite(y[3]).any(), name
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_embed_gives_the_rows(rng, name, isa):
     weight = random_weight(rng, name, 150, 256)

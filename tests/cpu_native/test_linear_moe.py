@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from one_kernel import ISAS, native, run_kernel
+from one_kernel import DOT_ISAS, native, run_kernel
 from weight_cases import QUANTIZED, dequantized, random_rows
 
 from engine.ops import moe
@@ -18,7 +18,7 @@ def choose(rng: np.random.Generator, tokens: int, experts: int, k: int) -> np.nd
     return np.stack([rng.permutation(experts)[:k] for _ in range(tokens)]).astype(np.int32)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("per_choice", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_c
                 )
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalize", [False, True])
 def test_moe_route_is_the_reference(rng, score, renormalize, isa):
@@ -96,7 +96,7 @@ def test_moe_route_is_the_reference(rng, score, renormalize, isa):
         assert np.allclose(weights, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 def test_moe_route_of_nan_still_names_experts(isa):
     logits = np.array([[np.nan, 1, np.nan, 0], [np.nan] * 4, [-np.inf] * 4], np.float32)
     numbers = {"experts": 4, "k": 3, "score": 0, "renormalize": 1}
@@ -107,7 +107,7 @@ def test_moe_route_of_nan_still_names_experts(isa):
     assert np.isnan(weights).all()
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 def test_moe_route_of_nan_in_groups_still_names_experts(isa):
     logits = np.array([[np.nan, 1, 2, 0, 5, 4, 3, 1], [np.nan] * 8, [np.inf, *[-np.inf] * 7]], np.float32)
     numbers = {"experts": 8, "k": 4, "score": 0, "renormalize": 1, "groups": 4, "groups_kept": 2, "group_best": 2}
@@ -117,7 +117,7 @@ def test_moe_route_of_nan_in_groups_still_names_experts(isa):
     assert all(len(set(row)) == 4 and set(row) <= set(range(8)) for row in ids.tolist())
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 def test_moe_combine_is_the_ordered_sum(rng, isa):
     for tokens, k, width in ((1, 2, 64), (13, 3, 33)):
         y = rng.standard_normal((tokens * k, width), np.float32)

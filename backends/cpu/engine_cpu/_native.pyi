@@ -20,6 +20,8 @@ class PackedWeight:
     depth: int
     count: int
     nbytes: int
+    @property
+    def data(self) -> Any: ...
 
 class Pool:
     def __init__(self, threads: int) -> None: ...

@@ -3,11 +3,14 @@
 #include <cstdlib>
 #include <stdexcept>
 
-extern "C" {
-#ifdef ENGINE_HAS_AVX512
-void engine_cpu_register_avx512(engine_cpu::Table& table);
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
-void engine_cpu_register_portable(engine_cpu::Table& table);
+
+extern "C" {
+#define ENGINE_VARIANT(name) void engine_cpu_register_##name(engine_cpu::Table& table);
+#include "variants.inc"
+#undef ENGINE_VARIANT
 }
 
 namespace engine_cpu {
@@ -19,20 +22,34 @@ struct Variant {
   void (*enter)(Table&);
 };
 
-#ifdef ENGINE_HAS_AVX512
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+#if defined(__x86_64__)
+[[maybe_unused]] bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+         __builtin_cpu_supports("bmi2");
+}
+
+[[maybe_unused]] bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
-         __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+}
+#elif defined(__aarch64__)
+// Every 64-bit Arm has NEON, and every Mac's the dot product.
+[[maybe_unused]] bool has_neon_dot() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return true;
+#endif
 }
 #endif
+[[maybe_unused]] bool has_neon() { return true; }
+[[maybe_unused]] bool has_portable() { return true; }
 
 const Variant kVariants[] = {
-#ifdef ENGINE_HAS_AVX512
-    {"avx512", has_avx512, engine_cpu_register_avx512},
-#endif
-    {"portable", [] { return true; }, engine_cpu_register_portable},
+#define ENGINE_VARIANT(name) {#name, has_##name, engine_cpu_register_##name},
+#include "variants.inc"
+#undef ENGINE_VARIANT
 };
 
 std::string joined(const std::vector<std::string>& names) {

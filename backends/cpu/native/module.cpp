@@ -132,7 +132,14 @@ NB_MODULE(_native, m) {
       .def_ro("columns", &PackedWeight::columns)
       .def_ro("depth", &PackedWeight::depth)
       .def_ro("count", &PackedWeight::count)
-      .def_ro("nbytes", &PackedWeight::nbytes);
+      .def_ro("nbytes", &PackedWeight::nbytes)
+      .def_prop_ro(
+          "data",
+          [](nb::handle_t<PackedWeight> self) {
+            const auto& weight = nb::cast<const PackedWeight&>(self);
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(weight.data, {weight.nbytes}, self);
+          },
+          "The packed bytes, u8 [nbytes], read-only.");
   m.def("plain", &plain, nb::arg("array").noconvert(), "A copy of an f32 array as a weight of family 'plain'.");
   bind_linear(m);
 

@@ -1,13 +1,13 @@
-// Vectors of 16 lanes for every variant: one source, with intrinsics only here and in hot loops.
+// Vectors of 16 lanes for every variant: one source, with intrinsics only here, in dot.h and in hot loops.
 //
-// Products and sums are never contracted (-ffp-contract=off): what is fused says fma. Where the machine has no fused
-// multiply-add (baseline x86-64), fma(a, b, c) rounds twice; a variant is bitwise equal to itself, not to another.
+// What an instruction set does in its own way is defined here for one register ("a part") and carried over to pairs;
+// the rest is operators. Products and sums are never contracted (-ffp-contract=off): what is fused says fma. Where the
+// machine has no fused multiply-add (baseline x86-64), fma(a, b, c) rounds twice; all other variants give the same bits.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "lanes.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
@@ -15,20 +15,33 @@
 #include <emmintrin.h>
 #endif
 
-#define ENGINE_INLINE inline __attribute__((always_inline))
-
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef int16_t i16x16 __attribute__((vector_size(32)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-typedef double f64x8 __attribute__((vector_size(64)));
-typedef float f32x8 __attribute__((vector_size(32)));
+using f32x16 = Lanes<float, 16>;
+using f64x16 = Lanes<double, 16>;
+using i32x16 = Lanes<int32_t, 16>;
+using u32x16 = Lanes<uint32_t, 16>;
+using u16x16 = Lanes<uint16_t, 16>;
+using i8x16 = NativeLanes<int8_t, 16>::type;
+using u8x16 = NativeLanes<uint8_t, 16>::type;
+
+using f32_part = NativeLanes<float, kPartLanes>::type;
+using i32_part = NativeLanes<int32_t, kPartLanes>::type;
+using u32_part = NativeLanes<uint32_t, kPartLanes>::type;
+
+// The functions of one register, carried over to pairs.
+#define ENGINE_CARRY1(name)                  \
+  template <class H>                         \
+  ENGINE_INLINE auto name(Pair<H> a) {       \
+    using Half = decltype(name(a.lo));       \
+    return Pair<Half>{name(a.lo), name(a.hi)}; \
+  }
+#define ENGINE_CARRY2(name)                               \
+  template <class H>                                      \
+  ENGINE_INLINE Pair<H> name(Pair<H> a, Pair<H> b) {      \
+    return {name(a.lo, b.lo), name(a.hi, b.hi)};          \
+  }
 
 // Storage types without arithmetic, so that an element's dtype is its C++ type.
 struct f16 {
@@ -40,26 +53,15 @@ struct bf16 {
 
 // ---- loads, stores, broadcasts: unaligned -----------------------------------------------------------------------
 
-template <class V>
-ENGINE_INLINE V load_as(const void* source) {
-  V value;
-  std::memcpy(&value, source, sizeof(V));
-  return value;
-}
-
-template <class V>
-ENGINE_INLINE void store(void* target, V value) {
-  std::memcpy(target, &value, sizeof(V));
-}
-
 // The first `count` (0..16) lanes; the rest are zero when loaded, untouched when stored.
 ENGINE_INLINE f32x16 load_first(const float* source, int64_t count) {
 #if defined(__AVX512F__)
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), source);
 #else
-  f32x16 value{};
-  std::memcpy(&value, source, count * sizeof(float));
-  return value;
+  if (count == 16) return load_as<f32x16>(source);
+  float lanes[16] = {};
+  std::memcpy(lanes, source, count * sizeof(float));
+  return load_as<f32x16>(lanes);
 #endif
 }
 
@@ -67,42 +69,46 @@ ENGINE_INLINE void store_first(float* target, f32x16 value, int64_t count) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(target, static_cast<__mmask16>((1u << count) - 1), value);
 #else
-  std::memcpy(target, &value, count * sizeof(float));
+  if (count == 16) return store(target, value);
+  float lanes[16];
+  store(lanes, value);
+  std::memcpy(target, lanes, count * sizeof(float));
 #endif
 }
 
-ENGINE_INLINE f32x16 splat(float x) { return f32x16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-ENGINE_INLINE i32x16 splat_i32(int32_t x) { return i32x16{} + x; }
-ENGINE_INLINE i32x16 lane_index() { return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+ENGINE_INLINE f32x16 splat(float x) { return splat_as<f32x16>(x); }
+ENGINE_INLINE i32x16 splat_i32(int32_t x) { return splat_as<i32x16>(x); }
+ENGINE_INLINE i32x16 lane_index() {
+  constexpr int32_t kIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load_as<i32x16>(kIndex);
+}
 
 // ---- bits and selection -----------------------------------------------------------------------------------------
 
-template <class To, class From>
-ENGINE_INLINE To bit_cast(From value) {
-  static_assert(sizeof(To) == sizeof(From), "same size");
-  To result;
-  std::memcpy(&result, &value, sizeof(To));
-  return result;
+// A mask is what a comparison gives: all ones or zeros a lane. Lanes where it is set come from `a`, whatever `b` holds.
+ENGINE_INLINE f32_part select(i32_part mask, f32_part a, f32_part b) { return mask ? a : b; }
+ENGINE_INLINE i32_part select(i32_part mask, i32_part a, i32_part b) { return mask ? a : b; }
+template <class M, class H>
+ENGINE_INLINE Pair<H> select(Pair<M> mask, Pair<H> a, Pair<H> b) {
+  return {select(mask.lo, a.lo, b.lo), select(mask.hi, a.hi, b.hi)};
 }
 
-// A mask is what a comparison gives: all ones or zeros a lane. Lanes where it is set come from `a`, whatever `b` holds.
-ENGINE_INLINE f32x16 select(i32x16 mask, f32x16 a, f32x16 b) { return mask ? a : b; }
-ENGINE_INLINE i32x16 select(i32x16 mask, i32x16 a, i32x16 b) { return mask ? a : b; }
-
 // Bit i is lane i of a mask.
-ENGINE_INLINE uint32_t lane_bits(i32x16 mask) {
+ENGINE_INLINE uint32_t lane_bits(i32_part mask) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask(bit_cast<__m512i>(mask), bit_cast<__m512i>(mask));
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(bit_cast<__m256>(mask)));
 #elif defined(__SSE2__)
-  __m128i p[4];
-  std::memcpy(p, &mask, 64);
-  return static_cast<uint32_t>(
-      _mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(p[0], p[1]), _mm_packs_epi32(p[2], p[3]))));
+  return static_cast<uint32_t>(_mm_movemask_ps(bit_cast<__m128>(mask)));
 #else
-  uint32_t bits = 0;
-  for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(mask[i] & 1) << i;
-  return bits;
+  const i32_part bits = mask & i32_part{1, 2, 4, 8};
+  return static_cast<uint32_t>(bits[0] | bits[1] | bits[2] | bits[3]);
 #endif
+}
+template <class H>
+ENGINE_INLINE uint32_t lane_bits(Pair<H> mask) {
+  return lane_bits(mask.lo) | lane_bits(mask.hi) << Traits<H>::kLanes;
 }
 
 // All ones in the lanes whose bit is set.
@@ -115,121 +121,269 @@ ENGINE_INLINE bool any(i32x16 mask) { return lane_bits(mask) != 0; }
 // Neither infinite nor NaN.
 ENGINE_INLINE i32x16 is_finite(f32x16 x) { return (bit_cast<i32x16>(x) & 0x7f800000) != 0x7f800000; }
 
+// Lanes 0 and 1 of each block of four of both, alternating; or lanes 2 and 3.
+ENGINE_INLINE f32_part zip_low(f32_part a, f32_part b) {
+#if defined(__AVX512F__)
+  return _mm512_unpacklo_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_unpacklo_ps(a, b);
+#else
+  return f32_part{a[0], b[0], a[1], b[1]};
+#endif
+}
+ENGINE_INLINE f32_part zip_high(f32_part a, f32_part b) {
+#if defined(__AVX512F__)
+  return _mm512_unpackhi_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_unpackhi_ps(a, b);
+#else
+  return f32_part{a[2], b[2], a[3], b[3]};
+#endif
+}
+ENGINE_CARRY2(zip_low)
+ENGINE_CARRY2(zip_high)
+
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 
-ENGINE_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+ENGINE_INLINE f32_part fma(f32_part a, f32_part b, f32_part c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
 #elif defined(__ARM_NEON)
-  float32x4_t p[4], q[4], r[4];
-  std::memcpy(p, &a, 64);
-  std::memcpy(q, &b, 64);
-  std::memcpy(r, &c, 64);
-  for (int i = 0; i < 4; ++i) r[i] = vfmaq_f32(r[i], p[i], q[i]);
-  std::memcpy(&c, r, 64);
-  return c;
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
 }
-
-ENGINE_INLINE f32x16 abs(f32x16 x) { return bit_cast<f32x16>(bit_cast<i32x16>(x) & 0x7fffffff); }
-// As the machine's vmaxps: the second operand where either is NaN.
-ENGINE_INLINE f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
-ENGINE_INLINE f32x16 min(f32x16 a, f32x16 b) { return a < b ? a : b; }
-
-ENGINE_INLINE f32x16 sqrt(f32x16 x) {
-#if defined(__AVX512F__)
-  return _mm512_sqrt_ps(x);
-#else
-  for (int i = 0; i < 16; ++i) x[i] = __builtin_sqrtf(x[i]);
-  return x;
-#endif
+template <class H>
+ENGINE_INLINE Pair<H> fma(Pair<H> a, Pair<H> b, Pair<H> c) {
+  return {fma(a.lo, b.lo, c.lo), fma(a.hi, b.hi, c.hi)};
 }
 
-ENGINE_INLINE f32x16 to_f32(i32x16 x) { return __builtin_convertvector(x, f32x16); }
+// Numbers of a table of 16, by indices below 16.
+ENGINE_INLINE f32_part look_up(const float (&table)[16], u32_part index) {
+#if defined(__AVX512F__)
+  return _mm512_permutexvar_ps(bit_cast<__m512i>(index), load_as<__m512>(table));
+#elif defined(__AVX2__)
+  const auto i = bit_cast<__m256i>(index);
+  const __m256 low = _mm256_permutevar8x32_ps(load_as<__m256>(table), i);
+  const __m256 high = _mm256_permutevar8x32_ps(load_as<__m256>(table + 8), i);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+#elif defined(__ARM_NEON)
+  const uint8x16x4_t bytes = vld1q_u8_x4(reinterpret_cast<const uint8_t*>(table));
+  return bit_cast<f32_part>(vqtbl4q_u8(bytes, bit_cast<uint8x16_t>(index * 0x04040404 + 0x03020100)));
+#else
+  f32_part found;
+  for (int i = 0; i < kPartLanes; ++i) found[i] = table[index[i] & 15];
+  return found;
+#endif
+}
+template <class H>
+ENGINE_INLINE auto look_up(const float (&table)[16], Pair<H> index) {
+  using Half = decltype(look_up(table, index.lo));
+  return Pair<Half>{look_up(table, index.lo), look_up(table, index.hi)};
+}
+
+ENGINE_INLINE f32x16 abs(f32x16 x) { return bit_cast<f32x16>(bit_cast<i32x16>(x) & 0x7fffffff); }
+
+// As the machine's vmaxps: the second operand where either is NaN.
+ENGINE_INLINE f32_part max(f32_part a, f32_part b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+ENGINE_INLINE f32_part min(f32_part a, f32_part b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+ENGINE_CARRY2(max)
+ENGINE_CARRY2(min)
+
+// The high and low 32 bits of each lane's product with m.
+ENGINE_INLINE void multiply_wide(u32_part x, uint32_t m, u32_part& high, u32_part& low) {
+#if defined(__AVX512F__)
+  const __m512i a = bit_cast<__m512i>(x), b = _mm512_set1_epi32(static_cast<int32_t>(m));
+  const __m512i even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b);
+  high = bit_cast<u32_part>(_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd));
+  low = bit_cast<u32_part>(_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32)));
+#elif defined(__AVX2__)
+  const __m256i a = bit_cast<__m256i>(x), b = _mm256_set1_epi32(static_cast<int32_t>(m));
+  const __m256i even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+  high = bit_cast<u32_part>(_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa));
+  low = x * m;
+#elif defined(__ARM_NEON)
+  const uint64x2_t a = vmull_u32(vget_low_u32(x), vdup_n_u32(m)), b = vmull_high_u32(x, vdupq_n_u32(m));
+  high = vuzp2q_u32(vreinterpretq_u32_u64(a), vreinterpretq_u32_u64(b));
+  low = x * m;
+#else
+  for (int i = 0; i < kPartLanes; ++i) high[i] = static_cast<uint32_t>(static_cast<uint64_t>(x[i]) * m >> 32);
+  low = x * m;
+#endif
+}
+template <class H>
+ENGINE_INLINE void multiply_wide(Pair<H> x, uint32_t m, Pair<H>& high, Pair<H>& low) {
+  multiply_wide(x.lo, m, high.lo, low.lo);
+  multiply_wide(x.hi, m, high.hi, low.hi);
+}
+
+ENGINE_INLINE f32x16 to_f32(i32x16 x) { return convert<f32x16>(x); }
 
 // To the nearest integer, ties to even, for |x| < 2^31.
-ENGINE_INLINE i32x16 round_i32(f32x16 x) {
+ENGINE_INLINE i32_part round_i32(f32_part x) {
 #if defined(__AVX512F__)
-  return bit_cast<i32x16>(_mm512_cvtps_epi32(x));
+  return bit_cast<i32_part>(_mm512_cvtps_epi32(x));
+#elif defined(__AVX2__)
+  return bit_cast<i32_part>(_mm256_cvtps_epi32(x));
+#elif defined(__SSE2__)
+  return bit_cast<i32_part>(_mm_cvtps_epi32(x));
 #elif defined(__ARM_NEON)
-  float32x4_t p[4];
-  int32x4_t r[4];
-  std::memcpy(p, &x, 64);
-  for (int i = 0; i < 4; ++i) r[i] = vcvtnq_s32_f32(p[i]);
-  return load_as<i32x16>(r);
-#elif defined(__x86_64__)
-  __m128 p[4];
-  __m128i r[4];
-  std::memcpy(p, &x, 64);
-  for (int i = 0; i < 4; ++i) r[i] = _mm_cvtps_epi32(p[i]);
-  return load_as<i32x16>(r);
+  return vcvtnq_s32_f32(x);
 #else
-  i32x16 r;
-  for (int i = 0; i < 16; ++i) r[i] = static_cast<int32_t>(__builtin_rintf(x[i]));
+  i32_part r;
+  for (int i = 0; i < kPartLanes; ++i) r[i] = static_cast<int32_t>(__builtin_rintf(x[i]));
   return r;
 #endif
 }
+ENGINE_CARRY1(round_i32)
 
 // ---- reductions, always by the same tree ------------------------------------------------------------------------
 
-ENGINE_INLINE float reduce_add(f32x16 x) {
-  float lane[16];
+ENGINE_INLINE float reduce_add(f32_part x) {
+  float lane[kPartLanes];
   store(lane, x);
-  for (int width = 8; width > 0; width /= 2)
+  for (int width = kPartLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
   return lane[0];
 }
 
-ENGINE_INLINE float reduce_max(f32x16 x) {
-  float lane[16];
+ENGINE_INLINE float reduce_max(f32_part x) {
+  float lane[kPartLanes];
   store(lane, x);
-  for (int width = 8; width > 0; width /= 2)
+  for (int width = kPartLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
   return lane[0];
 }
 
-ENGINE_INLINE int32_t reduce_add(i32x16 x) {
-  int32_t sum = 0;
-  for (int i = 0; i < 16; ++i) sum += x[i];
-  return sum;
-}
-
-// ---- widening loads: 16 elements of a storage type to f32 -------------------------------------------------------
-
-ENGINE_INLINE u32x16 widen_u16(u16x16 x) {
+ENGINE_INLINE int32_t reduce_add(i32_part x) {
 #if defined(__AVX512F__)
-  return bit_cast<u32x16>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(x)));  // g++ 12 widens in halves by itself
+  return _mm512_reduce_add_epi32(bit_cast<__m512i>(x));
+#elif defined(__ARM_NEON)
+  return vaddvq_s32(x);
 #else
-  return __builtin_convertvector(x, u32x16);
+  int32_t sum = 0;
+  for (int i = 0; i < kPartLanes; ++i) sum += x[i];
+  return sum;
 #endif
 }
 
-ENGINE_INLINE f32x16 widen_f16(u16x16 half) {
+ENGINE_INLINE int32_t reduce_max(i32_part x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32(bit_cast<__m512i>(x));
+#elif defined(__ARM_NEON)
+  return vmaxvq_s32(x);
+#else
+  int32_t most = x[0];
+  for (int i = 1; i < kPartLanes; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+#endif
+}
+
+template <class H>
+ENGINE_INLINE auto reduce_add(Pair<H> x) {
+  return reduce_add(x.lo + x.hi);
+}
+template <class H>
+ENGINE_INLINE auto reduce_max(Pair<H> x) {
+  return reduce_max(select(x.lo > x.hi, x.lo, x.hi));
+}
+
+// ---- widening: 16 elements of a storage type to f32 -------------------------------------------------------------
+
+using u16_part = NativeLanes<uint16_t, kPartLanes>::type;
+
+ENGINE_INLINE u32_part widen_u16(u16_part x) {
+#if defined(__AVX512F__)
+  return bit_cast<u32_part>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(x)));  // g++ 12 widens in halves by itself
+#elif defined(__AVX2__)
+  return bit_cast<u32_part>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(x)));
+#elif defined(__ARM_NEON)
+  return vmovl_u16(x);
+#else
+  return convert<u32_part>(x);
+#endif
+}
+ENGINE_CARRY1(widen_u16)
+
+ENGINE_INLINE f32_part widen_f16(u16_part half) {
 #if defined(__AVX512F__)
   return _mm512_cvtph_ps(bit_cast<__m256i>(half));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(bit_cast<__m128i>(half));
+#elif defined(__ARM_NEON)
+  return vcvt_f32_f16(vreinterpret_f16_u16(half));
 #else
   // Shift into place and rescale by 2^112; what was infinity or NaN gets the exponent of one.
-  const u32x16 h = widen_u16(half);
-  const u32x16 magnitude = (h & 0x7fff) << 13;
-  const f32x16 scaled = bit_cast<f32x16>(magnitude) * 0x1p112f;
-  const u32x16 special = magnitude | 0x7f800000;
-  const i32x16 is_special = bit_cast<i32x16>((h & 0x7c00) == 0x7c00);
-  const u32x16 bits = bit_cast<u32x16>(select(is_special, bit_cast<i32x16>(special), bit_cast<i32x16>(scaled)));
-  return bit_cast<f32x16>(bits | ((h & 0x8000) << 16));
+  const u32_part h = widen_u16(half);
+  const u32_part magnitude = (h & 0x7fff) << 13;
+  const f32_part scaled = bit_cast<f32_part>(magnitude) * 0x1p112f;
+  const u32_part special = magnitude | 0x7f800000;
+  const auto is_special = bit_cast<i32_part>((h & 0x7c00) == 0x7c00);
+  const auto bits = bit_cast<u32_part>(select(is_special, bit_cast<i32_part>(special), bit_cast<i32_part>(scaled)));
+  return bit_cast<f32_part>(bits | ((h & 0x8000) << 16));
 #endif
 }
+ENGINE_CARRY1(widen_f16)
 
 ENGINE_INLINE f32x16 widen_bf16(u16x16 bits) { return bit_cast<f32x16>(widen_u16(bits) << 16); }
 
-ENGINE_INLINE f32x16 widen_i8(i8x16 x) {
+ENGINE_INLINE i32x16 to_i32(i8x16 x) {
 #if defined(__AVX512F__)
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bit_cast<__m128i>(x)));
+  return bit_cast<i32x16>(_mm512_cvtepi8_epi32(bit_cast<__m128i>(x)));
+#elif defined(__AVX2__)
+  const auto all = bit_cast<__m128i>(x);
+  return {bit_cast<i32_part>(_mm256_cvtepi8_epi32(all)),
+          bit_cast<i32_part>(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(all, all)))};
+#elif defined(__ARM_NEON)
+  const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_high_s8(x);
+  return {{vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low)}, {vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)}};
 #else
-  return to_f32(__builtin_convertvector(x, i32x16));
+  return convert<i32x16>(x);
 #endif
 }
+
+ENGINE_INLINE i32x16 to_i32(u8x16 x) {
+#if defined(__AVX512F__)
+  return bit_cast<i32x16>(_mm512_cvtepu8_epi32(bit_cast<__m128i>(x)));
+#elif defined(__AVX2__)
+  const auto all = bit_cast<__m128i>(x);
+  return {bit_cast<i32_part>(_mm256_cvtepu8_epi32(all)),
+          bit_cast<i32_part>(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(all, all)))};
+#else
+  return to_i32(bit_cast<i8x16>(x)) & 0xff;
+#endif
+}
+
+ENGINE_INLINE u16x16 to_u16(u8x16 x) {
+#if defined(__AVX512F__)
+  return bit_cast<u16x16>(_mm256_cvtepu8_epi16(bit_cast<__m128i>(x)));
+#elif defined(__AVX2__)
+  const auto all = bit_cast<__m128i>(x);
+  return bit_cast<u16x16>(Pair<__m128i>{_mm_cvtepu8_epi16(all), _mm_unpackhi_epi8(all, _mm_setzero_si128())});
+#elif defined(__ARM_NEON)
+  return bit_cast<u16x16>(Pair<uint16x8_t>{vmovl_u8(vget_low_u8(x)), vmovl_high_u8(x)});
+#else
+  return convert<u16x16>(x);
+#endif
+}
+
+ENGINE_INLINE f32x16 widen_i8(i8x16 x) { return to_f32(to_i32(x)); }
+ENGINE_INLINE f32x16 widen_u8(u8x16 x) { return to_f32(to_i32(x)); }
 
 ENGINE_INLINE f32x16 load(const float* p) { return load_as<f32x16>(p); }
 ENGINE_INLINE f32x16 load(const f16* p) { return widen_f16(load_as<u16x16>(p)); }
@@ -240,43 +394,50 @@ ENGINE_INLINE float to_f32(float x) { return x; }
 ENGINE_INLINE float to_f32(int8_t x) { return static_cast<float>(x); }
 ENGINE_INLINE float to_f32(bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 ENGINE_INLINE float to_f32(f16 x) {
-#if defined(__AVX512F__)
+#if defined(__F16C__)
   return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits)));
 #else
-  return widen_f16(u16x16{x.bits})[0];
+  return widen_f16(u16_part{x.bits})[0];
 #endif
 }
 
 // ---- narrowing stores: round to nearest even --------------------------------------------------------------------
 
-ENGINE_INLINE u16x16 narrow_u16(u32x16 x) {
+// The low half of each lane.
+ENGINE_INLINE u16_part narrow_u16(u32_part x) {
 #if defined(__AVX512F__)
-  return bit_cast<u16x16>(_mm512_cvtepi32_epi16(bit_cast<__m512i>(x)));
+  return bit_cast<u16_part>(_mm512_cvtepi32_epi16(bit_cast<__m512i>(x)));
 #else
-  return __builtin_convertvector(x, u16x16);
+  return convert<u16_part>(x);
 #endif
 }
+ENGINE_CARRY1(narrow_u16)
 
-ENGINE_INLINE u16x16 narrow_f16(f32x16 x) {
+ENGINE_INLINE u16_part narrow_f16(f32_part x) {
 #if defined(__AVX512F__)
-  return bit_cast<u16x16>(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return bit_cast<u16_part>(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__)
+  return bit_cast<u16_part>(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__ARM_NEON)
+  return vreinterpret_u16_f16(vcvt_f16_f32(x));
 #else
-  const u32x16 bits = bit_cast<u32x16>(x);
-  const u32x16 sign = (bits >> 16) & 0x8000;
-  const u32x16 a = bits & 0x7fffffff;
+  const auto bits = bit_cast<u32_part>(x);
+  const u32_part sign = (bits >> 16) & 0x8000;
+  const u32_part a = bits & 0x7fffffff;
   // Normal results: add the rounding bias in place; subnormal results: let an addition of 0.5 do the rounding.
-  const u32x16 normal = (a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13;
-  const u32x16 tiny = bit_cast<u32x16>(bit_cast<f32x16>(a) + 0.5f) - 0x3f000000;
-  const i32x16 s = bit_cast<i32x16>(a);
-  i32x16 r = select(s < 0x38800000, bit_cast<i32x16>(tiny), bit_cast<i32x16>(normal));
-  r = select(s >= 0x477ff000, splat_i32(0x7c00), r);
-  r = select(s > 0x7f800000, splat_i32(0x7e00), r);
-  return narrow_u16(bit_cast<u32x16>(r) | sign);
+  const u32_part normal = (a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13;
+  const u32_part tiny = bit_cast<u32_part>(bit_cast<f32_part>(a) + 0.5f) - 0x3f000000;
+  const auto s = bit_cast<i32_part>(a);
+  i32_part r = select(s < 0x38800000, bit_cast<i32_part>(tiny), bit_cast<i32_part>(normal));
+  r = select(s >= 0x477ff000, i32_part{} + 0x7c00, r);
+  r = select(s > 0x7f800000, i32_part{} + 0x7e00, r);
+  return narrow_u16(bit_cast<u32_part>(r) | sign);
 #endif
 }
+ENGINE_CARRY1(narrow_f16)
 
 ENGINE_INLINE u16x16 narrow_bf16(f32x16 x) {
-  const u32x16 bits = bit_cast<u32x16>(x);
+  const auto bits = bit_cast<u32x16>(x);
   const u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const i32x16 r = select(bit_cast<i32x16>(bits & 0x7fffffff) > 0x7f800000, bit_cast<i32x16>((bits >> 16) | 0x40),
                           bit_cast<i32x16>(rounded));
@@ -287,14 +448,27 @@ ENGINE_INLINE u16x16 narrow_bf16(f32x16 x) {
 ENGINE_INLINE i8x16 narrow_i8(i32x16 x) {
 #if defined(__AVX512F__)
   return bit_cast<i8x16>(_mm512_cvtepi32_epi8(bit_cast<__m512i>(x)));
+#elif defined(__AVX2__)
+  x = x & 0xff;  // nothing saturates
+  const __m256i words = _mm256_packus_epi32(bit_cast<__m256i>(x.lo), bit_cast<__m256i>(x.hi));  // of four, in turn
+  const __m256i bytes = _mm256_packus_epi16(words, words);
+  const __m256i ordered = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+  return bit_cast<i8x16>(_mm256_castsi256_si128(ordered));
+#elif defined(__ARM_NEON)
+  const int16x8_t low = vcombine_s16(vmovn_s32(x.lo.lo), vmovn_s32(x.lo.hi));
+  const int16x8_t high = vcombine_s16(vmovn_s32(x.hi.lo), vmovn_s32(x.hi.hi));
+  return vcombine_s8(vmovn_s16(low), vmovn_s16(high));
 #else
-  return __builtin_convertvector(x, i8x16);
+  return convert<i8x16>(x);
 #endif
 }
 
 ENGINE_INLINE void narrow(float* p, f32x16 x) { store(p, x); }
 ENGINE_INLINE void narrow(f16* p, f32x16 x) { store(p, narrow_f16(x)); }
 ENGINE_INLINE void narrow(bf16* p, f32x16 x) { store(p, narrow_bf16(x)); }
+
+#undef ENGINE_CARRY1
+#undef ENGINE_CARRY2
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

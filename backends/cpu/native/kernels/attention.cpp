@@ -344,7 +344,7 @@ void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const 
       ahead[j] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[index * 16 >> block_shift_], head) +
                  (index * 16 & (layout_.block - 1)) * layout_.dim;
     }
-    tile_scores<R>(work.q, q_width_, tiles, ahead, layout_.dim, work.weights + tile * 16);
+    tile_scores<R, N>(work.q, q_width_, tiles, ahead, layout_.dim, work.weights + tile * 16);
   }
 }
 

@@ -15,11 +15,14 @@ namespace ENGINE_ISA {
 constexpr int kChunk = 256;    // tokens whose softmax is computed on its own, cut at multiples of it
 constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load
 
-// Vectors side by side for R rows: enough accumulators to hide the latency, few enough for 32 registers.
+// Rows whose sums fit in registers together; more are computed in halves.
+constexpr int kRowsInRegisters = kWideRegisters >= 32 ? kTileRows : kWideRegisters >= 8 ? 6 : 2;
+
+// Vectors side by side for R rows: enough accumulators to hide the latency, few enough for the registers.
 template <int R>
-constexpr int kVectors = R <= 2   ? 8
-                         : R <= 6 ? 4
-                                  : 2;
+constexpr int kVectors = kWideRegisters >= 32  ? (R <= 2 ? 8 : R <= 6 ? 4 : 2)
+                         : kWideRegisters >= 8 ? (R <= 1 ? 4 : R <= 2 ? 2 : 1)
+                                               : (R <= 1 ? 2 : 1);
 
 template <class T>
 ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
@@ -62,10 +65,13 @@ void transpose_rows(const T* rows, int64_t dim, T* tile) {
 // scores[row * kChunk + 16 j + lane] = q[row] . key of the token at `lane` of tile j; tiles are [dim][16].
 // ahead[j] (as many bytes as a tile) is asked for meanwhile: the blocks of a sequence are scattered, so the hardware
 // does not foresee them.
-template <int R, class T>
+template <int R, int N, class T>
 void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, const T* const* ahead, int64_t dim,
                  float* scores) {
-  constexpr int N = kVectors<R>;
+  if constexpr (R > kRowsInRegisters) {
+    tile_scores<R / 2, N>(q, q_stride, tiles, ahead, dim, scores);
+    return tile_scores<R - R / 2, N>(q + R / 2 * q_stride, q_stride, tiles, ahead, dim, scores + R / 2 * kChunk);
+  }
   constexpr int64_t kLine = 4 / sizeof(T);  // dimensions in a cache line of a tile
   f32x16 sum[R][N] = {};
   const T* tile[N];
@@ -115,6 +121,13 @@ struct ValueChunk {
 // whatever they hold. kPart: the last `part` dimensions only (N = 1).
 template <int R, int N, bool kPart, class T>
 void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out, int64_t out_stride) {
+  if constexpr (R > kRowsInRegisters) {
+    ValueChunk<T> rest = chunk;
+    rest.weights += R / 2 * kChunk;
+    rest.spans += R / 2;
+    tile_values<R / 2, N, kPart>(chunk, d, part, out, out_stride);
+    return tile_values<R - R / 2, N, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
+  }
   f32x16 sum[R][N] = {};
   const int32_t mask = (1 << chunk.block_shift) - 1;
   const auto step = [&](int32_t t, const T* source, const T* next, auto masked) __attribute__((always_inline)) {

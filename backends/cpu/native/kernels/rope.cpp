@@ -17,20 +17,11 @@ struct Reduced {
 
 // angle mod pi/2 in double: what is left is exact to 1e-9 for angles to 1e9.
 ENGINE_INLINE Reduced reduce_angle(f32x16 angle) {
-  typedef int32_t i32x8 __attribute__((vector_size(32)));
-  f32x8 parts[2];
-  std::memcpy(parts, &angle, sizeof(angle));
-  f32x8 rest[2];
-  i32x8 turns[2];
-  for (int i = 0; i < 2; ++i) {
-    const f64x8 x = __builtin_convertvector(parts[i], f64x8);
-    // Adding and taking away 1.5 * 2^52 rounds to the nearest integer.
-    const f64x8 n = (x * 0.63661977236758134308 + 0x1.8p52) - 0x1.8p52;
-    const f64x8 r = (x - n * 0x1.921fb54p0) - n * 0x1.10b4611a62633p-30;
-    rest[i] = __builtin_convertvector(r, f32x8);
-    turns[i] = __builtin_convertvector(n, i32x8);
-  }
-  return {load_as<f32x16>(rest), load_as<i32x16>(turns)};
+  const auto x = convert<f64x16>(angle);
+  // Adding and taking away 1.5 * 2^52 rounds to the nearest integer.
+  const f64x16 n = (x * 0.63661977236758134308 + 0x1.8p52) - 0x1.8p52;
+  const f64x16 rest = (x - n * 0x1.921fb54p0) - n * 0x1.10b4611a62633p-30;
+  return {convert<f32x16>(rest), convert<i32x16>(n)};
 }
 
 // Taylor polynomials: the first term left out is under 4e-10 on [-pi/4, pi/4].

@@ -36,7 +36,7 @@ struct DenseBF16 {
 struct DenseF8 {
   static constexpr int kPerUnit = 32, kUnitBytes = 2304;
   static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int index) {
-    const u16x16 byte = widen_bytes(unit + 256 + 64 * index + 16 * panel);
+    const u16x16 byte = to_u16(load_as<u8x16>(unit + 256 + 64 * index + 16 * panel));
     const f32x16 number = widen_f16((byte & 0x80) << 8 | (byte & 0x7f) << 7) * 256.0f;
     return number * load_as<f32x16>(unit + 64 * panel);
   }
@@ -46,7 +46,7 @@ template <const float (&kTable)[16]>
 struct DenseTable {
   static constexpr int kPerUnit = 64, kUnitBytes = 2304;
   static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int index) {
-    const u32x16 byte = widen_u16(widen_bytes(unit + 256 + 64 * (index / 2) + 16 * panel));
+    const u32x16 byte = bit_cast<u32x16>(to_i32(load_as<u8x16>(unit + 256 + 64 * (index / 2) + 16 * panel)));
     return look_up(kTable, index % 2 == 0 ? byte >> 4 : byte & 15) * load_as<f32x16>(unit + 64 * panel);
   }
 };

@@ -14,12 +14,9 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 // Rows of a tile over an unpacked chunk. More than kFewRows rows divide into tiles of kLeastTileRows to kTileRows.
-#if defined(__AVX512F__)
-constexpr int kTileRows = 5, kLeastTileRows = 3;
-#else
-constexpr int kTileRows = 2, kLeastTileRows = 1;
-#endif
-static_assert(sizeof(Chunk<16, true>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true>) <= Scratch::kChunkBytes &&
+constexpr int kTileRows = kWideRegisters >= 32 ? 5 : kWideRegisters >= 8 ? 4 : 2;
+constexpr int kLeastTileRows = kWideRegisters >= 32 ? 3 : kWideRegisters >= 8 ? 2 : 1;
+static_assert(sizeof(Chunk<16, true, true>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, true>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 
@@ -60,7 +57,7 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
   point_to_rows(product, row0, rows, scratch);
   const int64_t groups = product.depth / Packed::kGroupSize;
   for (int64_t i = 0; i < rows; ++i)
-    correct_row<Packed>(scratch.rows()[i], product.depth, Packed::kOffset, scratch.corrections() + i * groups);
+    correct_row<Packed>(scratch.rows()[i], product.depth, scratch.corrections() + i * groups);
 }
 
 template <class Packed>

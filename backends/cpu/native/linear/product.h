@@ -9,12 +9,7 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 // So many rows read the packed weights directly; more unpack a chunk at a time and share it.
-#if defined(__AVX512F__)
-constexpr int kFewRows = 8;
-#else
-constexpr int kFewRows = 1;
-#endif
-
+constexpr int kFewRows = kWideRegisters >= 32 ? 8 : kWideRegisters >= 8 ? 4 : 1;
 
 // Rows against one matrix. Row i of the product reads row x_rows[i] of x and writes row y_rows[i] of y (null: i).
 struct Product {

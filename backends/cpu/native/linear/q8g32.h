@@ -25,24 +25,6 @@ ENGINE_INLINE const int32_t* q8g32_sums(const uint8_t* row, int64_t depth) {
   return reinterpret_cast<const int32_t*>(row + depth + depth / 8);
 }
 
-ENGINE_INLINE int32_t sum_i32(i32x16 x) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_epi32(bit_cast<__m512i>(x));
-#else
-  return reduce_add(x);
-#endif
-}
-
-ENGINE_INLINE int32_t largest_i32(i32x16 x) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_epi32(bit_cast<__m512i>(x));
-#else
-  int32_t most = x[0];
-  for (int i = 1; i < 16; ++i) most = x[i] > most ? x[i] : most;
-  return most;
-#endif
-}
-
 ENGINE_INLINE i32x16 clamp(i32x16 x, int32_t least, int32_t most) {
   return select(x > most, splat_i32(most), select(x < least, splat_i32(least), x));
 }
@@ -58,7 +40,7 @@ ENGINE_INLINE void quantize_group(f32x16 low, f32x16 high, int8_t* q, float* sca
   // The bits of |x| order as integers with infinity above every number and NaN above infinity.
   const i32x16 a = bit_cast<i32x16>(abs(low));
   const i32x16 b = bit_cast<i32x16>(abs(high));
-  float s = bit_cast<float>(largest_i32(a > b ? a : b)) / 127.0f;
+  float s = bit_cast<float>(reduce_max(select(a > b, a, b))) / 127.0f;
   const bool saturates = fixed != 0.0f && s < __builtin_inff();
   if (saturates) s = fixed;
   *scale = s;
@@ -72,8 +54,8 @@ ENGINE_INLINE void quantize_group(f32x16 low, f32x16 high, int8_t* q, float* sca
   }
   store(q, narrow_i8(x));
   store(q + 16, narrow_i8(y));
-  nsum16[0] = -sum_i32(x);
-  nsum16[1] = -sum_i32(y);
+  nsum16[0] = -reduce_add(x);
+  nsum16[1] = -reduce_add(y);
 }
 
 // x f32 [depth] as one row.

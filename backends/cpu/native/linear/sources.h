@@ -3,7 +3,8 @@
 //   weights<step>(group, panel)   16 columns x 4 k of unsigned bytes
 //   scale(group, panel)           16 columns, f32
 //   minimum(group, panel)         16 columns, f32, where kMinimums
-// with groups of kGroupSize k counted from the unit's start, and kOffset = what is added to every q.
+// with groups of kGroupSize k counted from the unit's start, kOffset = what is added to every q, and kWide = bytes may be
+// above 127, which takes other instructions on many machines.
 #pragma once
 
 #include "layout.h"
@@ -13,14 +14,6 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 ENGINE_INLINE f32x16 load_half(const uint8_t* p) { return widen_f16(load_as<u16x16>(p)); }
-ENGINE_INLINE f32x16 widen_u8(const uint8_t* p) {
-#if defined(__AVX512F__)
-  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_as<__m128i>(p)));
-#else
-  return to_f32(__builtin_convertvector(load_as<u8x16>(p), i32x16));
-#endif
-}
-
 // The nibbles of a group of 32: lines hold an even step low and the next odd one high.
 template <int kStep>
 ENGINE_INLINE u32x16 nibble_step(const uint8_t* lines, int panel) {
@@ -30,7 +23,7 @@ ENGINE_INLINE u32x16 nibble_step(const uint8_t* lines, int panel) {
 
 struct W4 {
   static constexpr int kUnit = 32, kUnitBytes = 1152, kGroupSize = 32, kOffset = 8;
-  static constexpr bool kMinimums = false;
+  static constexpr bool kMinimums = false, kWide = false;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W4(const uint8_t* source) : unit(source) {}
@@ -44,7 +37,7 @@ struct W4 {
 
 struct W8 {
   static constexpr int kUnit = 32, kUnitBytes = 2176, kGroupSize = 32, kOffset = 128;
-  static constexpr bool kMinimums = false;
+  static constexpr bool kMinimums = false, kWide = true;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W8(const uint8_t* source) : unit(source) {}
@@ -59,7 +52,7 @@ struct W8 {
 // Nibbles with an f16 scale and a zero point: the minimum is their product, which is exact in f32.
 struct W4Z {
   static constexpr int kUnit = 32, kUnitBytes = 1216, kGroupSize = 32, kOffset = 0;
-  static constexpr bool kMinimums = true;
+  static constexpr bool kMinimums = true, kWide = false;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W4Z(const uint8_t* source) : unit(source) {}
@@ -68,7 +61,7 @@ struct W4Z {
     return nibble_step<kStep>(unit + 192, panel);
   }
   ENGINE_INLINE f32x16 scale(int, int panel) const { return load_half(unit + 32 * panel); }
-  ENGINE_INLINE f32x16 minimum(int, int panel) const { return scale(0, panel) * widen_u8(unit + 128 + 16 * panel); }
+  ENGINE_INLINE f32x16 minimum(int, int panel) const { return scale(0, panel) * widen_u8(load_as<u8x16>(unit + 128 + 16 * panel)); }
 };
 
 // Bytes with f32 scales, and f32 minimums where kMinimums.
@@ -76,7 +69,7 @@ template <int kGroup_, bool kMinimums_>
 struct W8F {
   static constexpr int kUnit = 32, kGroupSize = kGroup_, kOffset = kMinimums_ ? 0 : 128;
   static constexpr int kPlanes = kUnit / kGroupSize * 256;  // bytes of the scales, and of the minimums
-  static constexpr bool kMinimums = kMinimums_;
+  static constexpr bool kMinimums = kMinimums_, kWide = true;
   static constexpr int kUnitBytes = (kMinimums ? 2 : 1) * kPlanes + 2048;
   const uint8_t* unit;
 
@@ -97,7 +90,7 @@ using W8M16 = W8F<16, true>;
 
 struct W4K {
   static constexpr int kUnit = 256, kUnitBytes = 9216, kGroupSize = 32, kOffset = 0;
-  static constexpr bool kMinimums = true;
+  static constexpr bool kMinimums = true, kWide = false;
   const uint8_t* unit;
   alignas(64) uint8_t scales[8][kStrip];
   alignas(64) uint8_t minimums[8][kStrip];
@@ -119,16 +112,16 @@ struct W4K {
     return nibble_step<kStep>(unit + 1024 + 1024 * group, panel);
   }
   ENGINE_INLINE f32x16 scale(int group, int panel) const {
-    return load_half(unit + 32 * panel) * widen_u8(scales[group] + 16 * panel);
+    return load_half(unit + 32 * panel) * widen_u8(load_as<u8x16>(scales[group] + 16 * panel));
   }
   ENGINE_INLINE f32x16 minimum(int group, int panel) const {
-    return load_half(unit + 128 + 32 * panel) * widen_u8(minimums[group] + 16 * panel);
+    return load_half(unit + 128 + 32 * panel) * widen_u8(load_as<u8x16>(minimums[group] + 16 * panel));
   }
 };
 
 struct W6 {
   static constexpr int kUnit = 256, kUnitBytes = 13440, kGroupSize = 16, kOffset = 32;
-  static constexpr bool kMinimums = false;
+  static constexpr bool kMinimums = false, kWide = false;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W6(const uint8_t* source) : unit(source) {}
@@ -148,10 +141,10 @@ struct W6 {
 // A chunk of up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
 constexpr int kChunk = 256;
 
-template <int kGroup_, bool kMinimums_>
+template <int kGroup_, bool kMinimums_, bool kWide_>
 struct Chunk {
   static constexpr int kGroupSize = kGroup_;
-  static constexpr bool kMinimums = kMinimums_;
+  static constexpr bool kMinimums = kMinimums_, kWide = kWide_;
   static constexpr int kGroups = kChunk / kGroupSize;
   static constexpr int kSteps = kGroupSize / 4;
   alignas(64) uint8_t bytes[kGroups * kSteps][4][64];
@@ -167,7 +160,7 @@ struct Chunk {
 };
 
 template <class Packed>
-using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums>;
+using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, Packed::kWide && kWideDiffers>;
 
 template <int kStep, class Packed>
 ENGINE_INLINE void unpack_steps(const Packed& unit, int group, ChunkOf<Packed>& chunk, int to) {

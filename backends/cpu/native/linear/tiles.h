@@ -16,24 +16,31 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 // Rows and panels whose integer sums are in registers together. Of 32 vector registers 24 hold sums, 4 weights and 1 an
-// activation; without such registers a panel is several already.
-#if defined(__AVX512F__)
-constexpr int kRowsAtOnce = 6, kPanelsAtOnce = 4;
-#else
-constexpr int kRowsAtOnce = 2, kPanelsAtOnce = 1;
-#endif
+// activation; where a panel takes several registers, those of one panel.
+constexpr int kRowsAtOnce = kWideRegisters >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 2;
+constexpr int kPanelsAtOnce = kWideRegisters >= 32 ? 4 : 1;
+
+// The sum of -q over group g.
+template <class Source>
+ENGINE_INLINE int32_t group_sum(const int32_t* sums, int64_t g) {
+  return Source::kGroupSize == 16 ? sums[g] : sums[2 * g] + sums[2 * g + 1];
+}
+
+// What dot_bytes takes off the bytes of this source by itself.
+template <class Source>
+constexpr int kBase = Source::kWide ? kWideBase : 0;
 
 // A row's corrections, kDepth / kGroupSize of them: i32 starts, or f32 factors where there are minimums.
-template <class Source>
-void correct_row(const uint8_t* row, int64_t depth, int offset, int32_t* out) {
+template <class Packed>
+void correct_row(const uint8_t* row, int64_t depth, int32_t* out) {
   const int32_t* const sums = q8g32_sums(row, depth);
   const float* const scales = q8g32_scales(row, depth);
-  for (int64_t g = 0; g < depth / Source::kGroupSize; ++g) {
-    const int32_t sum = Source::kGroupSize == 16 ? sums[g] : sums[2 * g] + sums[2 * g + 1];
-    if constexpr (Source::kMinimums)
-      out[g] = bit_cast<int32_t>(static_cast<float>(sum) * scales[g * Source::kGroupSize / 32]);
+  for (int64_t g = 0; g < depth / Packed::kGroupSize; ++g) {
+    const int32_t sum = group_sum<Packed>(sums, g);
+    if constexpr (Packed::kMinimums)
+      out[g] = bit_cast<int32_t>(static_cast<float>(sum) * scales[g * Packed::kGroupSize / 32]);
     else
-      out[g] = kDotBias + offset * sum;
+      out[g] = kDotBias + (Packed::kOffset - kBase<Packed>) * sum;
   }
 }
 
@@ -48,27 +55,33 @@ ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const 
     for (int r = 0; r < kRows; ++r) {
       const i32x16 a = splat_step(q[r] + 4 * kStep);
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) dot_u8i8(dots[r][p], w[p], a);
+      for (int p = 0; p < kPanels; ++p) dot_bytes<Source::kWide>(dots[r][p], w[p], a);
     }
     dot_steps<kStep + 1>(source, group, panel0, q, dots);
   }
 }
 
-// Adds one group to the sums of kRows rows. q: the rows' bytes of this group; scales: the rows' scales of it; corrections:
-// of the group, rows `pitch` apart.
+// Adds one group to the sums of kRows rows. q: the rows' bytes of this group; scales: the rows' scales of it; nsums: theirs
+// of -q; corrections: of the group, rows `pitch` apart.
 template <int kRows, class Source>
 ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* const* q, const float* const* scales,
-                             const int32_t* corrections, int64_t pitch, f32x16 (*sums)[4]) {
+                             const int32_t* const* nsums, const int32_t* corrections, int64_t pitch, f32x16 (*sums)[4]) {
 #pragma GCC unroll 4
   for (int panel0 = 0; panel0 < 4; panel0 += kPanelsAtOnce) {
     i32x16 dots[kRows][kPanelsAtOnce];
+    const int8_t* bytes[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const i32x16 start = splat_i32(Source::kMinimums ? kDotBias : corrections[r * pitch]);
+      bytes[r] = q[r];
+      // Or the compiler keeps the group's activations for the next panel, on the stack.
+      if constexpr (kPanelsAtOnce < 4) asm("" : "+r"(bytes[r]));
+      const i32x16 start = splat_i32(!Source::kMinimums   ? corrections[r * pitch]
+                                     : kBase<Source> == 0 ? kDotBias
+                                                          : kDotBias - kBase<Source> * group_sum<Source>(nsums[r], group));
 #pragma GCC unroll 8
       for (int p = 0; p < kPanelsAtOnce; ++p) dots[r][p] = start;
     }
-    dot_steps<0>(source, group, panel0, q, dots);
+    dot_steps<0>(source, group, panel0, bytes, dots);
 #pragma GCC unroll 8
     for (int p = 0; p < kPanelsAtOnce; ++p) {
       const f32x16 scale = source.scale(group, panel0 + p);
@@ -106,18 +119,20 @@ ENGINE_INLINE void add_groups(const Source& source, const uint8_t* const* rows, 
   const int64_t pitch = row_depth / kSize;
   const int8_t* q[kRows];
   const float* scales[kRows];
+  const int32_t* nsums[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     q[r] = reinterpret_cast<const int8_t*>(rows[r]) + k0;
     scales[r] = q8g32_scales(rows[r], row_depth) + k0 / 32;
+    nsums[r] = q8g32_sums(rows[r], row_depth) + k0 / 16;
   }
   corrections += k0 / kSize;
   for (int group = 0; group < depth / kSize; ++group) {
     ahead.next();
-    add_group<kFirst>(source, group, q, scales, corrections + group, pitch, sums);
+    add_group<kFirst>(source, group, q, scales, nsums, corrections + group, pitch, sums);
     if constexpr (kFirst < kRows)
-      add_group<kRows - kFirst>(source, group, q + kFirst, scales + kFirst, corrections + group + kFirst * pitch, pitch,
-                                sums + kFirst);
+      add_group<kRows - kFirst>(source, group, q + kFirst, scales + kFirst, nsums + kFirst,
+                                corrections + group + kFirst * pitch, pitch, sums + kFirst);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       q[r] += kSize;
