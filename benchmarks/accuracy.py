@@ -18,13 +18,9 @@ from typing import Any
 import numpy as np
 from result import write
 
-from engine.backend.v1 import Dims, StepInputs
-from engine.ops import STEP_INPUTS
+from engine.evaluate.forward import Forward
 from engine.runtime.config import EngineConfig
 from engine.runtime.load import load
-from engine.runtime.step_inputs import RowParams, step_inputs
-from engine.sampling import SamplingParams
-from engine.scheduler import ScheduledSequence, ScheduledStep
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 16
@@ -34,38 +30,21 @@ class Runner:
     """Feeds chosen tokens through a session and takes the logits of every one."""
 
     def __init__(self, model: Path, backend: str, kv: str, threads: int, length: int) -> None:
-        self._loaded = load(
+        self._forward = Forward(load(
             EngineConfig(model=model, backend=backend, kv_cache_dtype=kv, threads=threads, max_model_len=length + BLOCK,
                          max_num_seqs=length, block_size=BLOCK, keep=("logits",))
-        )  # fmt: skip
-        self._session = self._loaded.session()
-        self._table = tuple(range(1, length // BLOCK + 2))
+        ))  # fmt: skip
 
     def chunk(self, ids: list[int], start: int) -> Array:
         """Logits f32 [tokens, vocabulary] of ids at positions ``start`` and on."""
-        part = ScheduledSequence(0, 0, start, len(ids), tuple(ids), True, (self._table,))
-        step = ScheduledStep(0, (part,), int(len(ids) == 1), len(ids), ((),), (), ())
-        row = RowParams(SamplingParams(temperature=0), start + 1, 0, 0)
-        words = (self._loaded.program.vocab + 31) // 32
-        inputs, _ = step_inputs(step, lambda _: row, 1, words)
-        arrays = dict(inputs.arrays)
-        every = np.arange(len(ids), dtype=np.int32)
-        for name, array in inputs.arrays.items():
-            if name in _PER_ROW:
-                arrays[name] = np.ascontiguousarray(np.repeat(array, len(ids), axis=0))
-        arrays["rows"], arrays["bias_offsets"] = every, np.zeros(len(ids) + 1, np.int32)
-        dims = Dims(T=len(ids), S=1, R=len(ids), P=inputs.dims.P)
-        return self._session.submit(StepInputs(dims, arrays)).wait().values["logits"]
+        return self._forward.run(ids, start, np.arange(len(ids), dtype=np.int32))["logits"]
 
     def both(self, ids: list[int]) -> tuple[Array, Array]:
         whole = self.chunk(ids, 0).copy()
         return whole, np.concatenate([self.chunk([token], n) for n, token in enumerate(ids)])
 
     def close(self) -> None:
-        self._session.close()
-
-
-_PER_ROW = {name for name, (shape, _) in STEP_INPUTS.items() if shape[0] == "R" and name != "rows"}
+        self._forward.close()
 
 
 def rms(a: Array, b: Array) -> float:

@@ -198,7 +198,7 @@ def test_memory_stays_bounded(tmp_path):
     """A model of 400 MB passes through a process that may hold far less."""
     rng = np.random.default_rng()
     block = rng.standard_normal((1024, 1024), np.float32)
-    made = {f"blk.{i}.attn_q.weight": np.tile(block, (12, 1)) for i in range(8)}
+    made = {f"blk.{i}.attn_q.weight": np.tile(block, (48, 1)) for i in range(2)}
     source = write_gguf(tmp_path / "in.gguf", made)
     assert source.stat().st_size > 400e6
     code = (
@@ -209,7 +209,7 @@ def test_memory_stays_bounded(tmp_path):
     )
     command = [sys.executable, "-c", code, source, tmp_path / "out.gguf"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
-    assert int(done.stdout) < 250 << 10, "KiB"
+    assert int(done.stdout) < 180 << 10, "KiB"
 
 
 def test_progress_reaches_the_end(tmp_path):

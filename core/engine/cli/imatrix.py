@@ -27,6 +27,7 @@ def imatrix(
     Writes, for each matrix, the sum of squares of each input over the text, and of how many tokens: the form that llama.cpp
     reads and writes, under the tensors' names in GGUF files, whatever MODEL is.
 
+    \b
     engine imatrix model-f16.gguf calibration.txt -o imatrix.gguf
     engine quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M --imatrix imatrix.gguf
     """

@@ -47,6 +47,7 @@ def perplexity(
     overlaps none is not predicted. Perplexity is exp(mean negative log-likelihood). With --kl: the Kullback-Leibler
     divergence of MODEL from BASE, in nats a token.
 
+    \b
     engine perplexity model.gguf wiki.test.txt --context 2048 --stride 1024
     engine perplexity model-q4_k_m.gguf wiki.test.txt --kl model-f16.gguf
     """

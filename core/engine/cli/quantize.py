@@ -38,6 +38,7 @@ def quantize(
     MXFP4 Q3_K_L Q3_K_M Q3_K_S Q2_K Q2_K_S. Of Hugging Face folders: NF4 (bitsandbytes) and INT8 (compressed-tensors, 8-bit
     activations). A GGUF comes from either kind of checkpoint, a folder from a folder.
 
+    \b
     engine quantize Qwen3-0.6B/ qwen3-q4_k_m.gguf --type Q4_K_M
     engine quantize model-f16.gguf model-q3_k_m.gguf --type Q3_K_M --imatrix imatrix.gguf
     """

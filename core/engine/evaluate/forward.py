@@ -29,6 +29,10 @@ class Forward:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session."""
         self._session.close()
 
     def run(self, ids: Sequence[int], start: int, rows: Array) -> Mapping[str, Array]:

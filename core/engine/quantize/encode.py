@@ -17,6 +17,9 @@ Encoder = Callable[[Floats, Floats | None], Bytes]
 _PIECE = 1 << 16
 """Weights that are encoded at a time: the buffers of a search on them stay in the second-level cache."""
 
+_PLAIN_SHARE = np.float32(0.2)
+"""With it the search is ahead of llama-quantize in the weighted and in the plain error (benchmarks/quantize_peers.py)."""
+
 # format -> weights of a part, and the encoder of its blocks
 _ENCODERS: Mapping[str, tuple[int, Encoder]] = MappingProxyType(
     {
@@ -63,11 +66,12 @@ def encode_rows(name: str, rows: Floats, importance: Floats | None, threads: Exe
 
 
 def _costs(importance: Floats) -> Floats:
-    """The importance with a mean of 1 and nothing quite 0, so that columns never seen are still fitted."""
+    """The importance with a mean of 1, and a share of all alike: what one text shows is an estimate, and columns that it never
+    uses are still to be fitted."""
     mean = importance.mean(dtype=np.float64)
     if not mean > 0:
         return np.ones_like(importance)
-    costs: Floats = np.maximum(importance / np.float32(mean), np.float32(1e-4))
+    costs: Floats = importance / np.float32(mean) + _PLAIN_SHARE
     return costs
 
 

@@ -166,9 +166,9 @@ def _write_shards(groups: Sequence[_Group], folder: Path, limit: int, total: int
                 group = next(waiting)
                 for read, piece in group.write():
                     file.write(piece)
+                    group.source.release()
                     done += read
                     if progress is not None:
                         progress("Quantizing", done, total)
-                group.source.release()
     if len(files) > 1:
         (folder / "model.safetensors.index.json").write_bytes(index(files))

@@ -63,11 +63,11 @@ def quantize_to_gguf(
             with closing(_encoded(ref, info.format, importances, pool)) as pieces:
                 for read, piece in pieces:
                     file.write(piece)
+                    ref.release()
                     done += read
                     if progress is not None:
                         progress("Quantizing", done, total)
             file.write(bytes(header.padded(info.nbytes) - info.nbytes))
-            ref.release()
     return Result(total, sum(info.nbytes for info in infos), notices)
 
 
