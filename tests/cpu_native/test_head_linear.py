@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from one_kernel import ISAS, native, run_kernel
+from one_kernel import DOT_ISAS, native, run_kernel
 from weight_cases import FORMATS, QUANTIZED, random_rows
 
 from engine.ops.dense import quantize_q8g32
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_is_bitwise_linear_with_each_head(name, isa):
     rng = np.random.default_rng()
@@ -31,7 +31,7 @@ def test_is_bitwise_linear_with_each_head(name, isa):
             assert np.array_equal(got[:, head], want)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
 def test_odd_depths(name, isa):
     rng = np.random.default_rng()

@@ -176,6 +176,25 @@ ENGINE_INLINE V splat_as(ElementOf<V> x) {
     return fill_register<V>(x, std::make_integer_sequence<int, Traits<V>::kLanes>());
 }
 
+// ---- the lanes of two in turn: a0 b0 a1 b1 ... ------------------------------------------------------------------
+
+template <class V, int... I>
+ENGINE_INLINE void zip_register(V a, V b, V& low, V& high, std::integer_sequence<int, I...>) {
+  constexpr int N = sizeof...(I);
+  low = __builtin_shufflevector(a, b, (I / 2 + I % 2 * N)...);
+  high = __builtin_shufflevector(a, b, (N / 2 + I / 2 + I % 2 * N)...);
+}
+
+template <class V>
+ENGINE_INLINE void zip(V a, V b, V& low, V& high) {
+  if constexpr (kIsPair<V>) {
+    zip(a.lo, b.lo, low.lo, low.hi);
+    zip(a.hi, b.hi, high.lo, high.hi);
+  } else {
+    zip_register(a, b, low, high, std::make_integer_sequence<int, Traits<V>::kLanes>());
+  }
+}
+
 // ---- conversion of each lane's number ---------------------------------------------------------------------------
 
 // What takes other instructions than a compiler finds is in simd.h.

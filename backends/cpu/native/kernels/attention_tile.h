@@ -31,13 +31,6 @@ ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
   return load(whole);
 }
 
-// Of 2 * 16 elements in turn: a0 b0 a1 b1 ...
-template <class V>
-ENGINE_INLINE void zip(V a, V b, V& low, V& high) {
-  low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-
 // 16 rows of `dim` elements, one after another, as a tile [dim][16].
 template <class T>
 void transpose_rows(const T* rows, int64_t dim, T* tile) {
