@@ -42,13 +42,20 @@ def next_token(value: int, history: list[int | None], branch: int) -> int:
     return hash((value, tuple(history), branch, 7)) % VOCABULARY
 
 
+def values_of(tokens: list[int], salt: bytes, groups: tuple[CacheGroup, ...], known: Seq[int] = ()) -> list[int]:
+    """The cache of a sequence computed alone, after the ``known`` beginning of it."""
+    values = list(known)
+    for position in range(len(values), len(tokens)):
+        seen = [values[first_seen(group, position) :] for group in groups]
+        values.append(cache_value(tokens[position], salt, seen))
+    return values
+
+
 def evaluate(sequence: Sequence, groups: tuple[CacheGroup, ...]) -> list[int]:
     """The output of one sequence computed alone, token by token."""
     tokens, values = sequence.prompt_ids, list[int]()
     while len(tokens) < sequence.num_prompt + sequence.max_tokens:
-        for position in range(len(values), len(tokens)):
-            seen = [values[first_seen(group, position) :] for group in groups]
-            values.append(cache_value(tokens[position], sequence.salt, seen))
+        values = values_of(tokens, sequence.salt, groups, values)
         tokens.append(next_token(values[-1], [*tokens], sequence.branch))
         if tokens[-1] == STOP:
             break
@@ -56,15 +63,13 @@ def evaluate(sequence: Sequence, groups: tuple[CacheGroup, ...]) -> list[int]:
 
 
 def evaluate_beams(
-    prompt: list[int], salt: bytes, groups: tuple[CacheGroup, ...], width: int, max_tokens: int
+    prompt: list[int], salt: bytes, width: int, max_tokens: int, groups: tuple[CacheGroup, ...]
 ) -> list[tuple[int, ...]]:
     """The beams of one request searched alone."""
 
     def row_of(output: Iterable[int]) -> Row:
-        tokens, values = [*prompt, *output], list[int]()
-        for position, token in enumerate(tokens):
-            values.append(cache_value(token, salt, [values[first_seen(group, position) :] for group in groups]))
-        return candidates(values[-1], tokens, width)
+        tokens = [*prompt, *output]
+        return candidates(values_of(tokens, salt, groups)[-1], [*tokens], width)
 
     return search(row_of, width, max_tokens)
 
@@ -353,9 +358,8 @@ class Engine:
         for request_id, beams in self.beams.items():
             assert request_id in self.searched
             one = first[request_id]
-            assert beams.outputs == evaluate_beams(
-                one.prompt_ids, one.salt, self.allocator.groups, beams.width, one.max_tokens
-            )
+            alone = evaluate_beams(one.prompt_ids, one.salt, beams.width, one.max_tokens, self.allocator.groups)
+            assert beams.outputs == alone
 
 
 @dataclass(frozen=True)
