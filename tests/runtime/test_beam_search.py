@@ -196,6 +196,12 @@ def test_one_output_at_the_end_best_first(llm):
     assert llm.beam_search([PROMPT], BeamSearchParams(beam_width=5, max_tokens=7, ignore_eos=True))[0].outputs == found
 
 
+def test_times_are_those_of_the_search(llm):
+    metrics = llm.beam_search([[1, 5, 9]], BeamSearchParams(beam_width=3, max_tokens=40))[0].metrics
+    steps = metrics.last_token - metrics.first_token
+    assert steps > (metrics.last_token - metrics.arrival) / 4
+
+
 def test_wide_beams_find_the_best_of_all(llm):
     """As wide as the vocabulary allows, two steps of search miss nothing: the sums of the model's own logprobs."""
     params = BeamSearchParams(beam_width=32, max_tokens=2, ignore_eos=True, length_penalty=0)

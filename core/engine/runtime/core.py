@@ -312,6 +312,7 @@ class EngineCore:
         if update.token_id is None:
             return
         if member.beams is not None:
+            member.request.first_token = member.request.first_token or time.monotonic()
             if member.beams.take(seq.seq_id, result, rows[seq.seq_id]):
                 self._advance(member, member.beams)
             return
