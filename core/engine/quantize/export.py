@@ -16,6 +16,7 @@ from engine.formats.gguf import Metadata
 from engine.formats.gguf_writer import encode_value
 from engine.models import FAMILIES, Model, load_model
 from engine.models.decoder import DecoderConfig
+from engine.models.family import Family
 from engine.models.rope import Rope, base_frequencies, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_tokenizer import tokenizer_keys
@@ -27,10 +28,10 @@ _ARCHITECTURES = {family.name: family.gguf[0] for family in FAMILIES if family.g
     "mistral": "llama",
 }
 _EXPORTABLE = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "olmo2", "gemma2", "gemma3", "phi3", "gpt2", "gpt_neox",
-    "starcoder2", "cohere", "falcon",
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
+    "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss",
 )  # fmt: skip
-_LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r")
+_LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _GROUPED = ("gpt_neox", "falcon")
 """Families whose Hugging Face files keep q, k and v of a KV head together, where GGUF files have all q, all k, all v."""
 
@@ -118,27 +119,43 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         "attention.value_length": c.head_dim,
         f"attention.{eps}": c.eps,
     }
-    if c.rope is not None:
-        keys |= _rope_keys(c.rope, data)
-    if c.local_rope is not None:
+    if (rope := c.rope or c.local_rope) is not None:
+        keys |= _rope_keys(rope, data)
+    if c.rope is not None and c.local_rope is not None:
         keys["rope.freq_base_swa"] = _theta(c.local_rope)
     if c.experts:
         keys |= {"expert_count": c.experts, "expert_used_count": c.experts_used}
-        if isinstance(data.get("moe_intermediate_size"), int):
-            keys["expert_feed_forward_length"] = data["moe_intermediate_size"]
+        for own, name in (("moe_intermediate_size", "expert"), ("shared_expert_intermediate_size", "expert_shared")):
+            if isinstance(data.get(own), int):
+                keys[f"{name}_feed_forward_length"] = data[own]
+        keys.setdefault("expert_feed_forward_length", c.mlp)
     if c.windows:
-        keys["attention.sliding_window"] = max(c.windows)
+        keys |= _window_keys(model)
     if c.attention_softcap:
         keys["attn_logit_softcapping"] = c.attention_softcap
     if c.logit_softcap:
         keys["final_logit_softcapping"] = c.logit_softcap
     if c.attention_scale is not None and not np.isclose(c.attention_scale, c.head_dim**-0.5):
         keys["attention.scale"] = c.attention_scale
-    if arch == "command-r":
+    if arch in ("command-r", "cohere2"):
         keys["logit_scale"] = c.logit_scale
     if arch == "gptneox":
         keys["use_parallel_residual"] = c.parallel_residual
     return {f"{arch}.{key}": value for key, value in keys.items()}
+
+
+def _window_keys(model: Model) -> dict[str, Any]:
+    """The window, and which layers have it where the family alternates in another way than usual."""
+    windows, every = model.config.windows, _family(model).full_every
+    keys: dict[str, Any] = {"attention.sliding_window": max(windows)}
+    usual = tuple(0 if every and (i + 1) % every == 0 else max(windows) for i in range(len(windows)))
+    if every and windows != usual:
+        keys["attention.sliding_window_pattern"] = np.array(windows) > 0
+    return keys
+
+
+def _family(model: Model) -> Family:
+    return next(family for family in FAMILIES if family.name == model.family)
 
 
 def _theta(rope: Rope) -> float:
@@ -169,7 +186,8 @@ def _rope_keys(rope: Rope, data: Mapping[str, Any]) -> dict[str, Any]:
                 keys[f"rope.scaling.{name}"] = float(scaling[own])
     usual = yarn_scale(float(scaling["factor"])) if kind == "yarn" else 1.0
     if not np.isclose(rope.scale, usual):
-        keys["rope.scaling.attn_factor"] = rope.scale / usual
+        name = "yarn_attn_factor" if kind == "yarn" else "attn_factor"
+        keys[f"rope.scaling.{name}"] = rope.scale
     return keys
 
 
@@ -221,6 +239,9 @@ def _alike(a: object, b: object) -> bool:
 
 def _tensors(model: Model) -> Iterator[WeightRef]:
     """The weights by canonical name, laid out as GGUF files have them."""
+    if model.family == "gpt_oss":
+        yield from _of_program(model)
+        return
     names = import_module(f"engine.models.{model.family}").HF_NAMES
     for pattern in sorted(names, key=lambda name: name.startswith("blk.")):
         for layer in range(model.config.layers if "{i}" in pattern else 1):
@@ -228,6 +249,12 @@ def _tensors(model: Model) -> Iterator[WeightRef]:
             if weight is not None:
                 yield _laid_out(model, pattern, weight)
     model.check_all_used()
+
+
+def _of_program(model: Model) -> Iterator[WeightRef]:
+    """Where a file keeps several matrices in turn, those that the family's program takes out of it, which have GGUF's names."""
+    found = {ref.name: ref for call in model.program(16, "f16").calls for ref in call.weights.values()}
+    yield from (ref for name, ref in found.items() if not name.startswith("rope"))
 
 
 def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
@@ -253,9 +280,8 @@ def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
 
 def _neighbours(model: Model) -> int:
     """Rotary dimensions of a head that GGUF files of the family have as neighbours, where this checkpoint has halves."""
-    family = next(family for family in FAMILIES if family.name == model.family)
     rope = model.config.rope
-    return 2 * rope.inv_freq.size if rope is not None and family.interleaved and not rope.interleaved else 0
+    return 2 * rope.inv_freq.size if rope is not None and _family(model).interleaved and not rope.interleaved else 0
 
 
 def _interleaved(heads: int, head_dim: int, rotary: int) -> Array:

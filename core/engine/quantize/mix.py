@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 
 from engine.errors import UsageError
@@ -79,7 +80,7 @@ class Model:
 
 def quantizable(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is a matrix that may lose precision: no norm, bias, router or table of positions."""
-    return len(shape) >= 2 and name.endswith("weight") and not name.endswith(_KEPT)
+    return prod(shape[:-1]) > 1 and name.endswith("weight") and not name.endswith(_KEPT)
 
 
 def choose(kind: QuantType, name: str, shape: tuple[int, ...], model: Model) -> str:

@@ -139,8 +139,8 @@ def _tensors(count: int) -> str:
 
 
 def _kept(ref: WeightRef) -> str:
-    """Tensors that are not quantized stay as they are, but f16 and bf16 vectors, which llama.cpp wants as F32."""
-    return "F32" if ref.format in ("F16", "BF16") and len(ref.shape) == 1 else ref.format
+    """Tensors that are not quantized are small, and F32: so llama.cpp wants vectors and routers."""
+    return "F32" if ref.format in ("F16", "BF16") else ref.format
 
 
 def _encoded(
