@@ -36,7 +36,7 @@ class CpuDevice:
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         self.isa: str = isa or _native.isa()
-        self.pool = _native.Pool(threads or len(os.sched_getaffinity(0)))
+        self.pool = _native.Pool(threads or _cores())
         self._providers = make_providers(self)
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
@@ -86,3 +86,8 @@ class CpuDevice:
         if not all(isinstance(bound.provider, CpuProvider) for bound in segment.calls):
             return None  # a forced trip through the device runs references on it
         return compile_segment(self, segment, limits, states)
+
+
+def _cores() -> int:
+    """The cores that this process may use; macOS does not say which."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
