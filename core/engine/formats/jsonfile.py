@@ -11,6 +11,7 @@ from engine.formats.mapping import read_errors
 
 _MAX_FILE = 64 << 20  # bytes; the largest tokenizer.json and weight indexes have some 30 MB
 _MAX_VALUES = 200_000  # a weight index of the largest models names 150,000 tensors; an empty list takes 64 bytes
+VOCABULARY = 1_000_000  # values that a file of one line a token may have
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -22,10 +23,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def parse_object(text: bytes, what: str, unique: bool = False) -> dict[str, Any]:
-    """A JSON object from UTF-8; FormatError naming `what` if it is anything else, or with `unique` has a key twice."""
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > _MAX_VALUES:
-        raise FormatError(f"{what} has more than {_MAX_VALUES} values.")
+def parse_object(text: bytes, what: str, unique: bool = False, max_values: int = _MAX_VALUES) -> dict[str, Any]:
+    """A JSON object from UTF-8; FormatError naming `what` if it is anything else, may have more than `max_values` values
+    within it, or with `unique` has a key twice."""
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > max_values:
+        raise FormatError(f"{what} has more than {max_values} values.")
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique if unique else None)
     except UnicodeDecodeError as error:
@@ -48,6 +50,6 @@ def read_text(path: Path) -> bytes:
     return data
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, max_values: int = _MAX_VALUES) -> dict[str, Any]:
     """The JSON object that a file holds."""
-    return parse_object(read_text(path), str(path))
+    return parse_object(read_text(path), str(path), max_values=max_values)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from engine.errors import FormatError, TokenizerError
 from engine.formats import tokenizer_gguf
-from engine.formats.jsonfile import read_object, read_text
+from engine.formats.jsonfile import VOCABULARY, read_object, read_text
 from engine.formats.pretokenizers import pre_tokenizer
 from engine.formats.sentencepiece import read_sentencepiece
 from engine.formats.tokenizer import Tokenizer, native_errors
@@ -67,7 +67,7 @@ def byte_level_pipeline(folder: Path, settings: Mapping[str, Any], config: Mappi
         raise TokenizerError(
             f"{folder} has vocab.json and merges.txt only, and how a {kind} cuts text is not known; bring its tokenizer.json."
         )
-    ids = read_object(folder / "vocab.json")
+    ids = read_object(folder / "vocab.json", VOCABULARY)
     if not all(type(token) is int and 0 <= token < _MAX_ID for token in ids.values()):
         raise FormatError(f"{folder / 'vocab.json'} must map each token to its id.")
     with native_errors(f"reading {folder / 'vocab.json'}"):
