@@ -29,7 +29,10 @@ class EngineOptions:
 
     backend: Annotated[str, typer.Option(help="Backend by name; auto takes the best that can run here.")] = "auto"
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU; all cores if not given.")] = None
-    kv_dtype: Annotated[str, typer.Option(help="Dtype of the KV cache: f32, f16, bf16 or int8.")] = "f16"
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(help="Dtype of the KV cache: f32, f16, bf16 or int8. [default: f16; of engine perplexity f32]"),
+    ] = None
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = 16
     max_batch_tokens: Annotated[int, typer.Option(help="Most tokens that one step computes.")] = 512
     max_context: Annotated[
@@ -48,12 +51,12 @@ class EngineOptions:
         typer.Option(metavar="OP", help="Run this op on the reference, to find a faulty kernel; may be repeated."),
     ] = None
 
-    def settings(self) -> dict[str, Any]:
-        """The same as keywords of ``LLM``."""
+    def settings(self, kv_dtype: str = "f16") -> dict[str, Any]:
+        """The same as keywords of ``LLM``; ``kv_dtype`` where none is given."""
         return {
             "backend": self.backend,
             "threads": self.threads,
-            "kv_cache_dtype": self.kv_dtype,
+            "kv_cache_dtype": self.kv_dtype or kv_dtype,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_batch_tokens,
             "max_model_len": self.max_context,

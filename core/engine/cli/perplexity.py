@@ -60,7 +60,7 @@ def perplexity(
     step = stride or window
     if step > window:
         raise UsageError(f"--stride is {step}; it must be at most the window's {window} tokens, or some are left out.")
-    settings = {**engine.settings(), "max_model_len": window}
+    settings = {**engine.settings(kv_dtype="f32"), "max_model_len": window}
     report = _measure(model, text, window, step, settings) if kl is None else None
     report = report or _compare(model, kl, text, window, step, settings)
     report |= {"context": window, "stride": step}
