@@ -538,6 +538,19 @@ def test_many_requests_longer_than_their_windows(windows: tuple[int | None, ...]
     assert bool(engine.scheduler.stats().preemptions) == (windows != (1,))
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_beams_in_little_memory_are_swapped(depth: int, contiguous: bool) -> None:
+    """A beam may be swapped out while its row is on the way, and be forked once it has come."""
+    config = SchedulerConfig(max_batch_tokens=16, max_sequences=8, max_model_len=48)
+    engine = Engine(config, ((2, 27),), depth, contiguous=contiguous, host=1000)
+    for i in range(12):
+        kind = ("beams", "plain", "synchronous")[i % 3]
+        engine.add([1 + j % 4 for j in range(4 + 3 * (i % 5))], 6 + i, priority=i % 2, kind=kind)
+    engine.drain()
+    assert engine.seen["swaps"] and engine.seen["forked beams"] and not engine.ended
+
+
 def test_what_was_saved_before_a_fault_comes_back_after_it() -> None:
     engine = Engine(SchedulerConfig(64, 4, 64), ((4, 9),), host=1000)
     for prompt in ([1] * 12, [2] * 12):

@@ -147,7 +147,7 @@ class Scheduler:
             else:
                 child = parent.fork(first_id, token)
                 first_id += 1
-                self.allocator.open(child.seq_id, child.num_prompt + child.max_tokens, child.salt)
+                self.allocator.open(child.seq_id, child.num_prompt + child.max_tokens, child.salt, child.num_prompt)
                 self.sequences[child.seq_id] = child
                 self._requests[request_id].append(child)
                 parent.unforked.append(child)
@@ -353,10 +353,10 @@ class Scheduler:
             if sequence.steps_in_flight or self.swapper.is_under_way(sequence.seq_id):
                 return  # preempted, and a token of it is still to come, or its blocks are on their way to the host
             goal = sequence.goal
+            swapped = self.swapper.hit(sequence)
             # A token whose row is wanted is computed, whatever is cached of it.
-            known = min(goal, sequence.first_row + 1)
-            swapped = self.swapper.hit(sequence.seq_id)
-            hit = swapped or self.allocator.match(sequence.seq_id, sequence.token_ids, known)
+            limit = min(goal, sequence.first_row + 1)
+            hit = swapped or self.allocator.match(sequence.seq_id, sequence.token_ids, limit)
             # Room for all its tokens, not just the first chunk, or it would soon be preempted amid its prompt.
             rest = goal - hit.num_tokens
             if not self.allocator.can_fit(sequence.seq_id, rest, hit):

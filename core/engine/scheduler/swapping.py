@@ -38,8 +38,7 @@ class Swapper:
     def take_out(self, sequence: Sequence, tables: tuple[BlockTable, ...]) -> None:
         """Swaps out a sequence that is being preempted, if there is room on the host and a use for it."""
         seq_id, computed = sequence.seq_id, sequence.num_computed
-        # One that is held or still to be forked may have nothing left to compute, and so nothing to come back for.
-        if self.pool is None or sequence.exhausted or sequence.held or sequence.unforked:
+        if self.pool is None or sequence.exhausted:
             return
         blocks = self._live(tables, computed)
         if self.pool.take(seq_id, [len(table) for table in blocks]):
@@ -51,12 +50,17 @@ class Swapper:
         """Whether a step that saves the sequence's blocks is in flight."""
         return seq_id in self._tokens and seq_id not in self._ready and seq_id not in self._leaving
 
-    def hit(self, seq_id: int) -> PrefixHit | None:
+    def hit(self, sequence: Sequence) -> PrefixHit | None:
         """What the sequence would get back, or None where it must be computed again."""
-        if seq_id in self._leaving:  # no step came between, and its blocks are not saved
-            self.drop((seq_id,))
-        tokens = self._tokens.get(seq_id)
-        return None if tokens is None else PrefixHit(tokens, ((),) * len(self._groups))
+        tokens = self._tokens.get(sequence.seq_id)
+        if tokens is None:
+            return None
+        # Before a fork there may be nothing left to compute, and a sequence runs to compute something. One that leaves is
+        # not saved: no step came between.
+        if tokens >= sequence.goal or sequence.seq_id in self._leaving:
+            self.drop((sequence.seq_id,))
+            return None
+        return PrefixHit(tokens, ((),) * len(self._groups))
 
     def take_in(self, seq_id: int, tables: tuple[BlockTable, ...]) -> Swap:
         """The sequence runs again, in these tables. The host's room is free for the steps after the one that is built."""
