@@ -253,7 +253,7 @@ def test_a_token_takes_one_latent_and_one_rotary_key_a_layer(dtype, size, saved,
     assert [group.kind for group in loaded.program.groups] == ["latent"]
     width = HEADS["kv_lora_rank"] + HEADS["qk_rope_head_dim"]
     scales = 4 if dtype == "int8" else 0
-    assert loaded.memory.bytes_a_token == EXPERTS["num_hidden_layers"] * (width * size + scales)
+    assert loaded.memory.groups[0].bytes_a_token == EXPERTS["num_hidden_layers"] * (width * size + scales)
 
 
 # -- what files of other ages and precisions have ------------------------------------------------------------------------
