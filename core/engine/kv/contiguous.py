@@ -112,7 +112,7 @@ class ContiguousAllocator:
                 raise AdmissionError(
                     f"prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.spec.block_size} "
                     f"in cache group {group.spec.name!r}; its pool has {usable} "
-                    f"({usable * group.spec.block_size} tokens) and the null block"
+                    f"({usable * group.spec.block_size} tokens) and the null block."
                 )
         self._sequences[seq_id] = _Allocation(limit, prompt, [(0, 0)] * len(self._groups))
 

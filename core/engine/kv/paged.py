@@ -82,7 +82,7 @@ class PagedAllocator:
                 raise AdmissionError(
                     f"prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.block_size} in "
                     f"cache group {spec.name!r}; its pool has {usable} ({usable * group.block_size} tokens) and "
-                    "the null block"
+                    "the null block."
                 )
         chains = {s: HashChain(s, salt) for s in {group.block_size for group in self._groups}}
         self._sequences[seq_id] = _Allocation(chains, [[] for _ in self._groups], [0] * len(self._groups))
