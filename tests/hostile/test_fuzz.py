@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import resource
 import threading
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ import tiny_models
 from good_models import GGUF, Folder, good_folder, good_gguf
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from memory_limit import limited_memory
 
 from engine import LLM, SamplingParams
 from engine.errors import EngineError
@@ -186,12 +186,9 @@ def fuzz(
 
 @pytest.fixture
 def bounded_memory():
-    """Address space for the process as it is and EXTRA_MEMORY, so that a file cannot take all."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + EXTRA_MEMORY, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
+    """So that a file cannot take all."""
+    with limited_memory(EXTRA_MEMORY):
+        yield
 
 
 ALL = (Phase.generate, Phase.shrink)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiny_models
+from memory_limit import limited_memory
 
 from engine import LLM, SamplingParams
 from engine.errors import ConfigError, KVCacheError
@@ -189,3 +190,9 @@ def test_contiguity_is_a_feature_that_attention_is_told(llama, backend):
         calls = [placed.call for placed in llm.loaded.placement.calls if placed.call.op == "attention"]
         assert calls and all(call.attrs["contiguous"] for call in calls)
         assert not llm.loaded.placement.fallbacks()
+
+
+def test_no_room_for_the_cache_is_told(tmp_path, cpu):
+    tiny_models.write_llama(tmp_path, np.random.default_rng(), max_position_embeddings=1 << 24)
+    with limited_memory(512 << 20), pytest.raises(ConfigError, match=r"There is no room for \d.* GB of KV cache"):
+        LLM(tmp_path, backend=cpu, threads=1)

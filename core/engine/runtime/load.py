@@ -41,8 +41,15 @@ class Loaded:
     notices: tuple[str, ...]
 
     def session(self) -> Session:
-        """A new session of the plan; states start empty."""
-        return self.device.session(self.plan)
+        """A new session of the plan; states start empty. ConfigError where the device has no room for it."""
+        try:
+            return self.device.session(self.plan)
+        except MemoryError as error:
+            needed = (self.memory.kv + self.memory.history) / 1e9
+            raise ConfigError(
+                f"There is no room for {needed:.1f} GB of KV cache and history; lower max_model_len (--max-context) or"
+                " max_num_seqs."
+            ) from error
 
 
 def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
