@@ -318,6 +318,10 @@ _folder("tokenizer ids beyond the embeddings", lambda f: f.files["tokenizer.json
 _folder("tokenizer merges unknown", lambda f: f.files["tokenizer.json"]["model"].update(merges=[["qqqq", "zzzz"]]))
 _folder("tokenizer merges numbers", lambda f: f.files["tokenizer.json"]["model"].update(merges=[1, 2]))
 _folder("tokenizer decoder unknown", lambda f: f.files["tokenizer.json"].update(decoder={"type": "Abacus"}))
+_folder(
+    "tokenizer template of unknown tokens",
+    lambda f: f.files["tokenizer.json"]["post_processor"].update(special_tokens={}),
+)
 _folder("tokenizer pattern no regex", lambda f: f.files["tokenizer.json"].update(
     pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
 ))  # fmt: skip

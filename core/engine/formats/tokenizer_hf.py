@@ -127,6 +127,7 @@ def _missing_bytes(pipeline: tokenizers.Tokenizer) -> frozenset[int]:
 
 def _surroundings(pipeline: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the pipeline's post-processor puts before and after a text, seen on one."""
+    _check_template(pipeline)
     with native_errors("tokenizing"):
         plain = pipeline.encode("a", add_special_tokens=False).ids
         whole = pipeline.encode("a", add_special_tokens=True).ids
@@ -134,6 +135,22 @@ def _surroundings(pipeline: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tupl
         if whole[start : start + len(plain)] == plain:
             return tuple(whole[:start]), tuple(whole[start + len(plain) :])
     raise TokenizerError("the post-processor of tokenizer.json changes the text's tokens, which is not supported.")
+
+
+def _check_template(pipeline: tokenizers.Tokenizer) -> None:
+    """A template names special tokens, and says beside it what they are: the native library panics, aloud, where one is
+    missing."""
+    if pipeline.post_processor is None:
+        return
+    state = json.loads(pipeline.post_processor.__getstate__())
+    for part in state.get("processors", [state]):
+        pieces = [*part.get("single", ()), *part.get("pair", ())] if part["type"] == "TemplateProcessing" else []
+        for piece in pieces:
+            name = piece.get("SpecialToken", {}).get("id")
+            if name is not None and name not in part["special_tokens"]:
+                raise TokenizerError(
+                    f"the post-processor of tokenizer.json names the token {name!r} and does not describe it."
+                )
 
 
 def _overridden(settings: Mapping[str, Any], name: str, found: tuple[int, ...], token: int | None) -> tuple[int, ...]:

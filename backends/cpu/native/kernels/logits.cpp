@@ -239,7 +239,9 @@ class ProcessLogits final : public Kernel {
       });
       best.finish();
       int64_t kept = best.size();
-      if (by_p) kept = reach_mass(best.keys(), kept, most, top_p * (by_k ? mass(best.keys(), kept, most, key_value) : all), key_value);
+      const auto logit = [](uint64_t key) { return key_value(key); };  // a pointer to it might not be inlined
+      const double whole = by_p && by_k ? mass(best.keys(), kept, most, logit) : all;
+      if (by_p) kept = reach_mass(best.keys(), kept, most, top_p * whole, logit);
       keep(values, best.keys(), kept);
     }
     if (min_p > 0) drop_below(values, most, min_p);
