@@ -14,6 +14,7 @@ def chosen(isa: str, forced: str = "") -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not emulator.ISAS, reason="these variants run by themselves here")
 def test_neon_variants_are_chosen_by_the_processor() -> None:
     assert chosen("neon") == "neon: neon"
