@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ABSENT = -1
 UNBOUNDED = 1 << 30
-NATIVE_DTYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "q8g32": "u8"}
+NATIVE_DTYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "q8g32": "u8", "bf16": "u16"}
 DIM_NAMES = tuple(f.name for f in fields(Dims))
 
 
@@ -36,6 +36,8 @@ class Lowering:
     states: Mapping[str, Any]
     ids: Mapping[int, int]
     threads: int
+    read: frozenset[int] = frozenset()
+    """Ids of the values that a call or anything outside the segment reads."""
 
     def inputs(self, *names: str) -> list[int]:
         """Native ids of inputs; ABSENT where the call has none of that name."""
@@ -59,8 +61,10 @@ class Lowering:
         states: Sequence[str] = (),
         **numbers: float,
     ) -> None:
-        """Append a kernel whose outputs are the call's."""
+        """Append a kernel whose outputs are the call's; a plain output that nobody reads beside its packed form is absent."""
         outputs = [self.ids[value.id] for value in self.bound.call.outputs]
+        if self.bound.call.attrs.get("packed") and self.bound.call.outputs[-2].id not in self.read:
+            outputs[-2] = ABSENT
         arrays = [self.states[self.bound.call.states[name]] for name in states]
         self.native.add(kernel, list(inputs), outputs, list(weights), arrays, {k: float(v) for k, v in numbers.items()})
 
@@ -70,9 +74,11 @@ def compile_segment(device: CpuDevice, segment: Segment, limits: Limits, states:
     maxima = _maxima(limits)
     native = _native.Segment(device.pool, maxima, limits.max_context, device.isa)
     ids = _declare(native, segment)
+    used = (*segment.outputs, *(value for bound in segment.calls for value in bound.call.inputs.values()))
+    read = frozenset(value.id for value in used)
     for bound in segment.calls:
         provider: Any = bound.provider
-        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size))
+        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size, read))
     native.finish([ids[v.id] for v in segment.inputs], [ids[v.id] for v in segment.outputs])
     return _Step(native, segment)
 

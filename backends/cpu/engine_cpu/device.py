@@ -37,6 +37,7 @@ class CpuDevice:
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         self.isa: str = isa or _native.isa()
         self.pool = _native.Pool(threads or _cores())
+        self.packing = _native.PackQueue(self.pool.size)
         self._providers = make_providers(self)
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
@@ -69,6 +70,7 @@ class CpuDevice:
         )
 
     def session(self, plan: Plan) -> Session:
+        _native.trim_heap()  # building a tokenizer frees some 15 MB that the C library would keep
         return StepSession(self, plan)
 
     def providers(self) -> Mapping[str, Sequence[Provider]]:

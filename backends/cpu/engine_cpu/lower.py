@@ -74,6 +74,17 @@ def kv_write(low: Lowering) -> None:
     low.emit("kv_write", inputs, states=_kv_states(low), kv_dtype=KV_DTYPE_NUMBERS[_kv_dtype(low)], **numbers)
 
 
+def rope_kv_write(low: Lowering) -> None:
+    call = low.bound.call
+    names = ("heads", "kv_heads", "head_dim", "interleaved", "scale", "eps", "weight_offset")
+    numbers = {name: call.attr(name) for name in names} | {"block_size": _block_size(low)}
+    numbers["rotary_dim"] = call.attr("rotary_dim") or call.attr("head_dim")
+    numbers["kv_dtype"] = KV_DTYPE_NUMBERS[_kv_dtype(low)]
+    inputs = low.inputs("q", "new_k", "new_v", "positions", "kv_slots")
+    weights = [_weight(low, name) for name in ("inv_freq", "q_norm", "k_norm") if name in call.weights]
+    low.emit("rope_kv_write", inputs, weights, states=_kv_states(low), **numbers)
+
+
 def attention(low: Lowering) -> None:
     names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap", "v_head_dim")
     numbers = {name: low.bound.call.attr(name) for name in names}
@@ -90,7 +101,8 @@ def embed(low: Lowering) -> None:
 def quantize(low: Lowering) -> None:
     choices = _choices(low, "x")
     numbers = {"width": _width(low, "x"), "choices": choices, "scale": low.bound.call.attr("scale")}
-    low.emit("quantize", low.inputs("x"), rows_dim=_rows_dim(low, "x"), **numbers)
+    kernel = "quantize_bf16" if low.bound.call.attr("layout") == "bf16" else "quantize"
+    low.emit(kernel, low.inputs("x"), rows_dim=_rows_dim(low, "x"), **numbers)
 
 
 def gather_columns(low: Lowering) -> None:
@@ -103,14 +115,17 @@ def _activation(low: Lowering) -> list[int]:
     return [x, ABSENT] if low.bound.call.inputs["x"].dtype == "q8g32" else [ABSENT, x]
 
 
-def linear(low: Lowering) -> None:
-    """One weight or several on one input, each with its bias where it has one; a residual is added to the result."""
+def _matrices(low: Lowering) -> tuple[list[Any], int]:
+    """The weights of a linear or of several on one input, then the biases of those that have one; and 2^i for each of these."""
     names = sorted((n for n in low.bound.weights if n.startswith("weight")), key=_member)
-    biased = [n for n, name in enumerate(names) if name.replace("weight", "bias") in low.bound.weights]
-    vectors = [_weight(low, names[n].replace("weight", "bias")) for n in biased]
-    inputs = [*_activation(low), *low.inputs("residual")]
-    matrices = [_weight(low, name) for name in names]
-    low.emit("linear", inputs, [*matrices, *vectors], rows_dim=_rows_dim(low, "x"), bias=sum(1 << n for n in biased))
+    biases = [name.replace("weight", "bias") for name in names]
+    biased = [n for n, name in enumerate(biases) if name in low.bound.weights]
+    return [_weight(low, n) for n in (*names, *(biases[n] for n in biased))], sum(1 << n for n in biased)
+
+
+def linear(low: Lowering) -> None:
+    weights, biased = _matrices(low)
+    low.emit("linear", [*_activation(low), *low.inputs("residual")], weights, rows_dim=_rows_dim(low, "x"), bias=biased)
 
 
 def _member(name: str) -> int:
@@ -146,9 +161,9 @@ def rope(low: Lowering) -> None:
 
 def gated_act(low: Lowering) -> None:
     kind = ACTIVATION_NUMBERS[low.bound.call.attr("kind")]
-    width = _width(low, "gate") * _choices(low, "gate")
     numbers = {name: low.bound.call.attr(name) for name in ("alpha", "limit")}
-    low.emit("gated_act", low.inputs("gate", "up"), kind=kind, width=width, rows_dim=_rows_dim(low, "gate"), **numbers)
+    numbers |= {"width": _width(low, "gate"), "choices": _choices(low, "gate")}
+    low.emit("gated_act", low.inputs("gate", "up"), kind=kind, rows_dim=_rows_dim(low, "gate"), **numbers)
 
 
 def scale_softcap(low: Lowering) -> None:
@@ -184,11 +199,10 @@ def moe_route(low: Lowering) -> None:
 
 
 def moe_linear(low: Lowering) -> None:
+    weights, biased = _matrices(low)
     choices = int(low.bound.call.inputs["ids"].shape[1])
     inputs = [*_activation(low), *low.inputs("ids")]
-    weights = [_weight(low, name) for name in ("weight", "bias") if name in low.bound.weights]
-    numbers = {"k": choices, "per_choice": low.bound.call.attr("per_choice"), "bias": "bias" in low.bound.weights}
-    low.emit("moe_linear", inputs, weights, **numbers)
+    low.emit("moe_linear", inputs, weights, k=choices, per_choice=low.bound.call.attr("per_choice"), bias=biased)
 
 
 def moe_combine(low: Lowering) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .device import CpuDevice
 
 PACKED_ACTIVATION = "q8g32"
+PACKED_ACTIVATIONS = frozenset({PACKED_ACTIVATION, "bf16"})
+GROUP = 32
 ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"})
 NO_LAYOUT: frozenset[str] = frozenset()
 KV_LAYOUTS = frozenset({CPU_LANES.name})
@@ -41,13 +43,15 @@ class CpuProvider:
         return None if self.check is None else self.check(call)
 
     def wants(self, call: Call) -> Mapping[str, str]:
-        quantized = self.op in ("linear", "linear_group", "moe_linear") and weights.takes_packed_activation(call)
-        return {"x": PACKED_ACTIVATION} if quantized else {}
+        if self.op not in ("linear", "linear_group", "moe_linear", "moe_linear_group"):
+            return {}
+        packed = weights.activations(call) & PACKED_ACTIVATIONS
+        return {"x": packed.pop()} if packed else {}
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
-        # moe_linear's matrices are [experts, N, K], and what has two axes is its biases.
-        plain = len(ref.shape) <= ("moe_linear" in uses) + 1
-        return weights.pack_plain(ref, progress) if plain else weights.pack(ref, self.device.pool.size, progress)
+        # The matrices of experts are [experts, N, K], and what has two axes is their biases.
+        plain = len(ref.shape) <= any(use.startswith("moe_linear") for use in uses) + 1
+        return weights.pack_plain(ref, progress) if plain else weights.pack(ref, self.device.packing, progress)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
         """The call as a segment of its own, made when the states are first seen."""
@@ -68,13 +72,20 @@ def _no_kernel(formats: Collection[str]) -> str:
     return f"the CPU has no kernel for {min(formats)} weights, and the reference widens them to f32; it has them for {known}."
 
 
-def _linear_check(call: Call) -> str | None:
-    formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
-    unknown = formats - weights.FORMATS
+def _matrix_check(call: Call) -> str | None:
+    unknown = {ref.format for name, ref in call.weights.items() if name.startswith("weight")} - weights.FORMATS
     if unknown:
         return _no_kernel(unknown)
-    if len({weights.is_quantized(f) for f in formats}) > 1:
-        return "one input cannot be quantized for some weights of a group and not for others."
+    if len(weights.activations(call)) > 1:
+        return "one input cannot be packed in different ways for the weights of a group."
+    return None
+
+
+def _linear_check(call: Call) -> str | None:
+    reason = _matrix_check(call)
+    if reason is not None:
+        return reason
+    formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
     if call.attr("quantized_activation") == "forbidden" and any(map(weights.is_quantized, formats)):
         return "8-bit activations are forbidden here, and the CPU's quantized kernels need them."
     if call.attr("quantized_activation") == "required" and not all(map(weights.is_quantized, formats)):
@@ -82,19 +93,28 @@ def _linear_check(call: Call) -> str | None:
     return None
 
 
-def _stack_check(call: Call) -> str | None:
-    unknown = {call.weights["weight"].format} - weights.FORMATS
-    return _no_kernel(unknown) if unknown else None
-
-
 def _embed_check(call: Call) -> str | None:
     found = call.weights["weight"].format
     return None if found in weights.FORMATS else _no_kernel({found})
 
 
+def _packed_check(call: Call) -> str | None:
+    """Of a call that packs its result: the layout, and whole rows of whole groups."""
+    if call.attr("packed") not in ("", PACKED_ACTIVATION):
+        return f"the CPU packs activations as {PACKED_ACTIVATION} and not as {call.attr('packed')}."
+    if call.attr("packed") and (call.attr("head_dim") or int(call.outputs[0].shape[-1]) % GROUP):
+        return f"the CPU packs whole rows of a multiple of {GROUP} values."
+    return None
+
+
+def _quantize_check(call: Call) -> str | None:
+    layout = call.attr("layout")
+    return None if layout in PACKED_ACTIVATIONS else f"the CPU does not know the packed activation {layout}."
+
+
 def _activation_check(call: Call) -> str | None:
     kind = call.attr("kind")
-    return None if kind in ACTIVATIONS else f"the CPU does not know the activation {kind}."
+    return _packed_check(call) if kind in ACTIVATIONS else f"the CPU does not know the activation {kind}."
 
 
 def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
@@ -111,24 +131,31 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("step_expand", lower.step_expand)
     one("kv_copy", lower.kv_copy, kv=True)
     one("kv_write", lower.kv_write, "k_scale v_scale latent", kv=True)
+    one(
+        "rope_kv_write",
+        lower.rope_kv_write,
+        "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
+        kv=True,
+    )
     one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True)
     one("embed", lower.embed, "scale", _embed_check)
-    one("quantize", lower.quantize, "scale")
+    one("quantize", lower.quantize, "scale", _quantize_check)
     one("gather_columns", lower.gather_columns)
     one("linear", lower.linear, "residual bias quantized_activation input_scale", _linear_check)
     one("linear_group", lower.linear, "bias quantized_activation input_scale", _linear_check)
-    one("head_linear", lower.head_linear, check=_stack_check)
+    one("head_linear", lower.head_linear, check=_matrix_check)
     one("concat_heads", lower.concat_heads)
-    one("rms_norm", lower.rms_norm, "head_dim weight_offset")
-    one("layer_norm", lower.layer_norm, "bias head_dim")
-    one("add_rms_norm", lower.add_rms_norm, "weight_offset")
+    one("rms_norm", lower.rms_norm, "head_dim weight_offset packed", _packed_check)
+    one("layer_norm", lower.layer_norm, "bias head_dim packed", _packed_check)
+    one("add_rms_norm", lower.add_rms_norm, "weight_offset packed", _packed_check)
     one("rope", lower.rope, "rotary_dim interleaved scale")
-    one("gated_act", lower.gated_act, "up kind alpha limit", _activation_check)
+    one("gated_act", lower.gated_act, "up kind alpha limit packed", _activation_check)
     one("add", lower.add)
     one("scale_softcap", lower.scale_softcap, "scale softcap")
     one("gather_rows", lower.gather_rows)
     one("moe_route", lower.moe_route, "score renormalize scale correction_bias groups groups_kept group_best")
-    one("moe_linear", lower.moe_linear, "bias per_choice", _stack_check)
+    one("moe_linear", lower.moe_linear, "bias per_choice", _matrix_check)
+    one("moe_linear_group", lower.moe_linear, "bias per_choice", _matrix_check)
     one("moe_combine", lower.moe_combine)
     one("process_logits", lower.process_logits, "typical_p no_repeat_ngram_size candidates")
     one("sample", lower.sample, "candidates targets")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,27 @@ from engine.backend.v1 import Array, Call, Packed, WeightRef
 from . import _native
 
 DENSE = frozenset({"F32", "F16", "BF16", "FP8", "NF4", "FP4"})
-"""Formats whose kernels read f32 activations; those of the others read activations of 8 bits."""
+"""Formats whose kernels read f32 activations, or bf16 ones; those of the others read activations of 8 bits."""
 QUANTIZED = frozenset(
     {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
     | {"W4Z", "W8S", "W8M"}
 )
 FORMATS = DENSE | QUANTIZED
 RANGE = 4096
-"""Columns packed at a time: whole strips, so that threads never touch one strip together."""
+"""Columns read at a time, whole strips: as many bytes as a weight that is no view of its file takes twice."""
 
 
 def is_quantized(name: str) -> bool:
     return name in QUANTIZED
 
 
-def takes_packed_activation(call: Call) -> bool:
-    return any(is_quantized(ref.format) for name, ref in call.weights.items() if name.startswith("weight"))
+def activation(format_: str) -> str:
+    """What the kernels of a format read as x: the dtype f32, or a layout of quantize."""
+    return "q8g32" if is_quantized(format_) else "bf16" if format_ == "BF16" else "f32"
+
+
+def activations(call: Call) -> set[str]:
+    return {activation(ref.format) for name, ref in call.weights.items() if name.startswith("weight")}
 
 
 def pack_plain(ref: WeightRef, progress: Callable[[int], None]) -> Packed:
@@ -38,24 +42,28 @@ def pack_plain(ref: WeightRef, progress: Callable[[int], None]) -> Packed:
     return Packed(_native.plain(dense), dense.nbytes, lambda: dense)
 
 
-def pack(ref: WeightRef, threads: int, progress: Callable[[int], None]) -> Packed:
-    """A matrix [N, K] or [experts, N, K] becomes the panels of its format's family, packed by ``threads`` threads in ranges
-    of columns."""
+def pack(ref: WeightRef, queue: _native.PackQueue, progress: Callable[[int], None]) -> Packed:
+    """A matrix [N, K] or [experts, N, K] becomes the panels of its format's family, packed by the threads of ``queue`` after
+    the return."""
     *lead, columns, depth = ref.shape
     count = lead[0] if lead else 1
     weight = _native.alloc(ref.format, columns, depth, count)
+    read = last = 0
+    for index in range(count):
+        for first in range(0, columns, RANGE):
+            rows = ref.rows(index * columns + first, index * columns + min(first + RANGE, columns))
+            last = queue.add(weight, rows, first, index)
+            read += rows.nbytes
 
-    def pack_range(place: tuple[int, int]) -> int:
-        index, first = place
-        rows = ref.rows(index * columns + first, index * columns + min(first + RANGE, columns))
-        _native.pack_into(weight, rows, first, index)
-        return rows.nbytes
+    def ready() -> None:
+        queue.wait(last)
+        progress(read)
 
-    places = [(index, first) for index in range(count) for first in range(0, columns, RANGE)]
-    with ThreadPoolExecutor(threads) as pool:
-        for done in pool.map(pack_range, places):
-            progress(done)
-    return Packed(weight, weight.nbytes, lambda: _unpack(weight, ref.shape))
+    def unpack() -> Array:
+        queue.wait(last)
+        return _unpack(weight, ref.shape)
+
+    return Packed(weight, weight.nbytes, unpack, ready)
 
 
 def _unpack(weight: Any, shape: tuple[int, ...]) -> Array:

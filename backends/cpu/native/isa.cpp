@@ -5,6 +5,10 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 extern "C" {
@@ -33,6 +37,21 @@ struct Variant {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
+
+#if defined(__linux__)
+// The tile registers' state is large, and Linux gives it to a process that has asked for it.
+[[maybe_unused]] bool has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;  // CPUID 7, edx
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;                // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  constexpr unsigned kStates = 3u << 17;                                    // the configuration and the data, in XCR0
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kAll = kBf16 | kTile | kInt8;
+  unsigned low = 0, high = 0;
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (d & kAll) == kAll && (low & kStates) == kStates && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 #elif defined(__aarch64__)
 // Every 64-bit Arm has NEON, and every Mac's the dot product.
 [[maybe_unused]] bool has_neon_dot() {

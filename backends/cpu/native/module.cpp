@@ -8,6 +8,10 @@
 
 #include <cstring>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include "isa.h"
 #include "linear/pack/bindings.h"
 #include "packed_weight.h"
@@ -102,6 +106,12 @@ std::shared_ptr<PackedWeight> plain(nb::ndarray<const float, nb::c_contig, nb::d
   return weight;
 }
 
+void trim_heap() {
+#ifdef __GLIBC__
+  malloc_trim(0);  // other C libraries do it by themselves
+#endif
+}
+
 std::vector<std::string> names_of(const std::string& isa) {
   std::vector<std::string> names;
   for (const auto& entry : isa_table(isa.empty() ? default_isa() : isa).kernels) names.push_back(entry.first);
@@ -124,6 +134,7 @@ NB_MODULE(_native, m) {
   m.def("isa_list", &isa_list, "Instruction-set variants that this machine can run, best first.");
   m.def("isa", &default_isa,
         "The variant used where none is named: ENGINE_CPU_ISA, else the best. ValueError if it cannot run.");
+  m.def("trim_heap", &trim_heap, "Gives memory that has been freed back to the system.");
   m.def("kernels", &names_of, nb::arg("isa") = "", "Names of the kernels of a variant.");
 
   nb::class_<PackedWeight>(m, "PackedWeight", "A weight in a kernel family's packed layout.")

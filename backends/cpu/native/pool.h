@@ -12,7 +12,7 @@
 
 namespace engine_cpu {
 
-// Waits for a counter to leave a value: spins for a bounded time, then sleeps.
+// Waits for a counter to leave a value: spins, then yields, each for a bounded time, then sleeps.
 class Gate {
  public:
   uint32_t value() const { return value_.load(std::memory_order_acquire); }
@@ -41,8 +41,20 @@ class Pool {
   using Job = void (*)(void* context, Pool& pool, const Team& team);
   void run(Job job, void* context);
 
-  // Inside a job: all threads meet here, and Team::next starts from 0 again.
-  void barrier();
+  // Inside a job: all threads meet here, and Team::next starts from 0 again. The last to come calls `alone` while the
+  // others wait.
+  template <class F>
+  void barrier(F&& alone) {
+    const uint32_t seen = meet_.value();
+    if (size_ > 1 && arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return meet_.wait(seen, spin_);
+    arrived_.store(0, std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    alone();
+    if (size_ > 1) meet_.open();
+  }
+  void barrier() {
+    barrier([] {});
+  }
 
  private:
   void work(int index);

@@ -188,31 +188,61 @@ void Segment::run(const std::vector<int32_t>& dims, const std::vector<Binding>& 
   frame_.dims = dims_of(dims);
   bind(inputs_, inputs, "inputs");
   bind(outputs_, outputs, "outputs");
+  for (Node& node : nodes_) node.serial = node.kernel->serial(frame_.dims);
   pool_->run(&Segment::job, this);
 }
 
 void Segment::job(void* self, Pool& pool, const Team& team) { static_cast<Segment*>(self)->work(pool, team); }
 
+// Nodes in order. What is serial in this step runs within the barrier before it, by the last thread to come; at the
+// beginning by the caller, while the others wake.
 void Segment::work(Pool& pool, const Team& team) {
-  using Clock = std::chrono::steady_clock;
-  const bool timed = profiling_ && team.index == 0;
-  for (size_t i = 0; i < nodes_.size(); ++i) {
+  if (team.index == 0) run_serial(0);
+  size_t i = after_serial(0);
+  if (i > 0) pool.barrier();
+  while (i < nodes_.size()) {
     Kernel& kernel = *nodes_[i].kernel;
     if (poison_) {
       if (team.index == 0) poison_outputs(nodes_[i]);
       pool.barrier();
     }
-    const Clock::time_point start = timed ? Clock::now() : Clock::time_point();
+    const Clock::time_point start = now();
     const int phases = kernel.phases();
     for (int phase = 0; phase < phases; ++phase) {
       kernel.run(frame_, team, phase);
-      pool.barrier();
+      if (phase + 1 < phases) pool.barrier();
     }
-    if (timed) {
-      times_[i].calls += 1;
-      times_[i].seconds += std::chrono::duration<double>(Clock::now() - start).count();
-    }
+    pool.barrier([&] {
+      book(i, start);
+      run_serial(i + 1);
+    });
+    i = after_serial(i + 1);
   }
+}
+
+size_t Segment::after_serial(size_t first) const {
+  while (first < nodes_.size() && nodes_[first].serial) ++first;
+  return first;
+}
+
+void Segment::run_serial(size_t first) {
+  const size_t end = after_serial(first);
+  for (size_t i = first; i < end; ++i) {
+    const Clock::time_point start = now();
+    if (poison_) poison_outputs(nodes_[i]);
+    for (int phase = 0; phase < nodes_[i].kernel->phases(); ++phase) {
+      std::atomic<int64_t> next{0};
+      nodes_[i].kernel->run(frame_, Team{0, 1, &next}, phase);
+    }
+    book(i, start);
+  }
+}
+
+// Where times are taken, a node's calls and seconds as seen by the thread that ended it.
+void Segment::book(size_t node, Clock::time_point start) {
+  if (!profiling_) return;
+  times_[node].calls += 1;
+  times_[node].seconds += std::chrono::duration<double>(now() - start).count();
 }
 
 void Segment::poison_outputs(const Node& node) {

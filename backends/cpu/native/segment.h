@@ -1,6 +1,7 @@
 // A segment: kernels bound to values, run in order by the team, one native call a step.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,6 +67,8 @@ class Segment {
   const std::vector<NodeTime>& profile() const { return times_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Value {
     size_t row_bytes = 0;
     Rows rows{"1"};
@@ -78,13 +81,18 @@ class Segment {
     std::string name;
     std::unique_ptr<Kernel> kernel;
     KernelArgs args;
+    bool serial = false;  // in the running step
   };
 
   static void job(void* self, Pool& pool, const Team& team);
   void work(Pool& pool, const Team& team);
+  void run_serial(size_t first);
+  size_t after_serial(size_t first) const;
   void plan();
   void bind(const std::vector<int32_t>& ids, const std::vector<Binding>& bindings, const char* what);
   void poison_outputs(const Node& node);
+  Clock::time_point now() const { return profiling_ ? Clock::now() : Clock::time_point(); }
+  void book(size_t node, Clock::time_point start);
   const Value& used(const std::string& kernel, int32_t id) const;
 
   std::shared_ptr<Pool> pool_;

@@ -26,6 +26,9 @@ using u16x16 = Lanes<uint16_t, 16>;
 using i8x16 = NativeLanes<int8_t, 16>::type;
 using u8x16 = NativeLanes<uint8_t, 16>::type;
 
+using f32x4 = NativeLanes<float, 4>::type;
+using i32x4 = NativeLanes<int32_t, 4>::type;
+
 using f32_part = NativeLanes<float, kPartLanes>::type;
 using i32_part = NativeLanes<int32_t, kPartLanes>::type;
 using u32_part = NativeLanes<uint32_t, kPartLanes>::type;
@@ -202,6 +205,7 @@ ENGINE_INLINE f32_part min(f32_part a, f32_part b) {
   return a < b ? a : b;
 #endif
 }
+ENGINE_INLINE i32_part max(i32_part a, i32_part b) { return a > b ? a : b; }
 ENGINE_CARRY2(max)
 ENGINE_CARRY2(min)
 
@@ -254,20 +258,26 @@ ENGINE_CARRY1(round_i32)
 
 // ---- reductions, always by the same tree ------------------------------------------------------------------------
 
+// Lane i holds what lane i + n held, going round.
+template <int n, int... I>
+ENGINE_INLINE f32_part rotate(f32_part x, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(x, x, ((I + n) % kPartLanes)...);
+}
+
+// Folds the upper half onto the lower until lane 0 has it all.
+template <int width = kPartLanes / 2, class Combine>
+ENGINE_INLINE float fold(f32_part x, Combine combine) {
+  x = combine(x, rotate<width>(x, std::make_integer_sequence<int, kPartLanes>()));
+  if constexpr (width > 1) return fold<width / 2>(x, combine);
+  return x[0];
+}
+
 ENGINE_INLINE float reduce_add(f32_part x) {
-  float lane[kPartLanes];
-  store(lane, x);
-  for (int width = kPartLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-  return lane[0];
+  return fold(x, [](f32_part a, f32_part b) { return a + b; });
 }
 
 ENGINE_INLINE float reduce_max(f32_part x) {
-  float lane[kPartLanes];
-  store(lane, x);
-  for (int width = kPartLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
-  return lane[0];
+  return fold(x, [](f32_part a, f32_part b) { return select(a > b, a, b); });
 }
 
 ENGINE_INLINE int32_t reduce_add(i32_part x) {
@@ -301,6 +311,33 @@ ENGINE_INLINE auto reduce_add(Pair<H> x) {
 template <class H>
 ENGINE_INLINE auto reduce_max(Pair<H> x) {
   return reduce_max(select(x.lo > x.hi, x.lo, x.hi));
+}
+
+// The greatest lane of each of four vectors.
+ENGINE_INLINE i32x4 max_of_each(i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
+#if defined(__AVX512F__)
+  const auto w = bit_cast<__m512i>(a), x = bit_cast<__m512i>(b), y = bit_cast<__m512i>(c), z = bit_cast<__m512i>(d);
+  const __m512i ab = _mm512_max_epi32(_mm512_unpacklo_epi32(w, x), _mm512_unpackhi_epi32(w, x));
+  const __m512i cd = _mm512_max_epi32(_mm512_unpacklo_epi32(y, z), _mm512_unpackhi_epi32(y, z));
+  const __m512i all = _mm512_max_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  return bit_cast<i32x4>(_mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+#elif defined(__AVX2__)
+  const auto w = bit_cast<__m256i>(max(a.lo, a.hi)), x = bit_cast<__m256i>(max(b.lo, b.hi));
+  const auto y = bit_cast<__m256i>(max(c.lo, c.hi)), z = bit_cast<__m256i>(max(d.lo, d.hi));
+  const __m256i ab = _mm256_max_epi32(_mm256_unpacklo_epi32(w, x), _mm256_unpackhi_epi32(w, x));
+  const __m256i cd = _mm256_max_epi32(_mm256_unpacklo_epi32(y, z), _mm256_unpackhi_epi32(y, z));
+  const __m256i all = _mm256_max_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  return bit_cast<i32x4>(_mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+#else
+  return i32x4{reduce_max(a), reduce_max(b), reduce_max(c), reduce_max(d)};
+#endif
+}
+
+// Whether least <= x < end for positive numbers, given by their bits.
+ENGINE_INLINE bool all_within(i32x4 bits, float least, float end) {
+  const i32x4 outside = (bits < bit_cast<int32_t>(least)) | (bits >= bit_cast<int32_t>(end));
+  return (outside[0] | outside[1] | outside[2] | outside[3]) == 0;
 }
 
 // ---- widening: 16 elements of a storage type to f32 -------------------------------------------------------------
@@ -460,6 +497,39 @@ ENGINE_INLINE i8x16 narrow_i8(i32x16 x) {
   return vcombine_s8(vmovn_s16(low), vmovn_s16(high));
 #else
   return convert<i8x16>(x);
+#endif
+}
+
+// 64 whole numbers from -128 to 127 as bytes, and minus the sum of each of the four vectors.
+ENGINE_INLINE void store_i8_sums(int8_t* q, int32_t* nsums, i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
+#if defined(__AVX512VNNI__)
+  const __m512i ab = _mm512_packs_epi32(bit_cast<__m512i>(a), bit_cast<__m512i>(b));
+  const __m512i cd = _mm512_packs_epi32(bit_cast<__m512i>(c), bit_cast<__m512i>(d));
+  const __m512i bytes = _mm512_packs_epi16(ab, cd);  // a quarter of each vector in turn
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  store(q, _mm512_permutexvar_epi32(order, bytes));
+  const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+  const __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  store(nsums, _mm_sub_epi32(_mm_setzero_si128(), four));
+#elif defined(__AVX2__)
+  __m256i words[4], sums[4];
+  const i32x16 x[4] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) {
+    words[i] = _mm256_packs_epi32(bit_cast<__m256i>(x[i].lo), bit_cast<__m256i>(x[i].hi));  // of four, in turn
+    sums[i] = _mm256_madd_epi16(words[i], _mm256_set1_epi16(-1));
+  }
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  for (int i = 0; i < 4; i += 2)
+    store(q + 16 * i, _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words[i], words[i + 1]), order));
+  const __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+  store(nsums, _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+#else
+  const i32x16 x[4] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) {
+    store(q + 16 * i, narrow_i8(x[i]));
+    nsums[i] = -reduce_add(x[i]);
+  }
 #endif
 }
 

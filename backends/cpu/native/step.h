@@ -40,11 +40,13 @@ struct Team {
   int64_t take(int64_t count = 1) const { return next->fetch_add(count, std::memory_order_relaxed); }
 };
 
-// A bound op. `run` is called once a phase by every thread of the team, with a barrier between phases.
+// A bound op. `run` is called once a phase by every thread of the team, with a barrier between phases; or, in a step where
+// it is `serial` (so little work that a barrier would cost more), by one thread that is a team by itself.
 class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual int phases() const { return 1; }
+  virtual bool serial(const Dims&) const { return false; }
   virtual void run(const Frame& frame, const Team& team, int phase) = 0;
 };
 

@@ -17,6 +17,9 @@ inline Range share(int64_t count, const Team& team, int64_t grain = 1) {
   return {begin < count ? begin : count, end < count ? end : count};
 }
 
+// So few elements are done by one thread in less time than a team takes to share them out and meet again.
+inline bool little(int64_t elements) { return elements <= 4096; }
+
 // Which count a kernel's rows follow: the number "rows_dim" is the dim's place in Dims, 0 (T, the default) or 2 (R).
 class RowsDim {
  public:

@@ -43,10 +43,12 @@ ENGINE_INLINE void assign(Partial target, Partial source, int64_t width) {
 
 // One thread's working memory.
 struct Workspace {
-  float* q;            // [kTileRows][q_width], scaled
+  float* q;            // [kBlockTiles][dim][rows of the tile], scaled
   float* weights;      // [kTileRows][kChunk]: scores, then probabilities
   float* chunk;        // [kTileRows] partials of the chunk in hand
-  float* state;        // [kTileRows] partials so far
+  float* state;        // [kBlockTiles * kTileRows] partials so far
+  float* key_panel;    // a chunk's keys in f32, [kChunk / 16][dim][16],
+  float* value_panel;  // and its values, as ValueChunk has them
   uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens, or from rows
   const void** pages;  // [kChunk] values of a chunk's blocks
   const void** ahead;  // [kChunk] what to prefetch beside each
@@ -70,7 +72,6 @@ class Attention final : public Kernel {
         layout_(args),
         heads_(args.integer("heads")),
         group_(heads_ / layout_.heads),
-        q_width_((layout_.dim + 15) / 16 * 16),
         v_dim_(layout_.latent ? args.integer("v_head_dim") : layout_.dim),
         width_((v_dim_ + 15) / 16 * 16),
         scale_(static_cast<float>(args.number("scale"))),
@@ -104,31 +105,38 @@ class Attention final : public Kernel {
   Span span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const;
   int64_t row_index(const Frame& frame, const TileTask& task, int32_t row) const;
   void write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const;
-  void load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const;
+  void load_queries(const Frame& frame, const TileTask& task, float* q) const;
   void merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const;
 
   template <class T>
   void run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T*);
   template <class T>
-  void run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work, T*) const;
-  template <int R, class T>
-  void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
-                 const Workspace& work, float* partials, T*) const;
+  void run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work, T*) const;
   template <class T>
-  void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
-                const Workspace& work, float* partials, T* type) const;
+  void widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
+                   const Workspace& work, T*) const;
+  void add_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
+                 const Workspace& work, float* state) const;
+  template <int R, bool kPanel, class T>
+  void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
+                 const Workspace& work, const float* q, float* partials, T*) const;
+  template <bool kPanel, class T>
+  void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
+                const Workspace& work, const float* q, float* partials, T* type) const;
+  const int32_t* chunk_blocks(const Frame& frame, int32_t sequence, int64_t chunk) const;
   template <class T>
   void find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work, T*) const;
-  template <int R, class T>
-  void all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, T*) const;
+  template <int R, bool kPanel, class T>
+  void all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, const float* q, T*) const;
   template <class T>
   const T* key_tile(const int32_t* blocks, int64_t head, int32_t token, int32_t end, T* assembled) const;
+  const float* token_scale(int state, const int32_t* blocks, int64_t head, int32_t token) const;
   f32x16 token_scales(int state, const int32_t* blocks, int64_t head, int32_t token, int32_t end) const;
   void softmax(const int32_t* blocks, int64_t head, Span span, float* weights, Partial sums) const;
 
   int q_, starts_, offsets_, table_, out_;
   KvLayout layout_;
-  int64_t heads_, group_, q_width_, v_dim_, width_;
+  int64_t heads_, group_, v_dim_, width_;
   float scale_, softcap_;
   int32_t window_, block_shift_ = 0;
   std::shared_ptr<PackedWeight> sinks_;
@@ -139,19 +147,21 @@ class Attention final : public Kernel {
 };
 
 void Attention::reserve(int64_t threads) {
-  const int64_t partials = kTileRows * (width_ + 16);
-  const int64_t floats = kTileRows * q_width_ + kTileRows * kChunk + 2 * partials;
+  const int64_t partials = kTileRows * (width_ + 16), queries = kBlockTiles * kTileRows * layout_.dim;
+  const int64_t scores = kTileRows * kChunk, panels = kChunk * (layout_.dim + width_);
   const int64_t keys = layout_.lanes < 16 ? kVectors<1> * layout_.dim * 16 * 4 : 0;
+  const int64_t floats = queries + scores + (1 + kBlockTiles) * partials + panels;
   const int64_t stride = (floats * 4 + keys + 2 * kChunk * sizeof(void*) + 63) / 64 * 64;
   memory_ = Buffer(threads * stride);
-  std::memset(memory_.data(), 0, memory_.size());
   for (int64_t i = 0; i < threads; ++i) {
     Workspace work;
-    work.q = reinterpret_cast<float*>(memory_.data() + i * stride);
-    work.weights = work.q + kTileRows * q_width_;
-    work.chunk = work.weights + kTileRows * kChunk;
+    work.weights = reinterpret_cast<float*>(memory_.data() + i * stride);
+    work.q = work.weights + scores;
+    work.chunk = work.q + queries;
     work.state = work.chunk + partials;
-    work.pages = reinterpret_cast<const void**>(work.state + partials);
+    work.key_panel = work.state + kBlockTiles * partials;
+    work.value_panel = work.key_panel + kChunk * layout_.dim;
+    work.pages = reinterpret_cast<const void**>(work.value_panel + kChunk * width_);
     work.ahead = work.pages + kChunk;
     work.keys = reinterpret_cast<uint8_t*>(work.ahead + kChunk);
     workspaces_.push_back(work);
@@ -197,16 +207,17 @@ void Attention::write_result(const Frame& frame, const TileTask& task, int32_t r
     scale = exp(splat(*sums.m - m));
     total = total * scale[0] + exp(splat(sink - m))[0];
   }
+  scale /= total;
   for (int64_t d = 0; d < v_dim_; d += 16)
-    store_first(out + d, load(sums.o + d) * scale / total, v_dim_ - d < 16 ? v_dim_ - d : 16);
+    store_first(out + d, load(sums.o + d) * scale, v_dim_ - d < 16 ? v_dim_ - d : 16);
 }
 
-void Attention::load_queries(const Frame& frame, const TileTask& task, const Workspace& work, int32_t padded) const {
-  const float* q = input<float>(frame, q_);
-  for (int32_t r = 0; r < padded; ++r) {
-    const float* source = q + row_index(frame, task, r < task.rows ? r : task.rows - 1) * layout_.dim;
-    for (int64_t d = 0; d < layout_.dim; ++d) work.q[r * q_width_ + d] = source[d] * scale_;
-  }
+// The tile's queries as [dim][R]; rows beyond its own repeat the last.
+void Attention::load_queries(const Frame& frame, const TileTask& tile, float* target) const {
+  const float* rows[16];
+  for (int32_t r = 0; r < 16; ++r)
+    rows[r] = input<float>(frame, q_) + row_index(frame, tile, r < tile.rows ? r : tile.rows - 1) * layout_.dim;
+  transpose_queries(rows, padded_rows(tile.rows), layout_.dim, scale_, target);
 }
 
 template <class T>
@@ -216,44 +227,61 @@ void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionP
   plan.walk([&](const TileTask& task, int64_t first, int64_t tasks, int32_t slot) {
     for (; mine < first + tasks; mine = team.take()) {
       if (slot < 0) {
-        run_tile(frame, plan, task, work, type);
+        run_block(frame, plan, task, work, type);
       } else {
-        load_queries(frame, task, work, kTileRows);
+        load_queries(frame, task, work.q);
         TileTask piece = task;
         piece.first_chunk += static_cast<int32_t>(mine - first);
         piece.chunks = 1;
-        dispatch(frame, plan, piece, piece.first_chunk, work, stored(slot, mine - first), type);
+        dispatch<false>(frame, plan, piece, piece.first_chunk, work, work.q, stored(slot, mine - first), type);
       }
     }
-    return true;
   });
 }
 
-// All chunks of a tile, merged as they come.
+// All chunks of a block's tiles, merged as they come. Several tiles share a chunk's keys and values in f32.
 template <class T>
-void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work,
-                         T* type) const {
-  load_queries(frame, task, work, kTileRows);
-  bool begun[kTileRows] = {};
-  for (int64_t chunk = task.first_chunk; chunk < task.first_chunk + task.chunks; ++chunk) {
-    dispatch(frame, plan, task, chunk, work, work.chunk, type);
-    for (int32_t r = 0; r < task.rows; ++r) {
-      const Span tokens = span(frame, plan, task, r, chunk);
-      if (tokens.begin >= tokens.end) continue;
-      if (begun[r])
-        merge(partial(work.state, r), partial(work.chunk, r), width_);
+void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& block, const Workspace& work,
+                          T* type) const {
+  const int64_t q_stride = kTileRows * layout_.dim, state_stride = kTileRows * (width_ + 16);
+  for (int32_t i = 0; i < block.tiles; ++i) load_queries(frame, plan.tile(block, i), work.q + i * q_stride);
+  for (int64_t chunk = block.first_chunk; chunk < block.first_chunk + block.chunks; ++chunk) {
+    if (block.tiles > 1) widen_chunk(frame, plan, block, chunk, work, type);
+    for (int32_t i = 0; i < block.tiles; ++i) {
+      const TileTask tile = plan.tile(block, i);
+      float* state = work.state + i * state_stride;
+      float* partials = chunk == tile.first_chunk ? state : work.chunk;
+      if (block.tiles > 1)
+        dispatch<true>(frame, plan, tile, chunk, work, work.q + i * q_stride, partials, static_cast<float*>(nullptr));
       else
-        assign(partial(work.state, r), partial(work.chunk, r), width_);
-      begun[r] = true;
+        dispatch<false>(frame, plan, tile, chunk, work, work.q, partials, type);
+      if (partials != state) add_chunk(frame, plan, tile, chunk, work, state);
     }
   }
-  for (int32_t r = 0; r < task.rows; ++r) write_result(frame, task, r, partial(work.state, r));
+  for (int32_t i = 0; i < block.tiles; ++i) {
+    const TileTask tile = plan.tile(block, i);
+    for (int32_t r = 0; r < tile.rows; ++r)
+      write_result(frame, tile, r, partial(work.state + i * state_stride, r));
+  }
+}
+
+// The chunk's partials after those of the chunks before; of a row that sees none of those they are the first.
+void Attention::add_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
+                          const Workspace& work, float* state) const {
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    const Span tokens = span(frame, plan, tile, r, chunk);
+    if (tokens.begin >= tokens.end) continue;
+    if (plan.first_token(position(frame, tile, r)) / kChunk == chunk)
+      assign(partial(state, r), partial(work.chunk, r), width_);
+    else
+      merge(partial(state, r), partial(work.chunk, r), width_);
+  }
 }
 
 // The tiles that were cut: their chunks' partials, merged in order into the first.
 void Attention::merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const {
   plan.walk([&](const TileTask& task, int64_t, int64_t, int32_t slot) {
-    if (slot < 0) return true;
+    if (slot < 0) return;
     for (int32_t r = team.index; r < task.rows; r += team.size) {
       Partial sums{};
       for (int64_t i = 0; i < task.chunks; ++i) {
@@ -267,54 +295,84 @@ void Attention::merge_tiles(const Frame& frame, const Team& team, const Attentio
       }
       write_result(frame, task, r, sums);
     }
-    return true;
   });
 }
 
-template <class T>
-void Attention::dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
-                         const Workspace& work, float* partials, T* type) const {
-  if (task.rows == 1) return run_chunk<1>(frame, plan, task, chunk, work, partials, type);
-  if (task.rows == 2) return run_chunk<2>(frame, plan, task, chunk, work, partials, type);
-  if (task.rows <= 4) return run_chunk<4>(frame, plan, task, chunk, work, partials, type);
-  if (task.rows <= 6) return run_chunk<6>(frame, plan, task, chunk, work, partials, type);
-  if (task.rows <= 8) return run_chunk<8>(frame, plan, task, chunk, work, partials, type);
-  return run_chunk<kTileRows>(frame, plan, task, chunk, work, partials, type);
+template <bool kPanel, class T>
+void Attention::dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
+                         const Workspace& work, const float* q, float* partials, T* type) const {
+  const int32_t rows = padded_rows(tile.rows);
+  if constexpr (!kPanel) {  // the tiles of a larger block have at least six rows
+    if (rows == 1) return run_chunk<1, false>(frame, plan, tile, chunk, work, q, partials, type);
+    if (rows == 2) return run_chunk<2, false>(frame, plan, tile, chunk, work, q, partials, type);
+    if (rows == 4) return run_chunk<4, false>(frame, plan, tile, chunk, work, q, partials, type);
+  }
+  if (rows == 6) return run_chunk<6, kPanel>(frame, plan, tile, chunk, work, q, partials, type);
+  if (rows == 8) return run_chunk<8, kPanel>(frame, plan, tile, chunk, work, q, partials, type);
+  return run_chunk<kTileRows, kPanel>(frame, plan, tile, chunk, work, q, partials, type);
 }
 
-// The partials of the tile's rows over one chunk. R >= task.rows; the rows beyond repeat the last.
-template <int R, class T>
-void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
-                          const Workspace& work, float* partials, T* type) const {
-  const int64_t first_block = chunk * kChunk >> block_shift_;
-  const int32_t* blocks =
-      input<int32_t>(frame, table_) + static_cast<int64_t>(task.sequence) * frame.dims.P + first_block;
+// The partials of the tile's rows over one chunk, from the panels or from where keys and values are stored. R >=
+// tile.rows; the rows beyond repeat the last.
+template <int R, bool kPanel, class T>
+void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
+                          const Workspace& work, const float* q, float* partials, T* type) const {
+  constexpr int N = kPanel ? kVectors<kTileRows> : kVectors<R>;
+  const int32_t* blocks = chunk_blocks(frame, tile.sequence, chunk);
   Span spans[R];
   Span all{kChunk, 0}, shared{0, kChunk};
   for (int32_t r = 0; r < R; ++r) {
-    spans[r] = span(frame, plan, task, r < task.rows ? r : task.rows - 1, chunk);
+    spans[r] = span(frame, plan, tile, r < tile.rows ? r : tile.rows - 1, chunk);
     shared = {spans[r].begin > shared.begin ? spans[r].begin : shared.begin,
               spans[r].end < shared.end ? spans[r].end : shared.end};
     if (spans[r].begin >= spans[r].end) continue;
     all = {spans[r].begin < all.begin ? spans[r].begin : all.begin, spans[r].end > all.end ? spans[r].end : all.end};
   }
   if (all.begin >= all.end) return;
-  all_scores<R>(blocks, task.head, all, work, type);
-  for (int32_t r = 0; r < task.rows; ++r)
+  all_scores<R, kPanel>(blocks, tile.head, all, work, q, type);
+  for (int32_t r = 0; r < tile.rows; ++r)
     if (spans[r].begin < spans[r].end)
-      softmax(blocks, task.head, spans[r], work.weights + r * kChunk, partial(partials, r));
-  const bool more = chunk + 1 < task.first_chunk + task.chunks;
-  find_pages(blocks, task.head, all, more ? position(frame, task, task.rows - 1) + 1 - chunk * kChunk : 0, work, type);
+      softmax(blocks, tile.head, spans[r], work.weights + r * kChunk, partial(partials, r));
+  if constexpr (!kPanel) {
+    const bool more = chunk + 1 < tile.first_chunk + tile.chunks;
+    find_pages(blocks, tile.head, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0, work,
+               type);
+  }
   const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages),
                              reinterpret_cast<const T* const*>(work.ahead),
+                             work.value_panel,
                              block_shift_,
                              layout_.dim,
-                             v_dim_,
+                             kPanel ? width_ : v_dim_,
                              work.weights,
                              spans,
                              all,
                              shared};
-  all_values<R, kVectors<R>>(values, 0, partials, width_ + 16);
+  all_values<R, N, kPanel>(values, 0, partials, width_ + 16);
+}
+
+// The page table from the chunk's first block on.
+const int32_t* Attention::chunk_blocks(const Frame& frame, int32_t sequence, int64_t chunk) const {
+  const int64_t row = static_cast<int64_t>(sequence) * frame.dims.P;
+  return input<int32_t>(frame, table_) + row + (chunk * kChunk >> block_shift_);
+}
+
+// The panels of what any row of a block sees of a chunk.
+template <class T>
+void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
+                            const Workspace& work, T*) const {
+  const int32_t* blocks = chunk_blocks(frame, block.sequence, chunk);
+  const Span first = span(frame, plan, block, 0, chunk), last = span(frame, plan, block, block.rows - 1, chunk);
+  for (int32_t tile = first.begin / 16; tile * 16 < last.end; ++tile) {
+    const T* keys = key_tile(blocks, block.head, tile * 16, last.end, reinterpret_cast<T*>(work.keys));
+    float* target = work.key_panel + tile * 16 * layout_.dim;
+    for (int64_t d = 0; d < layout_.dim; ++d) store(target + 16 * d, load(keys + 16 * d));
+  }
+  for (int32_t t = first.begin; t < last.end; ++t) {
+    const T* page = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[t >> block_shift_], block.head);
+    const T* value = page + (t & (layout_.block - 1)) * layout_.dim;
+    widen_value<kVectors<kTileRows>>(value, v_dim_, width_, t, work.value_panel);
+  }
 }
 
 // The value pages of a chunk's blocks, and beside each the key page one chunk later, if the task goes on to it: `end`
@@ -331,8 +389,9 @@ void Attention::find_pages(const int32_t* blocks, int64_t head, Span all, int64_
   }
 }
 
-template <int R, class T>
-void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, T*) const {
+template <int R, bool kPanel, class T>
+void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, const float* q,
+                           T*) const {
   constexpr int N = kVectors<R>;
   const int32_t first = all.begin / 16, last = (all.end - 1) / 16;
   for (int32_t tile = first / N * N; tile <= last; tile += N) {
@@ -340,11 +399,17 @@ void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const 
     for (int32_t j = 0; j < N; ++j) {
       // Beyond the ends a tile that exists is read again; its scores are not used.
       const int32_t index = tile + j < first ? first : tile + j > last ? last : tile + j;
-      tiles[j] = key_tile(blocks, head, index * 16, all.end, reinterpret_cast<T*>(work.keys) + j * layout_.dim * 16);
-      ahead[j] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[index * 16 >> block_shift_], head) +
-                 (index * 16 & (layout_.block - 1)) * layout_.dim;
+      if constexpr (kPanel) {
+        tiles[j] = work.key_panel + index * 16 * layout_.dim;
+      } else {
+        tiles[j] = key_tile(blocks, head, index * 16, all.end, reinterpret_cast<T*>(work.keys) + j * layout_.dim * 16);
+        ahead[j] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[index * 16 >> block_shift_], head) +
+                   (index * 16 & (layout_.block - 1)) * layout_.dim;
+        if (layout_.dtype == KvDtype::kInt8)
+          for (int state : {2, 3}) __builtin_prefetch(token_scale(state, blocks, head, index * 16));
+      }
     }
-    tile_scores<R, N>(work.q, q_width_, tiles, ahead, layout_.dim, work.weights + tile * 16);
+    tile_scores<R, N, R, !kPanel>(q, tiles, ahead, layout_.dim, work.weights + tile * 16);
   }
 }
 
@@ -369,14 +434,17 @@ const T* Attention::key_tile(const int32_t* blocks, int64_t head, int32_t token,
   return assembled;
 }
 
+// Where a token's scale is stored.
+const float* Attention::token_scale(int state, const int32_t* blocks, int64_t head, int32_t token) const {
+  return reinterpret_cast<const float*>(states_[state]) + layout_.scale(blocks[token >> block_shift_], head) +
+         (token & (layout_.block - 1));
+}
+
 // The scales of the 16 tokens from `token` on, up to `end`.
 f32x16 Attention::token_scales(int state, const int32_t* blocks, int64_t head, int32_t token, int32_t end) const {
-  const float* scales = reinterpret_cast<const float*>(states_[state]);
-  if (layout_.block >= 16)
-    return load(scales + layout_.scale(blocks[token >> block_shift_], head) + (token & (layout_.block - 1)));
+  if (layout_.block >= 16) return load(token_scale(state, blocks, head, token));
   f32x16 result{};
-  for (int32_t i = 0; i < 16 && token + i < end; ++i)
-    result[i] = scales[layout_.scale(blocks[(token + i) >> block_shift_], head) + ((token + i) & (layout_.block - 1))];
+  for (int32_t i = 0; i < 16 && token + i < end; ++i) result[i] = *token_scale(state, blocks, head, token + i);
   return result;
 }
 

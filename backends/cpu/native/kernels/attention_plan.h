@@ -8,13 +8,14 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// One row tile of one sequence and KV head: rows [first_row, first_row + rows) of its (token, query head of the group)
-// list, and the chunks of the cache that any of them sees.
+// Rows [first_row, first_row + rows) of the (token, query head of the group) list of one sequence and KV head, and the
+// chunks of the cache that any of them sees. What a tile is, and a block: tiles [first_tile, first_tile + tiles).
 struct TileTask {
   int32_t sequence;
   int32_t head;
   int32_t first_row, rows;
   int32_t first_chunk, chunks;
+  int32_t first_tile, tiles;
 };
 
 class AttentionPlan {
@@ -24,27 +25,37 @@ class AttentionPlan {
       : sequences_(sequences), starts_(starts), offsets_(offsets), kv_heads_(kv_heads), group_(group), window_(window) {
     int64_t total = 0;
     for (int32_t s = 0; s < sequences; ++s)
-      for (int32_t i = 0; i < tiles(s); ++i) total += tile(s, 0, i).chunks;
-    // A tile longer than half a thread's share is cut at its chunks, so at most 2 * threads tiles are.
+      for (int32_t i = 0; i < tiles(s); ++i) total += part(s, 0, i, 1).chunks;
+    // Nothing takes longer than half a thread's share: blocks have fewer tiles then, and a tile that does by itself is
+    // cut at its chunks. So at most 2 * threads tiles are.
     most_chunks_ = threads == 1 ? INT64_MAX : total * kv_heads / (2 * threads) + 1;
   }
 
-  // Calls visit(tile, first task, tasks, slot) for each tile in order: one task, or one a chunk and then a slot >= 0
-  // for its partial results. Stops when visit returns false.
+  // Calls visit(block, first task, tasks, slot) for each block in order: one task, or, for a block of one tile, one a
+  // chunk and then a slot >= 0 for its partial results. Of a sequence the last rows, which see most, come first.
   template <class Visit>
   ENGINE_INLINE void walk(Visit visit) const {
     int64_t task = 0;
     int32_t slot = 0;
-    for (int32_t s = 0; s < sequences_; ++s)
+    for (int32_t s = 0; s < sequences_; ++s) {
+      const int32_t blocks = this->blocks(s);
       for (int32_t head = 0; head < kv_heads_; ++head)
-        for (int32_t i = 0; i < tiles(s); ++i) {
-          const TileTask t = tile(s, head, i);
-          const bool cut = t.chunks > most_chunks_;
+        for (int32_t i = blocks - 1; i >= 0; --i) {
+          const int64_t count = tiles(s);
+          const auto first = static_cast<int32_t>(count * i / blocks);
+          const TileTask t = part(s, head, first, static_cast<int32_t>(count * (i + 1) / blocks) - first);
+          const bool cut = t.tiles == 1 && t.chunks > most_chunks_;
           const int64_t tasks = cut ? t.chunks : 1;
-          if (!visit(t, task, tasks, cut ? slot : -1)) return;
+          visit(t, task, tasks, cut ? slot : -1);
           task += tasks;
           slot += cut;
         }
+    }
+  }
+
+  // One tile of a block.
+  TileTask tile(const TileTask& block, int32_t index) const {
+    return part(block.sequence, block.head, block.first_tile + index, 1);
   }
 
   // The tokens that the row at `position` sees: [first_token(position), position].
@@ -56,13 +67,24 @@ class AttentionPlan {
   int32_t rows(int32_t s) const { return (offsets_[s + 1] - offsets_[s]) * group_; }
   int32_t tiles(int32_t s) const { return (rows(s) + kTileRows - 1) / kTileRows; }
 
-  TileTask tile(int32_t s, int32_t head, int32_t index) const {
-    const int64_t all = rows(s), count = tiles(s);
+  // So many blocks that none has more than kBlockTiles tiles, or more work than a tile that need not be cut.
+  int32_t blocks(int32_t s) const {
+    const int32_t count = tiles(s);
+    if (count == 0) return 0;
+    const int64_t fitting = most_chunks_ / part(s, 0, count - 1, 1).chunks;
+    const int64_t most = fitting < 1 ? 1 : fitting < kBlockTiles ? fitting : kBlockTiles;
+    return static_cast<int32_t>((count + most - 1) / most);
+  }
+
+  TileTask part(int32_t s, int32_t head, int32_t first_tile, int32_t tiles) const {
+    const int64_t all = rows(s), count = this->tiles(s);
     TileTask t;
     t.sequence = s;
     t.head = head;
-    t.first_row = static_cast<int32_t>(all * index / count);
-    t.rows = static_cast<int32_t>(all * (index + 1) / count) - t.first_row;
+    t.first_tile = first_tile;
+    t.tiles = tiles;
+    t.first_row = static_cast<int32_t>(all * first_tile / count);
+    t.rows = static_cast<int32_t>(all * (first_tile + tiles) / count) - t.first_row;
     t.first_chunk = first_token(starts_[s] + t.first_row / group_) / kChunk;
     t.chunks = (starts_[s] + (t.first_row + t.rows - 1) / group_) / kChunk + 1 - t.first_chunk;
     return t;

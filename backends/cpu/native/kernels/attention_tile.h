@@ -14,6 +14,7 @@ namespace ENGINE_ISA {
 
 constexpr int kChunk = 256;    // tokens whose softmax is computed on its own, cut at multiples of it
 constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load
+constexpr int kBlockTiles = 16;  // tiles that share a chunk's keys and values once they are widened to f32
 
 // Rows whose sums fit in registers together; more are computed in halves.
 constexpr int kRowsInRegisters = kWideRegisters >= 32 ? kTileRows : kWideRegisters >= 8 ? 6 : 2;
@@ -24,11 +25,28 @@ constexpr int kVectors = kWideRegisters >= 32  ? (R <= 2 ? 8 : R <= 6 ? 4 : 2)
                          : kWideRegisters >= 8 ? (R <= 1 ? 4 : R <= 2 ? 2 : 1)
                                                : (R <= 1 ? 2 : 1);
 
+// The rows that a tile of `rows` is computed with.
+constexpr int padded_rows(int rows) { return rows <= 2 ? rows : rows <= 8 ? (rows + 1) / 2 * 2 : kTileRows; }
+
 template <class T>
 ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
   T whole[16] = {};
   std::memcpy(whole, source, count * sizeof(T));
   return load(whole);
+}
+
+// Lane j of a[i] and lane i of a[j] change places.
+template <class V>
+ENGINE_INLINE void transpose(V (&a)[16]) {
+  V b[16];
+  // Four times the halves in turn bring row i, column j to row j, column i.
+#pragma GCC unroll 2
+  for (int round = 0; round < 2; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) zip(a[i], a[i + 8], b[2 * i], b[2 * i + 1]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) zip(b[i], b[i + 8], a[2 * i], a[2 * i + 1]);
+  }
 }
 
 // 16 rows of `dim` elements, one after another, as a tile [dim][16].
@@ -37,17 +55,10 @@ void transpose_rows(const T* rows, int64_t dim, T* tile) {
   using V = std::conditional_t<sizeof(T) == 4, u32x16, std::conditional_t<sizeof(T) == 2, u16x16, u8x16>>;
   int64_t d = 0;
   for (; d + 16 <= dim; d += 16) {
-    V a[16], b[16];
+    V a[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) a[i] = load_as<V>(rows + i * dim + d);
-    // Four times the halves in turn bring row i, column j to row j, column i.
-#pragma GCC unroll 2
-    for (int round = 0; round < 2; ++round) {
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) zip(a[i], a[i + 8], b[2 * i], b[2 * i + 1]);
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) zip(b[i], b[i + 8], a[2 * i], a[2 * i + 1]);
-    }
+    transpose(a);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) std::memcpy(tile + (d + i) * 16, &a[i], sizeof(V));
   }
@@ -55,23 +66,40 @@ void transpose_rows(const T* rows, int64_t dim, T* tile) {
     for (int i = 0; i < 16; ++i) tile[d * 16 + i] = rows[i * dim + d];
 }
 
-// scores[row * kChunk + 16 j + lane] = q[row] . key of the token at `lane` of tile j; tiles are [dim][16].
-// ahead[j] (as many bytes as a tile) is asked for meanwhile: the blocks of a sequence are scattered, so the hardware
-// does not foresee them.
-template <int R, int N, class T>
-void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, const T* const* ahead, int64_t dim,
-                 float* scores) {
-  if constexpr (R > kRowsInRegisters) {
-    tile_scores<R / 2, N>(q, q_stride, tiles, ahead, dim, scores);
-    return tile_scores<R - R / 2, N>(q + R / 2 * q_stride, q_stride, tiles, ahead, dim, scores + R / 2 * kChunk);
+// Query rows times `scale` as [dim][padded]. May write up to 15 numbers beyond.
+ENGINE_INLINE void transpose_queries(const float* const (&rows)[16], int padded, int64_t dim, float scale, float* q) {
+  int64_t d = 0;
+  for (; padded > 2 && d + 16 <= dim; d += 16) {
+    f32x16 a[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = load(rows[i] + d) * scale;
+    transpose(a);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) store(q + (d + i) * padded, a[i]);  // the next ones overwrite what is too much
   }
-  constexpr int64_t kLine = 4 / sizeof(T);  // dimensions in a cache line of a tile
+  for (; d < dim; ++d)
+    for (int r = 0; r < padded; ++r) q[d * padded + r] = rows[r][d] * scale;
+}
+
+// scores[row * kChunk + 16 j + lane] = q[.][row] . key of the token at `lane` of tile j; tiles are [dim][16], and q is
+// [dim][Q], R of its Q rows from where it points.
+// ahead[j] (as many bytes as a tile; null for none) is asked for meanwhile: the blocks of a sequence are scattered, so
+// the hardware does not foresee them.
+template <int R, int N, int Q, bool kAhead, class T>
+void tile_scores(const float* q, const T* const* tiles, const T* const* ahead, int64_t dim, float* scores) {
+  if constexpr (R > kRowsInRegisters) {
+    tile_scores<R / 2, N, Q, kAhead>(q, tiles, ahead, dim, scores);
+    return tile_scores<R - R / 2, N, Q, kAhead>(q + R / 2, tiles, ahead, dim, scores + R / 2 * kChunk);
+  }
+  constexpr int64_t kLine = kAhead ? 4 / sizeof(T) : INT64_MAX / 2;  // dimensions in a cache line of a tile
   f32x16 sum[R][N] = {};
   const T* tile[N];
   for (int j = 0; j < N; ++j) tile[j] = tiles[j];
   for (int64_t line = 0; line < dim; line += kLine) {
+    if constexpr (kAhead) {
 #pragma GCC unroll 16
-    for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 16 * line, 0, 2);
+      for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 16 * line, 0, 2);
+    }
     const int64_t end = line + kLine < dim ? line + kLine : dim;
     for (int64_t d = line; d < end; ++d) {
       f32x16 key[N];
@@ -79,7 +107,7 @@ void tile_scores(const float* q, int64_t q_stride, const T* const* tiles, const 
       for (int j = 0; j < N; ++j) key[j] = load(tile[j] + 16 * d);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const f32x16 a = splat(q[r * q_stride + d]);
+        const f32x16 a = splat(q[d * Q + r]);
 #pragma GCC unroll 16
         for (int j = 0; j < N; ++j) sum[r][j] = fma(a, key[j], sum[r][j]);
       }
@@ -96,38 +124,34 @@ struct Span {
   int32_t begin, end;
 };
 
-// What the value product of one chunk reads.
+// What the value product of one chunk reads: the values where they are stored, or a panel of them (T is float then).
 template <class T>
 struct ValueChunk {
   const T* const* pages;  // the head's values in each block of the chunk, [block_size][stride]
   const T* const* ahead;  // a page to be prefetched for each of them
+  const float* panel;     // or, if not null, [dim / n][kChunk][n] with n = 16 N, or 16 for what is left of dim
   int32_t block_shift;    // log2(block_size)
   int64_t stride;         // from token to token,
   int64_t dim;            // of which so many dimensions are the value
-  const float* weights;  // [row][kChunk], zero or garbage outside a row's span
-  const Span* spans;     // a row's tokens
-  Span all;              // the tokens of any row
-  Span shared;           // the tokens of every row (may be empty)
+  const float* weights;   // [row][kChunk], zero or garbage outside a row's span
+  const Span* spans;      // a row's tokens
+  Span all;               // the tokens of any row
+  Span shared;            // the tokens of every row (may be empty)
 };
 
 // out[row][d .. d + 16 N) = sum over the row's tokens of weight * value. Tokens outside a row's span do not touch it,
 // whatever they hold. kPart: the last `part` dimensions only (N = 1).
-template <int R, int N, bool kPart, class T>
+template <int R, int N, bool kPanel, bool kPart, class T>
 void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out, int64_t out_stride) {
   if constexpr (R > kRowsInRegisters) {
     ValueChunk<T> rest = chunk;
     rest.weights += R / 2 * kChunk;
     rest.spans += R / 2;
-    tile_values<R / 2, N, kPart>(chunk, d, part, out, out_stride);
-    return tile_values<R - R / 2, N, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
+    tile_values<R / 2, N, kPanel, kPart>(chunk, d, part, out, out_stride);
+    return tile_values<R - R / 2, N, kPanel, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
   }
   f32x16 sum[R][N] = {};
-  const int32_t mask = (1 << chunk.block_shift) - 1;
-  const auto step = [&](int32_t t, const T* source, const T* next, auto masked) __attribute__((always_inline)) {
-    constexpr size_t kBytes = 16 * N * sizeof(T);
-    for (size_t i = 0; i < kBytes; i += 64)  // each line once, though a step may be less than one
-      if (kBytes >= 64 || reinterpret_cast<uintptr_t>(next) % 64 < kBytes)
-        __builtin_prefetch(reinterpret_cast<const char*>(next) + i, 0, 2);
+  const auto step = [&](int32_t t, const T* source, auto masked) __attribute__((always_inline)) {
     f32x16 value[N];
 #pragma GCC unroll 16
     for (int j = 0; j < N; ++j) value[j] = kPart ? load_part(source, part) : load(source + 16 * j);
@@ -140,12 +164,23 @@ void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out
     }
   };
   const auto run = [&](int32_t begin, int32_t end, auto masked) __attribute__((always_inline)) {
+    if constexpr (kPanel) {
+      for (int32_t t = begin; t < end; ++t) step(t, chunk.panel + d * kChunk + t * (16 * N), masked);
+      return;
+    }
+    const int32_t mask = (1 << chunk.block_shift) - 1;
     for (int32_t t = begin; t < end;) {
       const int32_t stop = (t | mask) + 1 < end ? (t | mask) + 1 : end;
       const int64_t offset = (t & mask) * chunk.stride + d;
       const T* source = chunk.pages[t >> chunk.block_shift] + offset;
       const T* next = chunk.ahead[t >> chunk.block_shift] + offset;
-      for (; t < stop; ++t, source += chunk.stride, next += chunk.stride) step(t, source, next, masked);
+      for (; t < stop; ++t, source += chunk.stride, next += chunk.stride) {
+        constexpr size_t kBytes = 16 * N * sizeof(T);
+        for (size_t i = 0; i < kBytes; i += 64)  // each line once, though a step may be less than one
+          if (kBytes >= 64 || reinterpret_cast<uintptr_t>(next) % 64 < kBytes)
+            __builtin_prefetch(reinterpret_cast<const char*>(next) + i, 0, 2);
+        step(t, source, masked);
+      }
     }
   };
   if (chunk.shared.begin < chunk.shared.end) {
@@ -161,14 +196,25 @@ void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out
     for (int j = 0; j < N; ++j) store(out + r * out_stride + d + 16 * j, sum[r][j]);
 }
 
-// All dimensions from d on, in blocks of N vectors and then of fewer. The rows of `out` are padded to 16.
-template <int R, int N, class T>
+// All dimensions from d on, in blocks of N vectors and then of fewer. The rows of `out` and of a panel are padded to 16.
+template <int R, int N, bool kPanel, class T>
 ENGINE_INLINE void all_values(const ValueChunk<T>& chunk, int64_t d, float* out, int64_t out_stride) {
-  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_values<R, N, false>(chunk, d, 0, out, out_stride);
+  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_values<R, N, kPanel, false>(chunk, d, 0, out, out_stride);
   if constexpr (N > 1)
-    all_values<R, N / 2>(chunk, d, out, out_stride);
-  else if (d < chunk.dim)
-    tile_values<R, 1, true>(chunk, d, chunk.dim - d, out, out_stride);
+    all_values<R, N / 2, kPanel>(chunk, d, out, out_stride);
+  else if constexpr (!kPanel)
+    if (d < chunk.dim) tile_values<R, 1, false, true>(chunk, d, chunk.dim - d, out, out_stride);
+}
+
+// Values of one token, `dim` of them, into a panel of `width` (dim padded to 16) as ValueChunk describes it.
+template <int N, class T>
+ENGINE_INLINE void widen_value(const T* value, int64_t dim, int64_t width, int32_t t, float* panel) {
+  for (int64_t d = 0; d < width; d += 16) {
+    const int64_t group = d / (16 * N) * (16 * N);
+    const bool whole = group + 16 * N <= width;
+    float* target = whole ? panel + group * kChunk + t * (16 * N) + (d - group) : panel + d * kChunk + t * 16;
+    store(target, d + 16 <= dim ? load(value + d) : load_part(value + d, dim - d));
+  }
 }
 
 }  // namespace ENGINE_ISA

@@ -4,9 +4,8 @@
 #include <vector>
 
 #include "../isa.h"
-#include "../simd.h"
+#include "../linear/quantize.h"
 #include "../simd_math.h"
-#include "../work_split.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -34,6 +33,8 @@ class Add final : public Kernel {
         sum_(args.outputs.at(0)),
         rows_(args),
         width_(args.integer("width")) {}
+
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * width_); }
 
   void run(const Frame& frame, const Team& team, int) override {
     map(input<float>(frame, x_), input<float>(frame, y_), output<float>(frame, sum_),
@@ -72,62 +73,78 @@ ENGINE_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float alpha, float l
 
 enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu };
 
-// gate, up [T or R, width] -> activation(gate) * up; without up (-1) the activation alone.
-// Numbers: width, kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu, 4 clamped swiglu, which needs up), rows_dim (0);
-// of the last alpha, limit.
+// gate, up [rows, width] -> activation(gate) * up, plain, packed as q8g32, or both; without up (-1) the activation alone.
+// Numbers: width, kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu, 4 clamped swiglu, which needs up), rows_dim (0),
+// choices (rows = T * choices, 1 if absent); of the last kind alpha, limit.
 class GatedAct final : public Kernel {
  public:
   explicit GatedAct(const KernelArgs& args)
       : gate_(args.inputs.at(0)),
         up_(args.inputs.at(1)),
         y_(args.outputs.at(0)),
+        packed_(args.outputs.size() > 1 ? args.outputs[1] : -1),
         rows_(args),
         width_(args.integer("width")),
+        choices_(static_cast<int64_t>(args.number_or("choices", 1))),
         kind_(static_cast<Activation>(args.integer("kind"))) {
     if (args.integer("kind") < 0 || args.integer("kind") > 4)
       throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh), 3 (relu) or 4 (clamped_swiglu).");
+    if (y_ < 0 && packed_ < 0) throw std::invalid_argument("gated_act needs an output.");
+    if (packed_ >= 0 && width_ % kGroup != 0)
+      throw std::invalid_argument("gated_act packs rows of a multiple of 32 values.");
     if (kind_ != Activation::kClampedSwiglu) return;
     if (up_ < 0) throw std::invalid_argument("clamped_swiglu needs up.");
     alpha_ = static_cast<float>(args.number("alpha"));
     limit_ = static_cast<float>(args.number("limit"));
   }
 
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * choices_ * width_); }
+
   void run(const Frame& frame, const Team& team, int) override {
-    const Range range = share(rows_.count(frame.dims) * width_, team, kGrain);
+    const float alpha = alpha_, limit = limit_;
     switch (kind_) {
       case Activation::kSilu:
-        return apply(frame, range, silu);
+        return gated(frame, team, [](f32x16 x) { return silu(x); });
       case Activation::kGelu:
-        return apply(frame, range, gelu);
+        return gated(frame, team, [](f32x16 x) { return gelu(x); });
       case Activation::kGeluTanh:
-        return apply(frame, range, gelu_tanh);
+        return gated(frame, team, [](f32x16 x) { return gelu_tanh(x); });
       case Activation::kRelu:
-        return apply(frame, range, relu);
+        return gated(frame, team, [](f32x16 x) { return relu(x); });
       case Activation::kClampedSwiglu:
-        return clamped(frame, range);
+        return apply(frame, team, [=](f32x16 a, f32x16 b) { return clamped_swiglu(a, b, alpha, limit); });
     }
   }
 
  private:
   template <class F>
-  ENGINE_INLINE void apply(const Frame& frame, Range range, F f) const {
-    const float* gate = input<float>(frame, gate_);
-    float* y = output<float>(frame, y_);
+  ENGINE_INLINE void gated(const Frame& frame, const Team& team, F f) const {
     if (up_ >= 0)
-      map(gate, input<float>(frame, up_), y, range, [f](f32x16 a, f32x16 b) { return f(a) * b; });
+      apply(frame, team, [f](f32x16 a, f32x16 b) { return f(a) * b; });
     else
-      map(gate, gate, y, range, [f](f32x16 a, f32x16) { return f(a); });
+      apply(frame, team, [f](f32x16 a, f32x16) { return f(a); });
   }
 
-  void clamped(const Frame& frame, Range range) const {
-    const float alpha = alpha_, limit = limit_;
-    map(input<float>(frame, gate_), input<float>(frame, up_), output<float>(frame, y_), range,
-        [alpha, limit](f32x16 a, f32x16 b) { return clamped_swiglu(a, b, alpha, limit); });
+  template <class Op>
+  void apply(const Frame& frame, const Team& team, Op op) const {
+    const float* gate = input<float>(frame, gate_);
+    const float* up = input<float>(frame, up_ < 0 ? gate_ : up_);
+    float* y = y_ < 0 ? nullptr : output<float>(frame, y_);
+    const int64_t rows = rows_.count(frame.dims) * choices_;
+    if (packed_ < 0) return map(gate, up, y, share(rows * width_, team, kGrain), op);
+    share_groups(rows, width_, team, [&](int64_t row, int64_t first, int64_t end) {
+      const int64_t at = row * width_;
+      quantize_groups(frame.values[packed_] + row * q8g32_row_bytes(width_), width_, first, end, 0.0f, [=](int64_t k) {
+        const f32x16 v = op(load(gate + at + k), load(up + at + k));
+        if (y != nullptr) store(y + at + k, v);
+        return v;
+      });
+    });
   }
 
-  int gate_, up_, y_;
+  int gate_, up_, y_, packed_;
   RowsDim rows_;
-  int64_t width_;
+  int64_t width_, choices_;
   Activation kind_;
   float alpha_ = 0, limit_ = 0;
 };
@@ -143,6 +160,8 @@ class ScaleSoftcap final : public Kernel {
         width_(args.integer("width")),
         scale_(static_cast<float>(args.number("scale"))),
         softcap_(static_cast<float>(args.number("softcap"))) {}
+
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * width_); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const float* x = input<float>(frame, x_);
@@ -166,6 +185,8 @@ class GatherRows final : public Kernel {
  public:
   explicit GatherRows(const KernelArgs& args)
       : x_(args.inputs.at(0)), rows_(args.inputs.at(1)), y_(args.outputs.at(0)), width_(args.integer("width")) {}
+
+  bool serial(const Dims& dims) const override { return little(dims.R * width_); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const int32_t* rows = input<int32_t>(frame, rows_);
@@ -195,6 +216,8 @@ class GatherColumns final : public Kernel {
     }
   }
 
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * width_); }
+
   void run(const Frame& frame, const Team& team, int) override {
     const Range range = share(rows_.count(frame.dims) * width_, team);
     for (int64_t i = range.begin; i < range.end; ++i) {
@@ -219,6 +242,8 @@ class ConcatHeads final : public Kernel {
         y_(args.outputs.at(0)),
         heads_(args.integer("heads")),
         widths_{args.integer("a"), args.integer("b")} {}
+
+  bool serial(const Dims& dims) const override { return little(dims.T * heads_ * (widths_[0] + widths_[1])); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const Range range = share(frame.dims.T * heads_, team);

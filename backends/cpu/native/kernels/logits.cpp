@@ -13,6 +13,8 @@ namespace ENGINE_ISA {
 namespace {
 
 constexpr float kRemoved = -__builtin_inff();
+constexpr int kCuts = 8, kRounds = 3;
+constexpr int64_t kPiece = 4096;
 
 enum Input {
   kLogits,
@@ -51,11 +53,11 @@ ENGINE_INLINE double mass(const uint64_t* keys, int64_t count, float most, Logit
   return sum;
 }
 
-// How many of the best keys reach `wanted` of the mass: puts them first. At least one, if there is one.
+// How many of the best keys reach `wanted` of the mass with what comes `before` them: puts them first. At least one, if
+// there is one.
 template <class Logit>
-int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted, Logit logit) {
+int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted, double before, Logit logit) {
   int64_t begin = 0, end = count;
-  double before = 0;
   while (end - begin > 32) {  // halves by rank, keeping the one in which the sum gets there
     const int64_t middle = begin + (end - begin) / 2;
     std::nth_element(keys + begin, keys + middle, keys + end, std::greater<uint64_t>());
@@ -74,6 +76,14 @@ int64_t reach_mass(uint64_t* keys, int64_t count, float most, double wanted, Log
   }
   return begin;
 }
+
+// Where tokens are ordered by their logits. No functions: a pointer to one might not be inlined.
+struct LogitScore {
+  ENGINE_INLINE f32x16 operator()(f32x16 v) const { return v; }
+};
+struct KeyLogit {
+  ENGINE_INLINE float operator()(uint64_t key) const { return key_value(key); }
+};
 
 // Inputs: logits f32 [R, width]; rows i32 [R], positions, token_seq i32 [T], seq_slots i32 [S]: where each row is;
 // prompt_lengths i32 [R]; temperature f32, top_k i32 (0: off), top_p f32 (1), min_p f32 (0), repetition f32 (1),
@@ -229,20 +239,20 @@ class ProcessLogits final : public Kernel {
     if (!by_k && !by_p && !(min_p > 0)) return;
     const float most = greatest(values);
     if (most == kRemoved) return;
-    if (by_k || by_p) {
-      BestKeys best(memory, width_ + 16, by_k ? top_k : width_);
-      const double all = by_k ? 0 : total_mass(values, most);
-      // Tokens below this share hold less than 1 - top_p in all, so the prefix never reaches them.
-      const float floor = by_k ? 0 : static_cast<float>(all * (1.0 - top_p) / static_cast<double>(width_) * 0.999);
-      each_vector(values, [&](f32x16 v, i32x16 finite, int64_t first) {
-        best.offer(v, by_k ? finite : finite & (exp(v - most) >= floor), first);
-      });
+    if (by_k) {
+      BestKeys best(memory, width_ + 16, top_k);
+      each_vector(values, [&](f32x16 v, i32x16 finite, int64_t first) { best.offer(v, finite, first); });
       best.finish();
       int64_t kept = best.size();
-      const auto logit = [](uint64_t key) { return key_value(key); };  // a pointer to it might not be inlined
-      const double whole = by_p && by_k ? mass(best.keys(), kept, most, logit) : all;
-      if (by_p) kept = reach_mass(best.keys(), kept, most, top_p * whole, logit);
+      if (by_p) kept = reach_mass(best.keys(), kept, most, top_p * mass(best.keys(), kept, most, KeyLogit{}), 0, KeyLogit{});
       keep(values, best.keys(), kept);
+    } else if (by_p) {
+      const uint64_t least = last_of_mass(values, most, most, top_p * total_mass(values, most), memory, LogitScore{}, KeyLogit{});
+      const float cut = key_value(least);
+      const int32_t last = key_id(least);
+      change(values, [&](f32x16 v, i32x16 ids) {
+        return select(is_finite(v) & ((v > cut) | ((v == cut) & (ids <= last))), v, splat(kRemoved));
+      });
     }
     if (min_p > 0) drop_below(values, most, min_p);
   }
@@ -259,16 +269,67 @@ class ProcessLogits final : public Kernel {
     });
     const float mean = static_cast<float>(weighted / all);
     const auto nearness = [&](f32x16 v) { return -abs(v - most - mean); };
-    BestKeys nearest(memory, width_ + 16, width_);
-    each_vector(values,
-                [&](f32x16 v, i32x16 finite, int64_t first) { nearest.offer(nearness(v), finite, first); });
-    const int64_t kept = reach_mass(nearest.keys(), nearest.size(), most, typical_p * all,
-                                    [&](uint64_t key) { return values[key_id(key)]; });
-    const float least = key_value(nearest.keys()[kept - 1]);
+    const float least = key_value(last_of_mass(values, most, 0, typical_p * all, memory, nearness,
+                                               [&](uint64_t key) { return values[key_id(key)]; }));
+    change(values, [&](f32x16 v, i32x16) { return select(nearness(v) < least, splat(kRemoved), v); });
+  }
+
+  // Tokens in the order of score(logit), which is at most `best`, lowest id first on ties: the key of the one with which
+  // the mass, that of the logits less `most`, reaches `wanted`. Found by thresholds: three passes shrink the range of
+  // scores in which it lies, and only what is left there becomes keys. logit(key) gives a key's logit.
+  template <class Score, class Logit>
+  ENGINE_INLINE uint64_t last_of_mass(const float* values, float most, float best, double wanted, uint64_t* memory,
+                                      Score score, Logit logit) const {
+    float high = best, low = kRemoved;  // it lies in (low, high]
+    double above = 0;                   // the mass of the scores above high
+    for (int round = 0; round < kRounds; ++round) {
+      float cuts[kCuts];
+      double masses[kCuts];
+      for (int i = 0; i < kCuts; ++i)
+        cuts[i] = round == 0 ? best - std::ldexp(0.25f, i) : high - (high - low) * static_cast<float>(i + 1) / (kCuts + 1);
+      masses_above(values, most, cuts, masses, score);
+      int reached = 0;
+      while (reached < kCuts && masses[reached] < wanted) ++reached;
+      if (reached > 0) {
+        high = cuts[reached - 1];
+        above = masses[reached - 1];
+      }
+      if (reached < kCuts) low = cuts[reached];
+      if (low == kRemoved) break;
+    }
+    BestKeys keys(memory, width_ + 16, width_);
+    each_vector(values, [&](f32x16 v, i32x16 finite, int64_t first) {
+      const f32x16 s = score(v);
+      keys.offer(s, finite & (s > low) & (s <= high), first);
+    });
+    if (keys.size() == 0) return make_key(low, static_cast<int32_t>(width_));  // rounding: all of the mass is needed
+    return memory[reach_mass(memory, keys.size(), most, wanted, above, logit) - 1];
+  }
+
+  // The mass of the finite logits whose score is above each cut, summed in pieces so that few roundings add up.
+  template <class Score>
+  ENGINE_INLINE void masses_above(const float* values, float most, const float* cuts, double* masses, Score score) const {
+    std::fill(masses, masses + kCuts, 0.0);
+    for (int64_t begin = 0; begin < width_; begin += kPiece) {
+      const int64_t end = begin + kPiece < width_ ? begin + kPiece : width_;
+      f32x16 sums[kCuts] = {};
+      for (int64_t i = begin; i < end; i += 16) {
+        const int64_t count = end - i < 16 ? end - i : 16;
+        const f32x16 v = load_first(values + i, count);
+        const i32x16 counted = is_finite(v) & (lane_index() < static_cast<int32_t>(count));
+        const f32x16 s = score(v), share = select(counted, exp(v - most), f32x16{});
+        for (int c = 0; c < kCuts; ++c) sums[c] += select(s > cuts[c], share, f32x16{});
+      }
+      for (int c = 0; c < kCuts; ++c) masses[c] += reduce_add(sums[c]);
+    }
+  }
+
+  // Each value v of the row, with the ids of its vector, becomes f(v, ids).
+  template <class F>
+  ENGINE_INLINE void change(float* values, F f) const {
     for (int64_t i = 0; i < width_; i += 16) {
       const int64_t count = width_ - i < 16 ? width_ - i : 16;
-      const f32x16 v = load_first(values + i, count);
-      store_first(values + i, select(nearness(v) < least, splat(kRemoved), v), count);
+      store_first(values + i, f(load_first(values + i, count), lane_index() + static_cast<int32_t>(i)), count);
     }
   }
 

@@ -1,98 +1,117 @@
-// rms_norm, add_rms_norm, layer_norm: statistics in f32, summed in an order that only the width decides.
+// rms_norm, add_rms_norm, layer_norm: statistics in f32, summed in an order that only the width decides. Each writes its
+// rows plain, as q8g32, or both.
 #include <stdexcept>
 
 #include "../isa.h"
-#include "../simd.h"
-#include "../work_split.h"
+#include "../linear/quantize.h"
+#include "norm_row.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// sum over i of term(lanes from i on), with four running sums; `term` sees zeros beyond the width.
-template <class Term>
-ENGINE_INLINE float sum_lanes(const float* x, int64_t width, Term term) {
-  f32x16 sums[4] = {};
-  int64_t i = 0;
-  for (; i + 64 <= width; i += 64)
-    for (int j = 0; j < 4; ++j) sums[j] = term(load(x + i + 16 * j), sums[j]);
-  for (int j = 0; i < width; ++j, i += 16)
-    sums[j] = term(i + 16 <= width ? load(x + i) : load_first(x + i, width - i), sums[j]);
-  return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
-}
+// Where a normalised row goes: y f32 [width], packed q8g32 of as many, either of them null.
+struct Target {
+  float* y;
+  uint8_t* packed;
+};
 
-// y = x * scale * weight
-ENGINE_INLINE void scale_row(const float* x, const float* weight, float scale, float* y, int64_t width) {
-  int64_t i = 0;
-  for (; i + 16 <= width; i += 16) store(y + i, load(x + i) * scale * load(weight + i));
-  for (; i < width; ++i) y[i] = x[i] * scale * weight[i];
-}
-
-ENGINE_INLINE void rms_row(const float* x, const float* weight, float eps, float* y, int64_t width) {
-  const float squares = sum_lanes(x, width, [](f32x16 v, f32x16 sum) { return fma(v, v, sum); });
-  scale_row(x, weight, 1.0f / __builtin_sqrtf(squares / static_cast<float>(width) + eps), y, width);
-}
-
-// The weight of a norm as f32 [width], plus `weight_offset` (Gemma keeps w - 1).
-class NormWeight {
- public:
-  explicit NormWeight(const KernelArgs& args) : values_(args.weights.at(0)->nbytes) {
-    const PackedWeight& weight = *args.weights.at(0);
-    width_ = weight.columns;
-    const float offset = static_cast<float>(args.number_or("weight_offset", 0));
-    for (int64_t i = 0; i < width_; ++i) values_.as<float>()[i] = weight.f32()[i] + offset;
+// values(i, count) as in sum_lanes.
+template <class Values>
+ENGINE_INLINE void write_row(Target to, int64_t width, Values values) {
+  float* const y = to.y;
+  if (to.packed == nullptr) {
+    int64_t i = 0;
+    for (; i + 16 <= width; i += 16) store(y + i, values(i, 16));
+    if (i < width) store_first(y + i, values(i, width - i), width - i);
+  } else if (y == nullptr) {
+    quantize_groups(to.packed, width, 0, width / kGroup, 0.0f, [&](int64_t k) { return values(k, 16); });
+  } else {
+    quantize_groups(to.packed, width, 0, width / kGroup, 0.0f, [&](int64_t k) {
+      const f32x16 v = values(k, 16);
+      store(y + k, v);
+      return v;
+    });
   }
-  const float* data() const { return values_.as<float>(); }
-  int64_t width() const { return width_; }
+}
+
+ENGINE_INLINE void scale_row(const float* x, const float* weight, float squares, float eps, int64_t width, Target to) {
+  const float scale = rms_scale(squares, eps, width);
+  write_row(to, width, [=](int64_t i, int64_t count) {
+    return load_lanes(x + i, count) * scale * load_lanes(weight + i, count);
+  });
+}
+
+// The plain and the packed output of a norm; either may be absent (-1), and the packed one beyond the list.
+class Outputs {
+ public:
+  Outputs(const KernelArgs& args, size_t first, int64_t width, int64_t slices)
+      : y_(args.outputs.at(first)), packed_(args.outputs.size() > first + 1 ? args.outputs[first + 1] : -1), width_(width) {
+    if (y_ < 0 && packed_ < 0) throw std::invalid_argument("a norm needs an output.");
+    if (packed_ >= 0 && (width % kGroup != 0 || slices != 1))
+      throw std::invalid_argument("a norm packs whole rows of a multiple of 32 values.");
+  }
+
+  Target of(const Frame& frame, int64_t row) const {
+    return {y_ < 0 ? nullptr : output<float>(frame, y_) + row * width_,
+            packed_ < 0 ? nullptr : frame.values[packed_] + row * q8g32_row_bytes(width_)};
+  }
 
  private:
-  Buffer values_;
+  int y_, packed_;
   int64_t width_;
 };
 
-// x [T or R, width] -> y of the same shape. Weight [width], or [head_dim]: then each head_dim slice of a row is
-// normalised by itself. Numbers: width, eps, weight_offset (0), rows_dim (0).
+// x [T or R, width] -> y of the same shape, and packed. Weight [width], or [head_dim]: then each head_dim slice of a row is
+// normalised by itself, and nothing packed. Numbers: width, eps, weight_offset (0), rows_dim (0).
 class RmsNorm final : public Kernel {
  public:
   explicit RmsNorm(const KernelArgs& args)
       : x_(args.inputs.at(0)),
-        y_(args.outputs.at(0)),
         rows_(args),
-        weight_(args),
+        weight_(args, *args.weights.at(0)),
         slices_(args.integer("width") / weight_.width()),
+        outputs_(args, 0, weight_.width(), slices_),
         eps_(static_cast<float>(args.number("eps"))) {
     if (slices_ * weight_.width() != args.integer("width"))
       throw std::invalid_argument("the width must be a multiple of the weight's.");
   }
 
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * slices_ * weight_.width()); }
+
   void run(const Frame& frame, const Team& team, int) override {
-    const auto* x = input<float>(frame, x_);
-    auto* y = output<float>(frame, y_);
     const int64_t width = weight_.width();
     const Range range = share(rows_.count(frame.dims) * slices_, team);
-    for (int64_t i = range.begin; i < range.end; ++i)
-      rms_row(x + i * width, weight_.data(), eps_, y + i * width, width);
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const float* x = input<float>(frame, x_) + i * width;
+      const float squares =
+          sum_lanes(width, [x](int64_t k, int64_t count) { return load_lanes(x + k, count); }, add_square);
+      scale_row(x, weight_.data(), squares, eps_, width, outputs_.of(frame, i));
+    }
   }
 
  private:
-  int x_, y_;
+  int x_;
   RowsDim rows_;
   NormWeight weight_;
   int64_t slices_;
+  Outputs outputs_;
   float eps_;
 };
 
-// x, residual [T or R, width] -> sum = x + residual, normed = rms_norm(sum). Numbers as of rms_norm, no slices.
+// x, residual [T or R, width] -> sum = x + residual, normed = rms_norm(sum), and packed. Numbers as of rms_norm, no slices.
 class AddRmsNorm final : public Kernel {
  public:
   explicit AddRmsNorm(const KernelArgs& args)
       : x_(args.inputs.at(0)),
         residual_(args.inputs.at(1)),
         sum_(args.outputs.at(0)),
-        normed_(args.outputs.at(1)),
         rows_(args),
-        weight_(args),
+        weight_(args, *args.weights.at(0)),
+        outputs_(args, 1, weight_.width(), 1),
         eps_(static_cast<float>(args.number("eps"))) {}
+
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * weight_.width()); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const int64_t width = weight_.width();
@@ -101,60 +120,78 @@ class AddRmsNorm final : public Kernel {
       const float* x = input<float>(frame, x_) + row * width;
       const float* residual = input<float>(frame, residual_) + row * width;
       float* sum = output<float>(frame, sum_) + row * width;
-      int64_t i = 0;
-      for (; i + 16 <= width; i += 16) store(sum + i, load(x + i) + load(residual + i));
-      for (; i < width; ++i) sum[i] = x[i] + residual[i];
-      rms_row(sum, weight_.data(), eps_, output<float>(frame, normed_) + row * width, width);
+      const auto add = [=](int64_t i, int64_t count) {
+        const f32x16 total = load_lanes(x + i, count) + load_lanes(residual + i, count);
+        store_lanes(sum + i, total, count);
+        return total;
+      };
+      const float squares = sum_lanes(width, add, add_square);
+      scale_row(sum, weight_.data(), squares, eps_, width, outputs_.of(frame, row));
     }
   }
 
  private:
-  int x_, residual_, sum_, normed_;
+  int x_, residual_, sum_;
   RowsDim rows_;
   NormWeight weight_;
+  Outputs outputs_;
   float eps_;
 };
 
-// x [T or R, width] -> (x - mean) / sqrt(variance + eps) * weight (+ bias, the second weight). Numbers: eps, rows_dim
-// (0), head_dim (0: mean and variance are those of the row; else of each head_dim slice by itself).
+// x [T or R, width] -> (x - mean) / sqrt(variance + eps) * weight (+ bias, the second weight), and packed. Numbers: eps,
+// rows_dim (0), head_dim (0: mean and variance are those of the row; else of each head_dim slice by itself, and nothing
+// packed).
 class LayerNorm final : public Kernel {
  public:
   explicit LayerNorm(const KernelArgs& args)
       : x_(args.inputs.at(0)),
-        y_(args.outputs.at(0)),
         rows_(args),
         weight_(args.weights.at(0)->f32()),
         bias_(args.weights.size() > 1 ? args.weights[1]->f32() : nullptr),
         width_(args.weights.at(0)->columns),
         slice_(args.number_or("head_dim", 0) > 0 ? args.integer("head_dim") : width_),
+        outputs_(args, 0, slice_, width_ / slice_),
         eps_(static_cast<float>(args.number("eps"))) {
     if (width_ % slice_ != 0) throw std::invalid_argument("the width must be a multiple of head_dim.");
   }
+
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * width_); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const int64_t slices = width_ / slice_;
     const Range range = share(rows_.count(frame.dims) * slices, team);
     for (int64_t i = range.begin; i < range.end; ++i)
-      norm_slice(input<float>(frame, x_) + i * slice_, output<float>(frame, y_) + i * slice_, i % slices * slice_);
+      norm_slice(input<float>(frame, x_) + i * slice_, i % slices * slice_, outputs_.of(frame, i));
   }
 
  private:
   // `at`: where the slice begins in its row.
-  void norm_slice(const float* x, float* y, int64_t at) const {
+  void norm_slice(const float* x, int64_t at, Target to) const {
     const float width = static_cast<float>(slice_);
-    const float mean = sum_lanes(x, slice_, [](f32x16 v, f32x16 sum) { return sum + v; }) / width;
-    for (int64_t i = 0; i < slice_; ++i) y[i] = x[i] - mean;
-    const float squares = sum_lanes(y, slice_, [](f32x16 v, f32x16 sum) { return fma(v, v, sum); });
-    scale_row(y, weight_ + at, 1.0f / __builtin_sqrtf(squares / width + eps_), y, slice_);
-    if (bias_ == nullptr) return;
-    for (int64_t i = 0; i < slice_; ++i) y[i] += bias_[at + i];
+    const auto values = [x](int64_t i, int64_t count) { return load_lanes(x + i, count); };
+    const float mean = sum_lanes(slice_, values, [](f32x16 v, f32x16 sum) { return sum + v; }) / width;
+    const auto centred = [=](int64_t i, int64_t count) {
+      const f32x16 v = values(i, count) - mean;
+      return count == 16 ? v : select(lane_index() < static_cast<int32_t>(count), v, f32x16{});
+    };
+    const float scale = 1.0f / __builtin_sqrtf(sum_lanes(slice_, centred, add_square) / width + eps_);
+    const float* const weight = weight_ + at;
+    if (bias_ == nullptr)
+      return write_row(to, slice_, [=](int64_t i, int64_t count) {
+        return centred(i, count) * scale * load_lanes(weight + i, count);
+      });
+    const float* const bias = bias_ + at;
+    write_row(to, slice_, [=](int64_t i, int64_t count) {
+      return centred(i, count) * scale * load_lanes(weight + i, count) + load_lanes(bias + i, count);
+    });
   }
 
-  int x_, y_;
+  int x_;
   RowsDim rows_;
   const float* weight_;
   const float* bias_;
   int64_t width_, slice_;
+  Outputs outputs_;
   float eps_;
 };
 

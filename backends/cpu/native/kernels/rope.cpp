@@ -1,54 +1,14 @@
-// rope: rotary position embedding (Su et al., 2021) of queries or keys.
-#include <stdexcept>
-
+// rope, and rope_kv_write: the same with the norms before it and the cache write after it.
 #include "../isa.h"
-#include "../simd.h"
-#include "../work_split.h"
+#include "kv_store.h"
+#include "norm_row.h"
+#include "rotary.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// The angle within a quarter turn's half, [-pi/4, pi/4], and how many quarter turns were taken off.
-struct Reduced {
-  f32x16 angle;
-  i32x16 quadrant;
-};
-
-// angle mod pi/2 in double: what is left is exact to 1e-9 for angles to 1e9.
-ENGINE_INLINE Reduced reduce_angle(f32x16 angle) {
-  const auto x = convert<f64x16>(angle);
-  // Adding and taking away 1.5 * 2^52 rounds to the nearest integer.
-  const f64x16 n = (x * 0.63661977236758134308 + 0x1.8p52) - 0x1.8p52;
-  const f64x16 rest = (x - n * 0x1.921fb54p0) - n * 0x1.10b4611a62633p-30;
-  return {convert<f32x16>(rest), convert<i32x16>(n)};
-}
-
-// Taylor polynomials: the first term left out is under 4e-10 on [-pi/4, pi/4].
-ENGINE_INLINE void sine_cosine(Reduced x, f32x16& sine, f32x16& cosine) {
-  const f32x16 z = x.angle * x.angle;
-  f32x16 s = splat(2.7557319e-6f);
-  s = fma(s, z, splat(-1.9841270e-4f));
-  s = fma(s, z, splat(8.3333333e-3f));
-  s = fma(s, z, splat(-1.6666667e-1f));
-  s = fma(s * z, x.angle, x.angle);
-  f32x16 c = splat(2.4801587e-5f);
-  c = fma(c, z, splat(-1.3888889e-3f));
-  c = fma(c, z, splat(4.1666667e-2f));
-  c = fma(c, z, splat(-0.5f));
-  c = fma(c, z, splat(1.0f));
-  const i32x16 swap = (x.quadrant & 1) != 0;
-  const i32x16 sine_sign = (x.quadrant & 2) << 30;
-  const i32x16 cosine_sign = ((x.quadrant + 1) & 2) << 30;
-  sine = bit_cast<f32x16>(bit_cast<i32x16>(select(swap, c, s)) ^ sine_sign);
-  cosine = bit_cast<f32x16>(bit_cast<i32x16>(select(swap, s, c)) ^ cosine_sign);
-}
-
-// The angle of pair i is f32(position) * frequency[i], an f32 product, as models are trained with.
-//
-// x [T, heads * head_dim], positions i32 [T] -> the same shape, the first rotary_dim of each head rotated in pairs:
-// (i, i + rotary_dim / 2), or (2i, 2i + 1) if interleaved. Weight: frequencies f32 [rotary_dim / 2].
-// Numbers: heads, head_dim, rotary_dim, interleaved, scale (multiplies cosine and sine).
+// x [T, heads * head_dim], positions i32 [T] -> the same shape. Weight and numbers as of Rotary; heads.
 class Rope final : public Kernel {
  public:
   explicit Rope(const KernelArgs& args)
@@ -56,68 +16,127 @@ class Rope final : public Kernel {
         positions_(args.inputs.at(1)),
         y_(args.outputs.at(0)),
         heads_(args.integer("heads")),
-        head_dim_(args.integer("head_dim")),
-        half_(args.integer("rotary_dim") / 2),
-        padded_((half_ + 15) / 16 * 16),
-        interleaved_(args.number_or("interleaved", 0) != 0),
-        scale_(static_cast<float>(args.number_or("scale", 1))),
-        frequencies_(padded_ * sizeof(float)),
-        tables_(args.integer("threads") * padded_ * 2 * sizeof(float)) {
-    if (half_ * 2 > head_dim_ || args.weights.at(0)->columns != half_)
-      throw std::invalid_argument("rotary_dim is at most head_dim, and there are rotary_dim / 2 frequencies.");
-    std::memset(frequencies_.data(), 0, frequencies_.size());
-    std::memcpy(frequencies_.data(), args.weights[0]->data, half_ * sizeof(float));
-  }
+        dim_(args.integer("head_dim")),
+        rotary_(args, *args.weights.at(0)),
+        tables_(args.integer("threads") * rotary_.table_size() * sizeof(float)) {}
 
   void run(const Frame& frame, const Team& team, int) override {
     const Range range = share(frame.dims.T * heads_, team);
-    float* cosine = tables_.as<float>() + team.index * padded_ * 2;
-    float* sine = cosine + padded_;
+    float* table = tables_.as<float>() + team.index * rotary_.table_size();
     int64_t tabled = -1;
     for (int64_t i = range.begin; i < range.end; ++i) {
       const int64_t token = i / heads_;
-      if (token != tabled) fill_table(input<int32_t>(frame, positions_)[token], cosine, sine);
+      if (token != tabled) rotary_.fill_table(input<int32_t>(frame, positions_)[token], table);
       tabled = token;
-      const float* x = input<float>(frame, x_) + i * head_dim_;
-      float* y = output<float>(frame, y_) + i * head_dim_;
-      if (interleaved_)
-        rotate(x, cosine, sine, y, 2, 1);
-      else
-        rotate(x, cosine, sine, y, 1, half_);
-      std::memcpy(y + half_ * 2, x + half_ * 2, (head_dim_ - half_ * 2) * sizeof(float));
+      rotary_.rotate(input<float>(frame, x_) + i * dim_, table, output<float>(frame, y_) + i * dim_);
     }
   }
 
  private:
-  void fill_table(int32_t position, float* cosine, float* sine) const {
-    for (int64_t i = 0; i < padded_; i += 16) {
-      f32x16 s, c;
-      sine_cosine(reduce_angle(static_cast<float>(position) * load(frequencies_.as<float>() + i)), s, c);
-      store(sine + i, s * scale_);
-      store(cosine + i, c * scale_);
-    }
-  }
-
-  // Pair i is (i * step, i * step + other).
-  ENGINE_INLINE void rotate(const float* x, const float* cosine, const float* sine, float* __restrict y, int64_t step,
-                            int64_t other) const {
-    for (int64_t i = 0; i < half_; ++i) {
-      const float a = x[i * step], b = x[i * step + other];
-      y[i * step] = a * cosine[i] - b * sine[i];
-      y[i * step + other] = b * cosine[i] + a * sine[i];
-    }
-  }
-
   int x_, positions_, y_;
-  int64_t heads_, head_dim_, half_, padded_;
-  bool interleaved_;
-  float scale_;
-  Buffer frequencies_, tables_;
+  int64_t heads_, dim_;
+  Rotary rotary_;
+  Buffer tables_;
+};
+
+// q f32 [T, heads * head_dim], k and v f32 [T, kv_heads * head_dim], positions and kv_slots i32 [T] -> q rotated; k rotated
+// and v into the states k, v (, k_scale, v_scale), but for tokens with a negative slot. Weights: frequencies, and, if heads
+// are normalised before, those of q's and k's RMS norms, f32 [head_dim]. Numbers: as of Rotary and kv_write; heads, eps,
+// weight_offset. The bits are those of rms_norm, rope and kv_write.
+class RopeKvWrite final : public Kernel {
+ public:
+  explicit RopeKvWrite(const KernelArgs& args)
+      : q_(args.inputs.at(0)),
+        k_(args.inputs.at(1)),
+        v_(args.inputs.at(2)),
+        positions_(args.inputs.at(3)),
+        slots_(args.inputs.at(4)),
+        y_(args.outputs.at(0)),
+        heads_(args.integer("heads")),
+        eps_(static_cast<float>(args.number_or("eps", 0))),
+        rotary_(args, *args.weights.at(0)),
+        store_(args),
+        dim_(store_.layout().dim),
+        stride_(16 * rotary_.table_size() + 17 * ((dim_ + 15) / 16 * 16)),
+        scratch_(args.integer("threads") * stride_ * sizeof(float)) {
+    for (size_t i = 1; i < args.weights.size(); ++i) norms_.emplace_back(args, *args.weights[i]);
+    if (norms_.size() != 0 && norms_.size() != 2) throw std::invalid_argument("q and k both have norms, or neither.");
+    for (const NormWeight& norm : norms_)
+      if (norm.width() != dim_) throw std::invalid_argument("the norms of q and k are head_dim wide.");
+    if (store_.layout().latent) throw std::invalid_argument("a latent cache takes rope and kv_write.");
+  }
+
+  bool serial(const Dims& dims) const override {
+    return little(dims.T * (heads_ + 2 * store_.layout().heads) * dim_);
+  }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    with_kv_type(store_.layout().dtype, [&](auto* type) { run_typed(frame, team, type); });
+  }
+
+ private:
+  template <class T>
+  void run_typed(const Frame& frame, const Team& team, T* type) const {
+    const int32_t* slots = input<int32_t>(frame, slots_);
+    const KvLayout& layout = store_.layout();
+    const KvShare part(slots, frame.dims.T, layout.lanes, team);
+    const Range heads = part.heads(heads_), kv_heads = part.heads(layout.heads);
+    float* tables = scratch_.as<float>() + team.index * stride_;
+    float* keys = tables + 16 * rotary_.table_size();
+    for (int64_t t = part.tokens.begin; t < part.tokens.end;) {
+      const int64_t count = run_end(slots, t, part.tokens.end, layout.lanes) - t;
+      for (int64_t i = 0; i < count; ++i)
+        rotary_.fill_table(input<int32_t>(frame, positions_)[t + i], tables + i * rotary_.table_size());
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t h = heads.begin; h < heads.end; ++h) {
+          const int64_t at = ((t + i) * heads_ + h) * dim_;
+          turn(input<float>(frame, q_) + at, 0, tables + i * rotary_.table_size(), keys, output<float>(frame, y_) + at);
+        }
+      if (slots[t] >= 0) write(frame, team, t, count, kv_heads, tables, keys, type);
+      t += count;
+    }
+  }
+
+  // Keys and values of a run of tokens.
+  template <class T>
+  void write(const Frame& frame, const Team& team, int64_t t, int64_t count, Range heads, const float* tables,
+             float* keys, T* type) const {
+    const int64_t slot = input<int32_t>(frame, slots_)[t], kv_heads = store_.layout().heads;
+    for (int64_t h = heads.begin; h < heads.end; ++h) {
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t at = ((t + i) * kv_heads + h) * dim_;
+        turn(input<float>(frame, k_) + at, 1, tables + i * rotary_.table_size(), keys, keys + (i + 1) * dim_);
+        store_.write_value(slot + i, h, input<float>(frame, v_) + at, type);
+      }
+      store_.write_keys(team, slot, h, count, keys + dim_, dim_, type);
+    }
+  }
+
+  // Norm `which`, if there are norms, and rotation of one head. `normed`: room for one.
+  ENGINE_INLINE void turn(const float* x, size_t which, const float* table, float* normed, float* y) const {
+    if (!norms_.empty()) {
+      rms_row(x, norms_[which].data(), eps_, normed, dim_);
+      x = normed;
+    }
+    rotary_.rotate(x, table, y);
+  }
+
+  int q_, k_, v_, positions_, slots_, y_;
+  int64_t heads_;
+  float eps_;
+  Rotary rotary_;
+  KvStore store_;
+  int64_t dim_, stride_;
+  std::vector<NormWeight> norms_;
+  Buffer scratch_;
 };
 
 }  // namespace
 
-void register_rope(Table& table) { table.kernels["rope"] = make_kernel<Rope>; }
+void register_rope(Table& table) {
+  table.kernels["rope"] = make_kernel<Rope>;
+  table.kernels["rope_kv_write"] = make_kernel<RopeKvWrite>;
+}
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

@@ -27,8 +27,9 @@ class StepExpand final : public Kernel {
       throw std::invalid_argument("there are 8 inputs and 3 outputs, and one more of each a cache group.");
   }
 
-  void run(const Frame& frame, const Team& team, int) override {
-    if (team.index != 0) return;
+  bool serial(const Dims&) const override { return true; }
+
+  void run(const Frame& frame, const Team&, int) override {
     copy_history(frame);
     fill_history(frame);
     expand_tokens(frame);

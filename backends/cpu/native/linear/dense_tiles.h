@@ -24,14 +24,6 @@ struct DenseF16 {
   }
 };
 
-struct DenseBF16 {
-  static constexpr int kPerUnit = 2, kUnitBytes = 256;
-  static ENGINE_INLINE f32x16 weights(const uint8_t* unit, int panel, int index) {
-    const u32x16 pair = load_as<u32x16>(unit + 64 * panel);
-    return bit_cast<f32x16>(index == 0 ? pair << 16 : pair & 0xffff0000);
-  }
-};
-
 // E4M3: seven bits of exponent and fraction, shifted, are those of an f16 that is 2^-8 of the number.
 struct DenseF8 {
   static constexpr int kPerUnit = 32, kUnitBytes = 2304;
@@ -67,8 +59,8 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int index, int panel0, const fl
   }
 }
 
-// acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth).
-template <class Dense, int kRows>
+// acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth). kAhead: the weights come from memory.
+template <class Dense, int kRows, bool kAhead>
 void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, float* acc) {
   static_assert(kRows <= kRowsAtOnce);
   const float* x[kRows];
@@ -83,11 +75,11 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, fl
     const uint8_t* at = unit;
     int64_t k = 0;
     for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, at += Dense::kUnitBytes) {
-      for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
+      if constexpr (kAhead)
+        for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
 #pragma GCC unroll 2
       for (int i = 0; i < Dense::kPerUnit; ++i) add_unit<Dense>(at, i, panel0, x, k, sums);
     }
-    if (k < depth) add_unit<Dense>(at, 0, panel0, x, k, sums);  // an odd depth's last k
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
@@ -95,9 +87,9 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, fl
   }
 }
 
-// A chunk of a strip as f32 [depth][64]; small, since rows whose length is a power of two fall into the same cache sets.
-constexpr int kDenseChunk = 64;
+constexpr int kDenseChunk = 128;  // k of a strip that are widened at a time, to stay in the first-level cache
 
+// A chunk of a strip as f32 [depth][64].
 template <class Dense>
 void widen_chunk(const uint8_t* units, int64_t depth, float* out) {
   for (int64_t k = 0; k < depth; k += Dense::kPerUnit, units += Dense::kUnitBytes) {

@@ -19,6 +19,8 @@ class Embed final : public Kernel {
     layout_of(*weight_);  // refuses what is no matrix
   }
 
+  bool serial(const Dims& dims) const override { return little(dims.T * weight_->depth); }
+
   void run(const Frame& frame, const Team& team, int) override {
     const auto* ids = input<int32_t>(frame, ids_);
     const Range mine = share(frame.dims.T, team);

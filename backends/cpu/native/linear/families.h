@@ -3,10 +3,12 @@
 
 #include <array>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
+#include "bf16_matrix.h"
+#include "bf16_tiles.h"
 #include "dense_tiles.h"
+#include "int8_matrix.h"
 #include "product.h"
 #include "tiles.h"
 
@@ -20,13 +22,15 @@ static_assert(sizeof(Chunk<16, true, true>) <= Scratch::kChunkBytes && sizeof(Ch
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 
-// One function for each number of rows: kPackedTiles[rows - 1], kDenseTiles[rows - 1], kChunkTiles[rows - kLeastTileRows].
+// One function for each number of rows: kPackedTiles[rows - 1], kDenseTiles[rows - 1], kBf16Tiles[rows - 1],
+// kChunkTiles[rows - kLeastTileRows].
 template <class Packed>
 using PackedTile = decltype(&tile_packed<Packed, 1>);
 template <class Source>
 using ChunkTile = decltype(&tile_chunk<Source, 1>);
 template <class Dense>
-using DenseTile = decltype(&tile_dense<Dense, 1>);
+using DenseTile = decltype(&tile_dense<Dense, 1, true>);
+using Bf16Tile = decltype(&tile_bf16<1, true>);
 
 template <class Packed, int... kRows>
 constexpr std::array<PackedTile<Packed>, sizeof...(kRows)> packed_tiles(std::integer_sequence<int, kRows...>) {
@@ -36,25 +40,34 @@ template <class Source, int... kRows>
 constexpr std::array<ChunkTile<Source>, sizeof...(kRows)> chunk_tiles(std::integer_sequence<int, kRows...>) {
   return {tile_chunk<Source, kRows + kLeastTileRows>...};
 }
-template <class Dense, int... kRows>
+template <class Dense, bool kAhead, int... kRows>
 constexpr std::array<DenseTile<Dense>, sizeof...(kRows)> dense_tiles(std::integer_sequence<int, kRows...>) {
-  return {tile_dense<Dense, kRows + 1>...};
+  return {tile_dense<Dense, kRows + 1, kAhead>...};
+}
+template <bool kAhead, int... kRows>
+constexpr std::array<Bf16Tile, sizeof...(kRows)> bf16_tiles(std::integer_sequence<int, kRows...>) {
+  return {tile_bf16<kRows + 1, kAhead>...};
 }
 
 template <class Packed>
 constexpr auto kPackedTiles = packed_tiles<Packed>(std::make_integer_sequence<int, kFewRows>());
 template <class Source>
 constexpr auto kChunkTiles = chunk_tiles<Source>(std::make_integer_sequence<int, kTileRows - kLeastTileRows + 1>());
-template <class Dense>
-constexpr auto kDenseTiles = dense_tiles<Dense>(std::make_integer_sequence<int, kTileRows>());
+template <class Dense, bool kAhead>
+constexpr auto kDenseTiles = dense_tiles<Dense, kAhead>(std::make_integer_sequence<int, kRowsAtOnce>());
+template <bool kAhead>
+constexpr auto kBf16Tiles = bf16_tiles<kAhead>(std::make_integer_sequence<int, kRowsAtOnce>());
 
 // Tile t of `tiles` over `rows` rows begins here; tiles are as equal as can be.
 ENGINE_INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t t) { return rows * t / tiles; }
-ENGINE_INLINE int64_t tiles_of(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+ENGINE_INLINE int64_t tiles_of(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
 
 template <class Packed>
 void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const Scratch& scratch) {
   point_to_rows(product, row0, rows, scratch);
+#if defined(__AMX_INT8__)
+  if (suits_matrix<Packed>(rows, product.depth)) return lay_out_cells<Packed>(rows, product.depth, scratch);
+#endif
   const int64_t groups = product.depth / Packed::kGroupSize;
   for (int64_t i = 0; i < rows; ++i)
     correct_row<Packed>(scratch.rows()[i], product.depth, scratch.corrections() + i * groups);
@@ -65,7 +78,7 @@ void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch&
   using C = ChunkOf<Packed>;
   C& chunk = *reinterpret_cast<C*>(s.chunk());
   const int64_t pitch = depth / Packed::kGroupSize;
-  const int64_t tiles = tiles_of(rows);
+  const int64_t tiles = tiles_of(rows, kTileRows);
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += kChunk) {
     const int64_t size = depth - k < kChunk ? depth - k : kChunk;
@@ -88,6 +101,9 @@ void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch&
 template <class Packed>
 void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1,
                         const Scratch& scratch) {
+#if defined(__AMX_INT8__)
+  if (suits_matrix<Packed>(rows, product.depth)) return multiply_matrix<Packed>(product, row0, rows, strip0, strip1, scratch);
+#endif
   const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
   for (int64_t strip = strip0; strip < strip1; ++strip) {
     if (rows <= kFewRows)
@@ -104,13 +120,13 @@ int64_t dense_strip_bytes(int64_t depth) {
   return (depth + Dense::kPerUnit - 1) / Dense::kPerUnit * Dense::kUnitBytes;
 }
 
-constexpr int64_t kWidenTiles = 4;  // with more tiles it pays to widen a chunk once and store it
+constexpr int64_t kWidenTiles = 2;  // with more tiles it pays to widen a chunk once and store it
 
 template <class Dense>
 void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
-  const int64_t tiles = tiles_of(rows);
+  const int64_t tiles = tiles_of(rows, kRowsAtOnce);
   const int64_t chunk = tiles == 1 ? depth : kDenseChunk;
-  const bool widen = tiles > kWidenTiles && !std::is_same_v<Dense, DenseF32>;
+  const bool widen = tiles > kWidenTiles;
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += chunk, strip += chunk / Dense::kPerUnit * Dense::kUnitBytes) {
     const int64_t size = depth - k < chunk ? depth - k : chunk;
@@ -118,13 +134,13 @@ void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, con
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t first = tile_start(rows, tiles, t);
       const int64_t count = tile_start(rows, tiles, t + 1) - first;
-      const float* x[kTileRows];
+      const float* x[kRowsAtOnce];
       for (int64_t i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
       float* const acc = s.acc() + first * kStrip;
       if (widen)
-        kDenseTiles<DenseF32>[count - 1](s.chunk(), x, size, acc);
+        kDenseTiles<DenseF32, false>[count - 1](s.chunk(), x, size, acc);
       else
-        kDenseTiles<Dense>[count - 1](strip, x, size, acc);
+        (t == 0 ? kDenseTiles<Dense, true> : kDenseTiles<Dense, false>)[count - 1](strip, x, size, acc);
     }
   }
 }
@@ -139,15 +155,47 @@ void multiply_dense(const Product& product, int64_t row0, int64_t rows, int64_t 
   }
 }
 
+#if !defined(__AMX_BF16__)
+constexpr int64_t kBf16Chunk = 256;  // k whose weights stay in the first-level cache
+
+// The first tile of a chunk brings its weights near, for the others.
+inline void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+  const int64_t tiles = tiles_of(rows, kRowsAtOnce);
+  const int64_t chunk = tiles == 1 ? depth : kBf16Chunk;
+  std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
+  for (int64_t k = 0; k < depth; k += chunk, strip += chunk / 2 * kPairBytes) {
+    const int64_t size = depth - k < chunk ? depth - k : chunk;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t first = tile_start(rows, tiles, t);
+      const int64_t count = tile_start(rows, tiles, t + 1) - first;
+      const uint8_t* x[kRowsAtOnce];
+      for (int64_t i = 0; i < count; ++i) x[i] = s.rows()[first + i] + 2 * k;
+      (t == 0 ? kBf16Tiles<true> : kBf16Tiles<false>)[count - 1](strip, x, size, s.acc() + first * kStrip);
+    }
+  }
+}
+
+inline void multiply_bf16(const Product& product, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1,
+                          const Scratch& scratch) {
+  const int64_t bytes = bf16_strip_bytes(product.depth);
+  for (int64_t strip = strip0; strip < strip1; ++strip) {
+    multiply_bf16_strip(rows, product.matrix + strip * bytes, product.depth, scratch);
+    finish_strip(product, row0, rows, strip, scratch.acc());
+  }
+}
+#endif
+
 template <class Packed>
 int64_t packed_strip_bytes(int64_t depth) {
   return depth / Packed::kUnit * Packed::kUnitBytes;
 }
 
 template <class Packed>
-constexpr FamilyOps kQuantizedOps{prepare_quantized<Packed>, multiply_quantized<Packed>, packed_strip_bytes<Packed>, true};
+constexpr FamilyOps kQuantizedOps{prepare_quantized<Packed>, multiply_quantized<Packed>, packed_strip_bytes<Packed>,
+                                      Activation::q8g32};
 template <class Dense>
-constexpr FamilyOps kDenseOps{point_to_rows, multiply_dense<Dense>, dense_strip_bytes<Dense>, false};
+constexpr FamilyOps kDenseOps{point_to_rows, multiply_dense<Dense>, dense_strip_bytes<Dense>, Activation::f32};
+constexpr FamilyOps kBf16Ops{point_to_rows, multiply_bf16, bf16_strip_bytes, Activation::bf16};
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

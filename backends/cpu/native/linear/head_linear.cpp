@@ -6,22 +6,22 @@
 #include "../isa.h"
 #include "../work_split.h"
 #include "product.h"
-#include "q8g32.h"
+#include "quantize.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// inputs x f32 [T, heads * K]; outputs f32 [T, heads * N]. Weight: a matrix [N, K] a head. A quantized weight's input is
-// packed here, head by head: a row as a whole would be cut at other places.
+// inputs x f32 [T, heads * K]; outputs f32 [T, heads * N]. Weight: a matrix [N, K] a head. The input of a
+// quantized or bf16 weight is packed here, head by head: a row as a whole would be cut at other places.
 class HeadLinear final : public Kernel {
  public:
   explicit HeadLinear(const KernelArgs& args)
       : x_(args.inputs.at(0)), y_(args.outputs.at(0)), weight_(args.weights.at(0)), ops_(&family_ops(*weight_)),
         most_rows_(std::min<int64_t>(64, block_rows(weight_->depth))) {
-    if (ops_->quantized && weight_->depth % kGroup != 0)
+    if (ops_->activation == Activation::q8g32 && weight_->depth % kGroup != 0)
       throw std::invalid_argument("q8g32 needs a depth that is a multiple of 32.");
-    const int64_t packed = ops_->quantized ? most_rows_ * q8g32_row_bytes(weight_->depth) : 0;
+    const int64_t packed = packs() ? most_rows_ * row_bytes(ops_->activation, weight_->depth) : 0;
     for (int64_t i = 0; i < args.integer("threads"); ++i) {
       scratch_.emplace_back(weight_->depth);
       rows_.emplace_back(most_rows_ * sizeof(int32_t) + packed);
@@ -44,6 +44,8 @@ class HeadLinear final : public Kernel {
   }
 
  private:
+  bool packs() const { return ops_->activation != Activation::f32; }
+
   void multiply(const Frame& frame, int64_t head, int64_t first, int64_t tokens, int64_t strip0, int64_t strip1,
                 int thread) {
     const int64_t depth = weight_->depth, heads = weight_->count;
@@ -57,10 +59,11 @@ class HeadLinear final : public Kernel {
     product.y = output<float>(frame, y_);
     product.y_rows = y_rows;
     const float* x = input<float>(frame, x_) + (first * heads + head) * depth;
-    if (ops_->quantized) {
+    if (packs()) {
       auto* packed = reinterpret_cast<uint8_t*>(y_rows + most_rows_);
-      product.x_bytes = q8g32_row_bytes(depth);
-      for (int64_t i = 0; i < tokens; ++i) quantize_row(x + i * heads * depth, depth, packed + i * product.x_bytes);
+      product.x_bytes = row_bytes(ops_->activation, depth);
+      const auto pack = ops_->activation == Activation::bf16 ? round_row : quantize_row;
+      for (int64_t i = 0; i < tokens; ++i) pack(x + i * heads * depth, depth, packed + i * product.x_bytes);
       product.x = packed;
     } else {
       product.x_bytes = heads * depth * 4;

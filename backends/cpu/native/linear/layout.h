@@ -23,8 +23,9 @@
 // IQ4_NL 4.5 -> 8.5 as w8; IQ4_XS and MXFP4 4.25 -> 9 as w8s; Q5_K 5.5, Q4_1 5 and Q5_1 6 -> 10 as w8m; Q2_K 2.625 -> 12 as
 // w8m16. Products are finite only with scales up to 2^104 (dot.h), which MXFP4 alone can pass.
 //
-// Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2] (K padded to even):
-// two consecutive k in one 32-bit lane. Of the weights that their kernels widen to f32 as they read them,
+// Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2], two consecutive k in
+// one 32-bit lane as vdpbf16ps and the rows of AMX's tiles have them, K padded to 32 with zeros. Activations of bf16 weights
+// are bf16 as well; those of the others f32. Of the weights that kernels widen to f32 as they read them,
 //
 //   f8        32   2304  f32 scale[64]; E4M3 [32][64]
 //   nf4, fp4  64   2304  f32 scale[64]; bytes [32][64]: k = 2i in the high nibble of byte i, 2i + 1 in the low, both of them
@@ -65,6 +66,8 @@ const Layout& layout_of(const PackedWeight& weight);
 
 inline int64_t strips_of(int64_t columns) { return (columns + kStrip - 1) / kStrip; }
 inline int64_t units_of(const Layout& layout, int64_t depth) { return (depth + layout.unit - 1) / layout.unit; }
+// Bytes of a row of the checkpoint's tensor.
+inline int64_t row_bytes(const Layout& layout, int64_t depth) { return depth / layout.block * layout.block_bytes; }
 inline int64_t strip_bytes(const Layout& layout, int64_t depth) { return units_of(layout, depth) * layout.unit_bytes; }
 
 // Zeros, ready for pack_columns. std::invalid_argument where the depth does not fit the format.

@@ -14,7 +14,7 @@ const FamilyOps& family_ops(const PackedWeight& weight) {
   switch (layout_of(weight).family) {
     case Family::f32: return kDenseOps<DenseF32>;
     case Family::f16: return kDenseOps<DenseF16>;
-    case Family::bf16: return kDenseOps<DenseBF16>;
+    case Family::bf16: return kBf16Ops;
     case Family::f8: return kDenseOps<DenseF8>;
     case Family::nf4: return kDenseOps<DenseNF4>;
     case Family::fp4: return kDenseOps<DenseFP4>;
@@ -32,7 +32,7 @@ const FamilyOps& family_ops(const PackedWeight& weight) {
 
 namespace {
 
-// inputs: x as q8g32, x as f32 (each -1 where no weight's family reads it), residual [rows, N] (-1: none; one output only).
+// inputs: x as q8g32, x as f32 or bf16 (each -1 where no weight's family reads it), residual [rows, N] (-1: none; one output only).
 // outputs: y_i f32 [rows, N_i]. weights: one matrix an output, then "plain" biases [N_i] of those that have one, in order.
 // Numbers: rows_dim; bias: sum of 2^i over the outputs i with a bias (0 if absent).
 class Linear final : public Kernel {
@@ -50,6 +50,9 @@ class Linear final : public Kernel {
       outputs_[i] = args.outputs[i];
       parts_[i] = part_of(*weights_[i]);
       max_depth = std::max(max_depth, parts_[i].depth);
+      for (size_t j = 0; j < i; ++j)
+        if (reads_plain(parts_[i]) && reads_plain(parts_[j]) && parts_[i].ops->activation != parts_[j].ops->activation)
+          throw std::invalid_argument("the dense weights of one input are either all bf16 or none of them.");
       if (biased >> i & 1) {
         biases_[i] = args.weights.at(bias++);
         if (biases_[i]->family != "plain" || biases_[i]->columns != parts_[i].columns)
@@ -66,7 +69,7 @@ class Linear final : public Kernel {
     Product products[kMost];
     for (int i = 0; i < count_; ++i) {
       products[i] = parts_[i];
-      products[i].x = frame.values[parts_[i].ops->quantized ? packed_ : plain_];
+      products[i].x = frame.values[reads_plain(parts_[i]) ? plain_ : packed_];
       products[i].y = output<float>(frame, outputs_[i]);
       if (residual_ >= 0) products[i].residual = input<float>(frame, residual_);
     }
@@ -80,17 +83,20 @@ class Linear final : public Kernel {
  private:
   static constexpr int kMost = 8;
 
+  static bool reads_plain(const Product& part) { return part.ops->activation != Activation::q8g32; }
+
   Product part_of(const PackedWeight& weight) const {
     Product part{};
     part.ops = &family_ops(weight);
     if (weight.count != 1) throw std::invalid_argument("linear takes one matrix a weight; moe_linear takes many.");
-    if ((part.ops->quantized ? packed_ : plain_) < 0)
-      throw std::invalid_argument(part.ops->quantized ? "a quantized weight needs its input as q8g32."
-                                                      : "a dense weight needs its input as f32.");
+    if (!reads_plain(part) && packed_ < 0)
+      throw std::invalid_argument("a quantized weight needs its input as q8g32.");
+    if (reads_plain(part) && plain_ < 0)
+      throw std::invalid_argument("a dense weight needs its input as f32, or as bf16 where it is bf16 itself.");
     part.matrix = weight.data;
     part.columns = weight.columns;
     part.depth = weight.depth;
-    part.x_bytes = part.ops->quantized ? q8g32_row_bytes(weight.depth) : weight.depth * 4;
+    part.x_bytes = row_bytes(part.ops->activation, weight.depth);
     return part;
   }
 

@@ -40,6 +40,8 @@ class MoeRoute final : public Kernel {
       scratch_.emplace_back((2 * experts_ + groups_) * sizeof(float) + std::max(group_best_, groups_kept_) * sizeof(int32_t));
   }
 
+  bool serial(const Dims& dims) const override { return little(dims.T * experts_ * k_); }
+
   void run(const Frame& frame, const Team& team, int) override {
     const Range mine = share(frame.dims.T, team);
     for (int64_t t = mine.begin; t < mine.end; ++t)
@@ -112,7 +114,7 @@ class MoeRoute final : public Kernel {
   std::vector<Buffer> scratch_;
 };
 
-// inputs: x as q8g32, x as f32 (each -1 where no weight's family reads it), ids i32 [T, k]; outputs y_i f32 [T, k, N_i];
+// inputs: x as q8g32, x as f32 or bf16 (each -1 where no weight's family reads it), ids i32 [T, k]; outputs y_i f32 [T, k, N_i];
 // weights: one an output, with a matrix an expert, then "plain" biases [experts * N_i] of those that have one, in order.
 // Numbers: k; per_choice (0: x is [T, K], shared by a token's choices; 1: x is [T, k, K]); bias: sum of 2^i over the outputs
 // i with a bias (0 if absent). Rows whose id is no expert are left as they are.
@@ -132,8 +134,7 @@ class MoeLinear final : public Kernel {
       outputs_[i] = args.outputs[i];
       ops_[i] = &family_ops(*weights_[i]);
       if (weights_[i]->count != experts_) throw std::invalid_argument("moe_linear's weights must hold equally many experts.");
-      if ((ops_[i]->quantized ? packed_ : plain_) < 0)
-        throw std::invalid_argument("moe_linear lacks the input (q8g32 or f32) that a weight's family reads.");
+      if (x_of(i) < 0) throw std::invalid_argument("moe_linear lacks the input (q8g32, f32 or bf16) that a weight's family reads.");
       max_depth = std::max(max_depth, weights_[i]->depth);
       if (!(biased >> i & 1)) continue;
       biases_[i] = args.weights.at(bias++);
@@ -190,6 +191,8 @@ class MoeLinear final : public Kernel {
     }
   }
 
+  int x_of(int i) const { return ops_[i]->activation == Activation::q8g32 ? packed_ : plain_; }
+
   Product product_of(const Frame& frame, int i, int64_t expert) const {
     const PackedWeight& weight = *weights_[i];
     Product product{};
@@ -197,8 +200,8 @@ class MoeLinear final : public Kernel {
     product.columns = weight.columns;
     product.depth = weight.depth;
     product.matrix = weight.data + expert * strips_of(weight.columns) * ops_[i]->strip_bytes(weight.depth);
-    product.x = frame.values[ops_[i]->quantized ? packed_ : plain_];
-    product.x_bytes = ops_[i]->quantized ? q8g32_row_bytes(weight.depth) : weight.depth * 4;
+    product.x = frame.values[x_of(i)];
+    product.x_bytes = row_bytes(ops_[i]->activation, weight.depth);
     product.y = output<float>(frame, outputs_[i]);
     if (biases_[i] != nullptr) product.bias = biases_[i]->f32() + expert * weight.columns;
     return product;
@@ -242,6 +245,8 @@ class MoeCombine final : public Kernel {
       : y_(args.inputs.at(0)), weights_(args.inputs.at(1)), residual_(args.inputs.at(2)), out_(args.outputs.at(0)),
         k_(args.integer("k")), width_(args.integer("width")) {}
 
+  bool serial(const Dims& dims) const override { return little(dims.T * k_ * width_); }
+
   void run(const Frame& frame, const Team& team, int) override {
     const auto* y = input<float>(frame, y_);
     const auto* weights = input<float>(frame, weights_);
@@ -249,10 +254,13 @@ class MoeCombine final : public Kernel {
     auto* out = output<float>(frame, out_);
     const Range mine = share(frame.dims.T, team);
     for (int64_t t = mine.begin; t < mine.end; ++t) {
-      for (int64_t n = 0; n < width_; ++n) {
-        float sum = 0;
-        for (int64_t c = 0; c < k_; ++c) sum += weights[t * k_ + c] * y[(t * k_ + c) * width_ + n];
-        out[t * width_ + n] = residual == nullptr ? sum : residual[t * width_ + n] + sum;
+      const float* const rows = y + t * k_ * width_;
+      for (int64_t n = 0; n < width_; n += 16) {
+        const int64_t lanes = std::min<int64_t>(16, width_ - n);
+        f32x16 sum = {};
+        for (int64_t c = 0; c < k_; ++c) sum += load_first(rows + c * width_ + n, lanes) * splat(weights[t * k_ + c]);
+        if (residual != nullptr) sum = load_first(residual + t * width_ + n, lanes) + sum;
+        store_first(out + t * width_ + n, sum, lanes);
       }
     }
   }

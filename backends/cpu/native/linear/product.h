@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../buffer.h"
-#include "../simd.h"
 #include "layout.h"
+#include "q8g32.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -40,25 +40,58 @@ class Scratch {
  public:
   Scratch() = default;
   explicit Scratch(int64_t max_depth)
-      : memory_(kChunkBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*)) +
-                (kBlockBytes + kLeastBlockRows * max_depth) / 16 * sizeof(int32_t)) {}
+      : memory_(kChunkBytes + kSumsBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*)) +
+                (kBlockBytes + kLeastBlockRows * max_depth) / 16 * sizeof(int32_t)),
+        cells_(kSumsBytes == 0 ? 0 : (kBlockBytes + (kLeastBlockRows + 15) * max_depth) / (16 * 32) * kMostCellBytes) {}
 
   static constexpr size_t kChunkBytes = 32768;
+  // Of a machine with a matrix unit (int8_matrix.h): integer sums of two parts, and a block's rows, 16 x 32 k at a time.
+#if defined(__AMX_INT8__)
+  static constexpr size_t kSumsBytes = 16384;
+#else
+  static constexpr size_t kSumsBytes = 0;
+#endif
+  static constexpr size_t kMostCellBytes = 16 * (32 + 4 + 8);
+
   uint8_t* chunk() const { return memory_.data(); }
-  float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes); }                             // [rows][64]
+  int32_t* sums() const { return reinterpret_cast<int32_t*>(chunk() + kChunkBytes); }
+  uint8_t* cells() const { return cells_.data(); }
+  float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes + kSumsBytes); }                // [rows][64]
   const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(acc() + kBlockRows * kStrip); }    // [rows]
   int32_t* corrections() const { return reinterpret_cast<int32_t*>(rows() + kBlockRows); }  // [rows][depth / group]
 
  private:
-  Buffer memory_;
+  Buffer memory_, cells_;
 };
+
+// What a family reads as x. Rows of f32 and bf16 are contiguous.
+enum class Activation { f32, bf16, q8g32 };
+
+ENGINE_INLINE int64_t row_bytes(Activation activation, int64_t depth) {
+  switch (activation) {
+    case Activation::f32: return 4 * depth;
+    case Activation::bf16: return 2 * depth;
+    case Activation::q8g32: return q8g32_row_bytes(depth);
+  }
+  __builtin_unreachable();
+}
+
+// x f32 [depth] as one row of bf16, to nearest, ties to even.
+inline void round_row(const float* x, int64_t depth, uint8_t* row) {
+  auto* out = reinterpret_cast<bf16*>(row);
+  int64_t k = 0;
+  for (; k + 16 <= depth; k += 16) narrow(out + k, load(x + k));
+  if (k == depth) return;
+  const u16x16 last = narrow_bf16(load_first(x + k, depth - k));
+  std::memcpy(out + k, &last, 2 * (depth - k));
+}
 
 // What a family does. prepare: once for rows row0.. of a product, before multiply is called for any strips of theirs.
 struct FamilyOps {
   void (*prepare)(const Product&, int64_t row0, int64_t rows, const Scratch&);
   void (*multiply)(const Product&, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1, const Scratch&);
   int64_t (*strip_bytes)(int64_t depth);
-  bool quantized;  // x is q8g32, not f32
+  Activation activation;
 };
 
 inline void point_to_rows(const Product& product, int64_t row0, int64_t rows, const Scratch& scratch) {

@@ -1,9 +1,10 @@
-// quantize: rows of f32 as the packed activation q8g32.
+// quantize, quantize_bf16: rows of f32 as packed activations.
+#include "quantize.h"
+
 #include <stdexcept>
 
 #include "../isa.h"
-#include "../work_split.h"
-#include "q8g32.h"
+#include "product.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -20,16 +21,16 @@ class Quantize final : public Kernel {
     if (width_ <= 0 || width_ % kGroup != 0) throw std::invalid_argument("q8g32 needs a width that is a multiple of 32.");
   }
 
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * choices_ * width_); }
+
   void run(const Frame& frame, const Team& team, int) override {
-    const auto* x = input<float>(frame, x_);
-    const int64_t groups = width_ / kGroup;  // a long row alone keeps every thread busy, too
-    const Range mine = share(rows_.count(frame.dims) * choices_ * groups, team);
-    for (int64_t i = mine.begin; i < mine.end; ++i) {
-      uint8_t* row = frame.values[y_] + i / groups * q8g32_row_bytes(width_);
-      const int64_t g = i % groups;
-      quantize_group(load(x + i * kGroup), load(x + i * kGroup + 16), q8g32_values(row) + g * kGroup,
-                     q8g32_scales(row, width_) + g, q8g32_sums(row, width_) + 2 * g, scale_);
-    }
+    const auto* values = input<float>(frame, x_);
+    uint8_t* packed = frame.values[y_];
+    share_groups(rows_.count(frame.dims) * choices_, width_, team, [&](int64_t row, int64_t first, int64_t end) {
+      const float* x = values + row * width_;
+      quantize_groups(packed + row * q8g32_row_bytes(width_), width_, first, end, scale_,
+                      [x](int64_t k) { return load(x + k); });
+    });
   }
 
  private:
@@ -39,9 +40,31 @@ class Quantize final : public Kernel {
   float scale_;
 };
 
+// inputs x [rows, K] f32; outputs bf16 [rows, K], to nearest, ties to even. Numbers: width K, rows_dim, choices (rows = T *
+// choices, 1 if absent).
+class QuantizeBf16 final : public Kernel {
+ public:
+  explicit QuantizeBf16(const KernelArgs& args)
+      : x_(args.inputs.at(0)), y_(args.outputs.at(0)), rows_(args),
+        width_(args.integer("width") * static_cast<int64_t>(args.number_or("choices", 1))) {}
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const Range mine = share(rows_.count(frame.dims) * width_, team, 64);  // as if it were one row
+    round_row(input<float>(frame, x_) + mine.begin, mine.end - mine.begin, frame.values[y_] + 2 * mine.begin);
+  }
+
+ private:
+  int x_, y_;
+  RowsDim rows_;
+  int64_t width_;
+};
+
 }  // namespace
 
-void register_quantize(Table& table) { table.kernels["quantize"] = make_kernel<Quantize>; }
+void register_quantize(Table& table) {
+  table.kernels["quantize"] = make_kernel<Quantize>;
+  table.kernels["quantize_bf16"] = make_kernel<QuantizeBf16>;
+}
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

@@ -272,8 +272,10 @@ void pack_element(const uint8_t* block, uint8_t* unit, int64_t column) {
   std::memcpy(unit + kBytes * column, block, kBytes);
 }
 
-// bf16: two k a unit.
-void pack_pair(const uint8_t* block, uint8_t* unit, int64_t column) { std::memcpy(unit + 4 * column, block, 4); }
+// bf16: 16 pairs of k.
+void pack_pairs(const uint8_t* block, uint8_t* unit, int64_t column) {
+  for (int i = 0; i < 16; ++i) put(unit, i, column, word(block, i));
+}
 
 // From a block to the units of its k, or from the blocks of one unit.
 using PackUnit = void (*)(const uint8_t* block, uint8_t* unit, int64_t column);
@@ -286,7 +288,7 @@ struct Packer {
 const Packer kPackers[] = {
     {{Family::f32, "f32", "F32", 1, 4, 1, 256}, pack_element<4>},
     {{Family::f16, "f16", "F16", 1, 2, 1, 128}, pack_element<2>},
-    {{Family::bf16, "bf16", "BF16", 1, 2, 2, 256}, pack_pair},
+    {{Family::bf16, "bf16", "BF16", 1, 2, 32, 4096}, pack_pairs},
     {{Family::f8, "f8", "FP8", 32, 36, 32, 2304}, pack_scaled_bytes},
     {{Family::nf4, "nf4", "NF4", 64, 36, 64, 2304}, pack_scaled_bytes},
     {{Family::fp4, "fp4", "FP4", 64, 36, 64, 2304}, pack_scaled_bytes},
@@ -350,7 +352,7 @@ void pack_columns(PackedWeight& weight, const uint8_t* rows, int64_t count, int6
   const Packer& packer = packer_of(weight.format);
   const Layout& layout = packer.layout;
   const int64_t depth = weight.depth;
-  const int64_t row_bytes = depth / layout.block * layout.block_bytes;
+  const int64_t row_size = row_bytes(layout, depth);
   const int64_t step = std::max(layout.unit, layout.block);  // k packed at once
   const int64_t step_source = step / layout.block * layout.block_bytes;
   const int64_t step_bytes = step / layout.unit * layout.unit_bytes;
@@ -365,14 +367,14 @@ void pack_columns(PackedWeight& weight, const uint8_t* rows, int64_t count, int6
     for (int64_t s0 = 0; s0 < steps; s0 += visit) {
       const int64_t s1 = s0 + visit < steps ? s0 + visit : steps;
       for (int64_t i = 0; i < columns; ++i) {
-        const uint8_t* const source = rows + (from + i) * row_bytes;
+        const uint8_t* const source = rows + (from + i) * row_size;
         for (int64_t s = s0; s < s1; ++s) packer.pack(source + s * step_source, target + s * step_bytes, column0 + i);
       }
     }
-    if (steps * step < depth) {  // bf16 of odd depth
+    if (steps * step < depth) {  // bf16's last unit is padded
       for (int64_t i = 0; i < columns; ++i) {
-        uint8_t last[4] = {0, 0, 0, 0};
-        std::memcpy(last, rows + (from + i) * row_bytes + steps * step_source, layout.block_bytes);
+        uint8_t last[64] = {};
+        std::memcpy(last, rows + (from + i) * row_size + steps * step_source, row_size - steps * step_source);
         packer.pack(last, target + steps * step_bytes, column0 + i);
       }
     }

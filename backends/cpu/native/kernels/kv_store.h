@@ -1,0 +1,106 @@
+// Storing keys and values in the cache, for the kernels that write it.
+#pragma once
+
+#include "../work_split.h"
+#include "attention_tile.h"
+#include "kv_layout.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+// One head's vector in the storage type. int8 also gives its scale: absmax / 127, quants to the nearest even.
+template <class T>
+ENGINE_INLINE void convert(const float* x, int64_t dim, T* y, float*) {
+  int64_t i = 0;
+  for (; i + 16 <= dim; i += 16) narrow(y + i, load(x + i));
+  if (i == dim) return;
+  T rest[16];
+  narrow(rest, load_first(x + i, dim - i));
+  std::memcpy(y + i, rest, (dim - i) * sizeof(T));
+}
+
+template <>
+ENGINE_INLINE void convert(const float* x, int64_t dim, int8_t* y, float* scale) {
+  f32x16 most{};
+  f32x16 bad{};  // stays zero unless something is not finite
+  for (int64_t i = 0; i < dim; i += 16) {
+    const f32x16 v = load_first(x + i, dim - i < 16 ? dim - i : 16);
+    most = max(abs(v), most);
+    bad += v * 0.0f;
+  }
+  const float top = reduce_max(most);
+  *scale = top / 127.0f + reduce_add(bad);
+  for (int64_t i = 0; i < dim; i += 16) {
+    const int64_t count = dim - i < 16 ? dim - i : 16;
+    const f32x16 v = load_first(x + i, count) / *scale;
+    const i8x16 q = narrow_i8(round_i32(select(abs(v) < 127.5f, v, f32x16{})));  // NaN and 0 / 0 give 0
+    std::memcpy(y + i, &q, count);
+  }
+}
+
+// The end of the run of tokens from `token` on whose keys share a tile; of skipped tokens (negative slots) one by one.
+inline int64_t run_end(const int32_t* slots, int64_t token, int64_t end, int64_t lanes) {
+  int64_t next = token + 1;
+  while (next < end && slots[next] == slots[next - 1] + 1 && slots[next] % lanes != 0 && slots[token] >= 0) ++next;
+  return next;
+}
+
+// A thread's part of a step: tokens in whole runs and all heads; of few tokens all, and some of the heads.
+struct KvShare {
+  KvShare(const int32_t* slots, int64_t count, int64_t lanes, const Team& team)
+      : by_tokens(count >= 2 * team.size), team(team), tokens(by_tokens ? share(count, team) : Range{0, count}) {
+    if (!by_tokens) return;
+    const auto inside = [&](int64_t t) {
+      return t > 0 && t < count && slots[t - 1] >= 0 && slots[t] == slots[t - 1] + 1 && slots[t] % lanes != 0;
+    };
+    while (inside(tokens.begin)) ++tokens.begin;
+    while (inside(tokens.end)) ++tokens.end;
+  }
+  Range heads(int64_t count) const { return by_tokens ? Range{0, count} : share(count, team); }
+
+  bool by_tokens;
+  const Team& team;
+  Range tokens;
+};
+
+class KvStore {
+ public:
+  explicit KvStore(const KernelArgs& args)
+      : layout_(args),
+        stride_((16 * layout_.dim * 4 + 63) / 64 * 64),
+        scratch_(args.integer("threads") * stride_) {
+    layout_.find_states(args, states_);
+  }
+  const KvLayout& layout() const { return layout_; }
+
+  // Keys of `count` tokens of one tile, the first at `slot`; rows f32 [dim] lie `row_stride` apart.
+  template <class T>
+  void write_keys(const Team& team, int64_t slot, int64_t head, int64_t count, const float* rows, int64_t row_stride,
+                  T*) const {
+    const int64_t block = slot / layout_.block, token = slot % layout_.block, dim = layout_.dim;
+    float* scales = reinterpret_cast<float*>(states_[2]) + layout_.scale(block, head) + token;
+    T* keys = reinterpret_cast<T*>(states_[0]) + layout_.page(block, head) + layout_.key(token);
+    T* stored = reinterpret_cast<T*>(scratch_.data() + team.index * stride_);
+    for (int64_t i = 0; i < count; ++i) convert(rows + i * row_stride, dim, stored + i * dim, scales + i);
+    if (count == 16) return transpose_rows(stored, dim, keys);  // a whole tile
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t d = 0; d < dim; ++d) keys[d * layout_.lanes + i] = stored[i * dim + d];
+  }
+
+  template <class T>
+  void write_value(int64_t slot, int64_t head, const float* value, T*) const {
+    const int64_t block = slot / layout_.block, token = slot % layout_.block;
+    float* scale = reinterpret_cast<float*>(states_[3]) + layout_.scale(block, head) + token;
+    T* target = reinterpret_cast<T*>(states_[1]) + layout_.page(block, head) + token * layout_.dim;
+    convert(value, layout_.dim, target, scale);
+  }
+
+ private:
+  KvLayout layout_;
+  uint8_t* states_[4] = {};
+  int64_t stride_;
+  Buffer scratch_;
+};
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

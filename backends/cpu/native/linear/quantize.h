@@ -1,0 +1,103 @@
+// Making q8g32 rows: groups of a row from values that are in registers, so that whoever computes a row can pack it.
+#pragma once
+
+#include "../work_split.h"
+#include "q8g32.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+// From this absmax on a group's scale is a normal number, and 127 / absmax is finite.
+constexpr float kLeastAbsmax = 0x1.fcp-120f;  // 127 * 2^-126
+
+ENGINE_INLINE i32x16 clamp(i32x16 x, int32_t least, int32_t most) {
+  return select(x > most, splat_i32(most), select(x < least, splat_i32(least), x));
+}
+
+// x to the nearest whole number from -128 to 127.
+ENGINE_INLINE i32x16 saturate_i8(f32x16 x) {
+  const f32x16 least = splat(-128.0f), most = splat(127.0f);
+  return round_i32(select(x > most, most, select(x < least, least, x)));
+}
+
+// The bits of |x| order as integers with infinity above every number and NaN above infinity.
+ENGINE_INLINE i32x16 greater_magnitude(f32x16 x, f32x16 y) {
+  return max(bit_cast<i32x16>(abs(x)), bit_cast<i32x16>(abs(y)));
+}
+
+// One group of 32 values, given in two halves, into place in its row. `fixed`: the scale, where it is not 0.
+inline void quantize_group(f32x16 low, f32x16 high, int8_t* q, float* scale, int32_t* nsum16, float fixed) {
+  const float absmax = bit_cast<float>(reduce_max(greater_magnitude(low, high)));
+  float s = absmax / 127.0f;
+  i32x16 x{}, y{};
+  if (fixed != 0.0f && s < __builtin_inff()) {
+    s = fixed;
+    x = saturate_i8(low / s);
+    y = saturate_i8(high / s);
+  } else if (absmax >= kLeastAbsmax && s < __builtin_inff()) {
+    x = round_i32(low * (127.0f / absmax));
+    y = round_i32(high * (127.0f / absmax));
+  } else if (s > 0.0f && s < __builtin_inff()) {  // a subnormal scale is coarse: x / scale may pass 127
+    x = clamp(round_i32(low / s), -127, 127);
+    y = clamp(round_i32(high / s), -127, 127);
+  }
+  *scale = s;
+  store(q, narrow_i8(x));
+  store(q + 16, narrow_i8(y));
+  nsum16[0] = -reduce_add(x);
+  nsum16[1] = -reduce_add(y);
+}
+
+// Groups first to end of a row: `values(k)` gives the 16 values from k on, and is called once for each, in order.
+template <class Values>
+ENGINE_INLINE void quantize_groups(uint8_t* row, int64_t depth, int64_t first, int64_t end, float fixed, Values values) {
+  int8_t* const q = q8g32_values(row);
+  float* const scales = q8g32_scales(row, depth);
+  int32_t* const nsums = q8g32_sums(row, depth);
+  int64_t g = first;
+  for (; g + 4 <= end; g += 4) {
+    f32x16 x[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) x[i] = values(g * kGroup + 16 * i);
+    const auto most = max_of_each(greater_magnitude(x[0], x[1]), greater_magnitude(x[2], x[3]),
+                                  greater_magnitude(x[4], x[5]), greater_magnitude(x[6], x[7]));
+    if (__builtin_expect(fixed != 0.0f || !all_within(most, kLeastAbsmax, __builtin_inff()), 0)) {
+      for (int i = 0; i < 4; ++i)
+        quantize_group(x[2 * i], x[2 * i + 1], q + (g + i) * kGroup, scales + g + i, nsums + 2 * (g + i), fixed);
+      continue;
+    }
+    const f32x4 absmax = bit_cast<f32x4>(most);
+    store(scales + g, absmax / 127.0f);
+    const f32x4 factors = 127.0f / absmax;
+    i32x16 rounded[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) rounded[i] = round_i32(x[i] * splat(factors[i / 2]));
+    store_i8_sums(q + g * kGroup, nsums + 2 * g, rounded[0], rounded[1], rounded[2], rounded[3]);
+    store_i8_sums(q + g * kGroup + 64, nsums + 2 * g + 4, rounded[4], rounded[5], rounded[6], rounded[7]);
+  }
+  for (; g < end; ++g) {
+    const f32x16 low = values(g * kGroup);
+    quantize_group(low, values(g * kGroup + 16), q + g * kGroup, scales + g, nsums + 2 * g, fixed);
+  }
+}
+
+// x f32 [depth] as one row.
+ENGINE_INLINE void quantize_row(const float* x, int64_t depth, uint8_t* row) {
+  quantize_groups(row, depth, 0, depth / kGroup, 0.0f, [x](int64_t k) { return load(x + k); });
+}
+
+// This thread's share of the groups of `rows` rows: visit(row, first group, end). A long row alone keeps all threads busy.
+template <class Visit>
+ENGINE_INLINE void share_groups(int64_t rows, int64_t depth, const Team& team, Visit visit) {
+  const int64_t groups = depth / kGroup;
+  const Range mine = share(rows * groups, team, 4);
+  for (int64_t at = mine.begin; at < mine.end;) {
+    const int64_t row = at / groups, first = at % groups;
+    const int64_t end = groups < first + mine.end - at ? groups : first + mine.end - at;
+    visit(row, first, end);
+    at += end - first;
+  }
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu
