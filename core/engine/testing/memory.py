@@ -1,0 +1,71 @@
+"""Checks of a device's eight methods, whatever providers it has."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..backend.v1 import HOST_DTYPES, Array, Device
+
+
+def check_copies(device: Device, rng: np.random.Generator) -> None:
+    """``copy_out(copy_in(a))`` is ``a``, for every storage tag that the device names, odd sizes, strides and offsets."""
+    for tag in sorted(device.describe().dtypes):
+        for array in _arrays(HOST_DTYPES[tag], rng):
+            value = device.copy_in(array)
+            found = device.copy_out(value)
+            assert found.shape == array.shape, f"{tag} {array.shape}: copy_out gives the shape {found.shape}."
+            assert found.dtype == array.dtype, f"{tag} {array.shape}: copy_out gives {found.dtype}."
+            assert found.tobytes() == array.tobytes(), f"{tag} {array.shape}: copy_out gives other bytes."
+            device.free(value)
+
+
+def check_values_are_apart(device: Device, rng: np.random.Generator) -> None:
+    """Values do not share memory: freeing one, and making others, leaves the rest as it is."""
+    arrays = [rng.standard_normal((n, 5), np.float32) for n in (7, 1, 64, 7)]
+    values = [device.copy_in(array) for array in arrays]
+    device.free(values[1])
+    device.free(values[2])
+    more = [device.copy_in(np.full((n, 5), 9, np.float32)) for n in (64, 7, 2)]
+    for n in (0, 3):
+        assert np.array_equal(device.copy_out(values[n]), arrays[n]), "a value changed when others were freed and made."
+    for value in (values[0], values[3], *more):
+        device.free(value)
+
+
+def check_alloc(device: Device) -> None:
+    """``alloc`` gives zeros, in memory that has been used as in new memory."""
+    for tag in sorted(device.describe().dtypes):
+        dirty = [device.copy_in(np.full((33, 65), 7, HOST_DTYPES[tag])) for _ in range(3)]
+        for value in dirty:
+            device.free(value)
+        made = [device.alloc((33, 65), tag) for _ in range(3)]
+        for value in made:
+            found = device.copy_out(value)
+            assert found.shape == (33, 65) and not found.any(), f"alloc of {tag} does not give zeros."
+            device.free(value)
+
+
+def check_memory_info(device: Device) -> None:
+    """Free memory is at most all of it, and a large value is seen to take some or is told in advance."""
+    info = device.memory_info()
+    assert 0 < info.free <= info.total, f"memory_info says {info.free} free of {info.total} bytes."
+
+
+def check_fence(device: Device) -> None:
+    """It returns, also when nothing was submitted, and twice."""
+    device.fence()
+    value = device.copy_in(np.arange(1 << 16, dtype=np.int32))
+    device.fence()
+    device.fence()
+    device.free(value)
+
+
+def _arrays(dtype: np.dtype[np.generic], rng: np.random.Generator) -> list[Array]:
+    def bytes_of(*shape: int) -> Array:
+        raw = rng.integers(0, 256, (*shape, dtype.itemsize), dtype=np.uint8)
+        if dtype.kind == "f":
+            raw[..., -1] &= 0x3F  # no NaN, whose bits a device may not keep
+        return raw.view(dtype)[..., 0]
+
+    whole = bytes_of(9, 24)
+    return [bytes_of(1), bytes_of(3, 5, 7), bytes_of(0, 4), bytes_of(1 << 15), whole[:, 1:20:3], whole[::-2].T]

@@ -1,0 +1,40 @@
+"""The pytest plugin: ``pytest --engine-backend NAME --mode support|test|perf|fuzz [--engine-seed N] [--engine-model PATH]``.
+
+Without test files on the command line it runs the kit's own suite. Cases are random; each report names the seed that gives
+them again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODES = ("support", "test", "perf", "fuzz")
+SUITE = Path(__file__).parent / "suite"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("engine", "conformance of backends of engine")
+    group.addoption("--engine-backend", metavar="NAME", help="the backend to examine")
+    group.addoption("--mode", choices=MODES, default="test", help="what to examine: " + ", ".join(MODES))
+    group.addoption("--engine-option", action="append", default=[], metavar="KEY=JSON", help="an option of the device")
+    group.addoption("--engine-seed", type=int, help="the seed of an earlier run")
+    group.addoption("--engine-seconds", type=float, default=30.0, help="how long --mode fuzz goes on")
+    group.addoption("--engine-model", type=Path, help="a model for --mode perf")
+    group.addoption("--engine-matrix", type=Path, metavar="FILE", help="where --mode support writes its table as JSON")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    known = early_config.known_args_namespace
+    if known.engine_backend and not known.file_or_dir:
+        args.append(str(SUITE))
+
+
+def device_options(config: pytest.Config) -> dict[str, Any]:
+    """The device's options as the command line gives them."""
+    pairs = (text.partition("=") for text in config.getoption("--engine-option"))
+    return {key: json.loads(value) for key, _, value in pairs}
