@@ -1,5 +1,8 @@
 """Every exception that the engine raises on purpose: one sentence saying what is wrong and what would be right."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class EngineError(Exception):
     """Base of the engine's exceptions; `str(error)` is a sentence for a person."""
@@ -59,3 +62,14 @@ class OpError(EngineError):
 
 class UsageError(EngineError):
     """A command line asks for what its command does not offer."""
+
+
+@contextmanager
+def library_errors(make: Callable[[str], EngineError]) -> Iterator[None]:
+    """Turns whatever a native library raises, its panics included, into the exception that ``make`` gives for its message."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, EngineError):
+        raise
+    except BaseException as error:  # a panic derives from BaseException alone
+        raise make(str(error)) from error

@@ -37,6 +37,11 @@ class Backend:
     manifest: Manifest | None
     probe: Probe
 
+    @property
+    def automatic(self) -> bool:
+        """It can run here, and may be chosen without being named."""
+        return self.probe.available and self.manifest is not None and self.manifest.automatic
+
 
 def discover() -> tuple[Backend, ...]:
     """All backends that are installed, best first; the ones that cannot run here last, with their reasons."""
@@ -95,13 +100,19 @@ def _compatible(api: str) -> bool:
     return major == mine[0] and minor <= mine[1]
 
 
+def open_place(name: str, options: Mapping[str, Any]) -> Device:
+    """The device that a placing rule names: a backend, or one of its devices by number, as in cuda:1."""
+    backend, _, index = name.partition(":")
+    return open_device(backend, options, int(index or 0))
+
+
 def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device:
     """The device of a backend by name; "auto" takes the best available, and ENGINE_BACKEND overrides auto."""
     backends = discover()
     if name == "auto":
         name = os.environ.get("ENGINE_BACKEND", "auto")
     if name == "auto":
-        chosen = next((b for b in backends if b.probe.available), None)
+        chosen = next((b for b in backends if b.automatic), None)
         if chosen is None:
             reasons = " ".join(f"{b.name}: {b.probe.reason}" for b in backends)
             raise BackendError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..program.execute import StepSession as StepSession
     from .host import available_memory as available_memory
 
-API = "1.0"
+API = "1.1"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -129,17 +129,24 @@ class KVSpec:
 @dataclass(frozen=True)
 class KVLayout:
     """A KV layout as named data: ``shapes(spec)`` gives kind -> (shape, storage tag) of one layer's state tensors, each
-    with blocks as its first axis."""
+    with blocks as its first axis.
+
+    ``from_plain(spec, kind, array)`` and ``to_plain`` (api 1.1) turn a tensor of the plain layout ([blocks, block_size,
+    kv_heads, head_dim]; scales without the last axis) into this one and back. The conformance kit needs them to look into a
+    cache, unless the shapes are the plain ones."""
 
     name: str
     dtypes: tuple[str, ...]
     shapes: Callable[[KVSpec], Mapping[str, tuple[tuple[int, ...], str]]]
+    from_plain: Callable[[KVSpec, str, Array], Array] | None = None
+    to_plain: Callable[[KVSpec, str, Array], Array] | None = None
 
 
 @dataclass(frozen=True)
 class Call:
     """One op call of a program. ``attrs`` holds only what differs from the op's defaults. A fused call carries the
-    sequence that it stands for in ``parts``."""
+    sequence that it stands for in ``parts``. ``scope`` (api 1.1): the part of the model that it belongs to, "embed",
+    "layers.N", "layers.N.experts", "head" or nothing."""
 
     op: str
     inputs: Mapping[str, Value]
@@ -148,6 +155,7 @@ class Call:
     states: Mapping[str, str] = field(default_factory=dict)
     attrs: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Call, ...] = ()
+    scope: str = ""
 
     def attr(self, name: str) -> Any:
         """The attribute, or the op's default."""
@@ -156,13 +164,20 @@ class Call:
         return self.attrs.get(name, OPS[self.op].attrs.get(name))
 
 
+def _at_once() -> None:
+    """What was packed when it was asked for."""
+
+
 @dataclass(frozen=True)
 class Packed:
-    """A weight in a provider's own layout. ``unpack`` gives the dense f32 weight back, for the conformance kit."""
+    """A weight in a provider's own layout. ``unpack`` gives the dense f32 weight back, for the conformance kit. A provider
+    may go on packing after it has returned this: the ``WeightRef`` is read, and no step uses the handle, until ``ready``
+    has returned."""
 
     handle: Any
     nbytes: int
     unpack: Callable[[], Array]
+    ready: Callable[[], None] = _at_once
 
 
 @dataclass
@@ -208,7 +223,8 @@ class Provider(Protocol):
         ...
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
-        """The weight in this provider's layout, fit for all ``uses`` (op names). ``progress`` takes bytes read."""
+        """The weight in this provider's layout, fit for all ``uses`` (op names). ``progress`` takes bytes read, at
+        the latest within ``ready``."""
         ...
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
@@ -219,7 +235,7 @@ class Provider(Protocol):
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call with its provider, its packed weights by argument name, and its place ("device" or "host")."""
+    """A call with its provider, its packed weights by argument name, and the KV layout of its states."""
 
     call: Call
     provider: Provider
@@ -229,7 +245,8 @@ class BoundCall:
 
 @dataclass(frozen=True)
 class Segment:
-    """A maximal run of calls on one device. ``inputs`` come from outside it, ``outputs`` are used outside it."""
+    """A maximal run of calls on one place: "host", or "device", or the name of one of several devices. ``inputs`` come from
+    outside it, ``outputs`` are used outside it."""
 
     name: str
     place: str
@@ -361,8 +378,10 @@ class Device(Protocol):
 class Plan:
     """A placed program, ready to run: the body's and the head's segments in order, the states, the limits.
 
-    ``state_places``: state name -> "device" or "host". ``round_trip`` forces every reference op's operands through the
-    device. ``keep``: names of values to return with each step (tests).
+    ``state_places``: state name -> place, "device" or "host"; the plan of several devices, which the core's own session
+    runs, has their names for "device". ``round_trip`` forces every reference op's operands through the device, and
+    ``round_trips`` (api 1.1) names the places of which that is true. ``keep``: names of values to return with each step
+    (tests).
     """
 
     body: tuple[Segment, ...]
@@ -372,6 +391,7 @@ class Plan:
     limits: Limits
     round_trip: bool = False
     keep: tuple[str, ...] = ()
+    round_trips: frozenset[str] = frozenset()
 
 
 def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:
@@ -419,6 +439,8 @@ class Manifest:
     probe: Callable[[], Probe]
     open: Callable[[int, Mapping[str, Any]], Device]
     """``open(index, options)``; options are the user's settings for backends, such as {"threads": 2}."""
+    automatic: bool = True
+    """(api 1.1) False: for measurements and tests, used where it is named and never chosen by "auto"."""
 
 
 _LAZY = {"StepSession": "..program.execute", "OPS": "..ops", "available_memory": ".host"}

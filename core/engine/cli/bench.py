@@ -28,7 +28,14 @@ def bench(
     decode: Annotated[int, typer.Option(min=0, help="Tokens to decode a sequence; 0 measures no decoding.")] = 64,
     batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences at a time.")] = "1,4,8,16,32",
     depth: Annotated[str, typer.Option(metavar="N,...", help="Tokens already in the cache a sequence.")] = "0,4096",
-    repetitions: Annotated[int, typer.Option(min=3, help="Timed runs of a case, after an untimed one.")] = 3,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BATCH,DEPTH,PROMPT,DECODE",
+            help="Measure this case, in place of all combinations; may be repeated.",
+        ),
+    ] = None,
+    repetitions: Annotated[int, typer.Option(min=1, help="Timed runs of a case, after an untimed one.")] = 3,
     as_json: AsJson = False,
     engine: EngineOptions,
 ) -> None:
@@ -40,12 +47,15 @@ def bench(
     """
     from engine.cli.measure import Case
 
-    batches, depths = parse_integers(batch, "--batch", ","), parse_integers(depth, "--depth", ",")
-    if 0 in batches or not (prompt or decode):
-        raise UsageError("Every --batch must be at least 1, and one of --prompt and --decode above 0.")
-    cases = [Case(b, d, prompt, decode) for d in depths for b in batches]
-    sequences = max(64, *batches)  # 64 is what serving has, too
-    tokens = max(case.tokens(engine.block_size) for case in cases)
+    if case:
+        cases = [_case(text) for text in case]
+    else:
+        batches, depths = parse_integers(batch, "--batch", ","), parse_integers(depth, "--depth", ",")
+        if 0 in batches or not (prompt or decode):
+            raise UsageError("Every --batch must be at least 1, and one of --prompt and --decode above 0.")
+        cases = [Case(b, d, prompt, decode) for d in depths for b in batches]
+    sequences = max(64, *(c.batch for c in cases))  # 64 is what serving has, too
+    tokens = max(c.tokens(engine.block_size) for c in cases)
     settings = {**engine.settings(), "max_num_seqs": sequences, "kv_cache_tokens": tokens}
     with open_llm(model, settings) as llm:
         results = _measure(llm, cases, repetitions)
@@ -54,6 +64,18 @@ def bench(
         print(json.dumps(report, ensure_ascii=False))
     else:
         _print_table(report)
+
+
+def _case(text: str) -> Case:
+    from engine.cli.measure import Case
+
+    numbers = parse_integers(text, "--case", ",")
+    if len(numbers) != 4 or numbers[0] == 0 or not any(numbers[2:]):
+        raise UsageError(
+            f'--case is "{text}"; it must be BATCH,DEPTH,PROMPT,DECODE such as "1,0,512,64", the batch at least 1 and one of'
+            " prompt and decode above 0."
+        )
+    return Case(*numbers)
 
 
 def _measure(llm: LLM, cases: list[Case], repetitions: int) -> list[Result]:

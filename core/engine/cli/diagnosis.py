@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from engine.backend.v1 import Call, Device, Segment, Value, providers_of
 from engine.cli.machine import describe_machine
 from engine.cli.running import open_loaded
 from engine.ops import OPS
+from engine.program.transfers import transfers
 
 if TYPE_CHECKING:
     from engine.cli.options import EngineOptions
@@ -64,6 +66,7 @@ def model_report(path: Path, engine: EngineOptions) -> dict[str, Any]:
         "weights": _weights(loaded),
         "context": loaded.max_model_len,
         "memory": asdict(loaded.memory),
+        "places": {place: device.describe().name for place, device in loaded.devices.items()},
         "segments": _segments(loaded),
         "fallbacks": _fallbacks(loaded),
         "notices": list(loaded.notices),
@@ -85,15 +88,15 @@ def _weights(loaded: Loaded) -> dict[str, dict[str, int]]:
 def _segments(loaded: Loaded) -> list[dict[str, Any]]:
     """Each segment with the values that are copied to its place from another, besides the step inputs."""
     segments: list[Segment] = [*loaded.plan.body, *loaded.plan.head]
-    places = {v.id: segment.place for segment in segments for bound in segment.calls for v in bound.call.outputs}
     return [
         {
             "name": segment.name,
             "place": segment.place,
             "calls": len(segment.calls),
-            "transfers": [v.name for v in segment.inputs if places.get(v.id, segment.place) != segment.place],
+            "transfers": [one.value.name for one in entering if not one.step_input],
+            "transfer_bytes_a_token": sum(one.bytes_a_token for one in entering if not one.step_input),
         }
-        for segment in segments
+        for segment, entering in zip(segments, transfers(segments), strict=True)
     ]
 
 
@@ -106,20 +109,20 @@ def program_lines(loaded: Loaded) -> list[str]:
     """One op call a line: ``%12 = linear(%10; blk.0.attn_q.weight Q4_K) @ cpu/avx512``. Between the brackets, apart by
     semicolons where they are: inputs (step inputs by name), weights with formats, states, attributes."""
     inputs = {value.id for value in loaded.program.inputs}
-    backend = loaded.device.describe().backend
-    return [_line(placed, inputs, backend) for placed in loaded.placement.calls]
+    backends = {place: device.describe().backend for place, device in loaded.devices.items()}
+    return [_line(placed, inputs, backends) for placed in loaded.placement.calls]
 
 
-def _line(placed: PlacedCall, inputs: set[int], backend: str) -> str:
+def _line(placed: PlacedCall, inputs: set[int], backends: Mapping[str, str]) -> str:
     call = placed.call
 
     def name(value: Value) -> str:
         return value.name if value.id in inputs else f"%{value.id}"
 
     results = ", ".join(map(name, call.outputs))
-    provider = placed.provider.name
-    if not provider.startswith(f"{backend}/"):
-        provider = f"{backend if placed.place == 'device' else 'host'}/{provider}"
+    backend = backends.get(placed.place, "host")
+    where = backend if placed.place == "device" else placed.place
+    provider = f"{where}/{placed.provider.name.removeprefix(f'{backend}/')}"
     arguments = "; ".join(filter(None, (", ".join(map(name, call.inputs.values())), *_details(call))))
     return f"{results}{' = ' if results else ''}{call.op}({arguments}) @ {provider}"
 

@@ -60,7 +60,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if "device" in report:
         lines += ["", *_device_lines(report["device"])]
         lines += ["", "Providers of each op, in the order tried"]
-        lines += [f"  {op:<16}{', '.join(names)}" for op, names in report["ops"].items()]
+        lines += [f"  {op:<20}{', '.join(names)}" for op, names in report["ops"].items()]
     if "model" in report:
         lines += ["", *_model_lines(report["model"])]
     return lines
@@ -98,10 +98,16 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     whole, most = memory["sequence_kv"], memory["sequence_kv_unwindowed"]
     windows = f" ({_size(most)} without windows)" if whole < most else ""
     lines.append(f"  {'a sequence':<12}{_size(whole)} at {model['context']} tokens{windows}")
+    if len(model["places"]) > 1:
+        lines += ["", "Devices", *(f"  {place:<12}{name}" for place, name in model["places"].items())]
     lines += ["", "Segments"]
     for segment in model["segments"]:
         entering = f"; transfers {', '.join(segment['transfers'])}" if segment["transfers"] else ""
-        lines.append(f"  {segment['name']:<10}{segment['place']:<8}{segment['calls']} ops{entering}")
+        lines.append(f"  {segment['name']:<10}{segment['place']:<8} {segment['calls']} ops{entering}")
+    count = sum(len(segment["transfers"]) for segment in model["segments"])
+    if count:
+        moved = sum(segment["transfer_bytes_a_token"] for segment in model["segments"])
+        lines.append(f"  {count} transfers a step, {_size(moved)} a token")
     lines += ["", "Fallbacks to the reference" if model["fallbacks"] else "No op falls back to the reference."]
     lines += [f"  {fall['count']} {fall['op']}: {fall['reason']}" for fall in model["fallbacks"]]
     lines += [f"  {notice}" for notice in model["notices"]]

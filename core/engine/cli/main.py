@@ -18,6 +18,7 @@ from engine.cli.generate import generate
 from engine.cli.imatrix import imatrix
 from engine.cli.options import expanded
 from engine.cli.perplexity import perplexity
+from engine.cli.plugin import plugin
 from engine.cli.quantize import quantize
 from engine.cli.tokenize import tokenize
 from engine.errors import EngineError
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 for command in (generate, chat, tokenize, quantize, imatrix, perplexity, bench, doctor):
     app.command(command.__name__)(expanded(command))
+app.add_typer(plugin, name="plugin")
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,7 +76,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _named(arguments: Sequence[str]) -> str:
-    names = [c.name for c in app.registered_commands if c.name in arguments[:1]]
+    known = [c.name for c in app.registered_commands] + [g.name for g in app.registered_groups]
+    names = [name for name in known if name in arguments[:1]]
     return f"{names[0]} " if names else ""
 
 

@@ -28,6 +28,14 @@ class EngineOptions:
     """How a model is run; the fields are options of every command that loads one."""
 
     backend: Annotated[str, typer.Option(help="Backend by name; auto takes the best that can run here.")] = "auto"
+    place: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULES",
+            help='Share the model out among devices, such as "layers 0-13: opencl; rest: cpu" or "experts: cpu"; what no rule'
+            " names is the backend's.",
+        ),
+    ] = None
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU; all cores if not given.")] = None
     kv_dtype: Annotated[
         str | None,
@@ -55,6 +63,7 @@ class EngineOptions:
         """The same as keywords of ``LLM``; ``kv_dtype`` where none is given."""
         return {
             "backend": self.backend,
+            "place": self.place,
             "threads": self.threads,
             "kv_cache_dtype": self.kv_dtype or kv_dtype,
             "block_size": self.block_size,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..backend.v1 import Array, StepInputs
+from ..errors import KVCacheError
 from ..ops import STEP_INPUTS
 from ..runtime.load import Loaded
 from ..runtime.step_inputs import RowParams, step_inputs
@@ -17,10 +18,14 @@ from ..scheduler import ScheduledSequence, ScheduledStep
 
 class Forward:
     """A session that computes one sequence at a time; a context that closes it. ``loaded`` was loaded with ``keep`` naming the
-    values that are wanted, and ``max_num_seqs`` at least the rows of a chunk."""
+    values that are wanted, and ``max_num_seqs`` at least the rows of a chunk. ``allocator`` is its own, as a scheduler has one.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        self.allocator = loaded.allocator()
+        self.allocator.open(_SEQUENCE, loaded.max_model_len)
+        self._length = 0
         self._session = loaded.session()
         self._row = RowParams(SamplingParams(temperature=0.0), 1, 0, 0)
         self._steps = 0
@@ -36,8 +41,9 @@ class Forward:
         self._session.close()
 
     def run(self, ids: Sequence[int], start: int, rows: Array) -> Mapping[str, Array]:
-        """The kept values of tokens ``ids`` at positions ``start`` and on, those before having been run. ``rows`` i32 [R]: the
-        tokens of this chunk, by their place in it, that the head sees; with none only the body runs."""
+        """The kept values of tokens ``ids`` at positions ``start`` and on: 0 begins a new sequence, else they follow those run
+        before. ``rows`` i32 [R]: the tokens of this chunk, by their place in it, that the head sees; with none only the body
+        runs. KVCacheError where they do not follow, or there is no room for them."""
         inputs = self._inputs(ids, start)
         arrays = dict(inputs.arrays)
         for name, array in inputs.arrays.items():
@@ -51,11 +57,22 @@ class Forward:
         return self._session.submit(StepInputs(replace(inputs.dims, R=len(rows)), arrays)).wait().values
 
     def _inputs(self, ids: Sequence[int], start: int) -> StepInputs:
-        """A step of one sequence, in slot 0 and the pool's first blocks, that samples after its last token."""
-        program = self._loaded.program
-        blocks = [-(-(start + len(ids)) // group.block_size) for group in program.groups]
-        tables = tuple(tuple(range(1, count + 1)) for count in blocks)
-        part = ScheduledSequence(0, 0, start, len(ids), tuple(ids), True, tables)
-        copies = tuple(() for _ in program.groups)
+        """A step of one sequence, in slot 0, that samples after its last token."""
+        if start == 0:
+            self.allocator.free(_SEQUENCE)
+        elif start != self._length:
+            raise KVCacheError(f"tokens at position {start} do not follow the {self._length} tokens run before.")
+        if not self.allocator.allocate(_SEQUENCE, len(ids)):
+            raise KVCacheError(
+                f"there is no room for {len(ids)} tokens after {start}; load the model with a longer context."
+            )
+        self._length = start + len(ids)
+        program, tables = self._loaded.program, self.allocator.tables(_SEQUENCE)
+        part = ScheduledSequence(_SEQUENCE, 0, start, len(ids), tuple(ids), True, tables)
+        copies = self.allocator.take_copies()
         step = ScheduledStep(self._steps, (part,), int(len(ids) == 1), len(ids), copies, (), ())
         return step_inputs(step, lambda _: self._row, len(program.groups), (program.vocab + 31) // 32)[0]
+
+
+_SEQUENCE = 0
+"""The id of the one sequence."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import tokenizers
 
-from engine.errors import TokenizerError
+from engine.errors import TokenizerError, library_errors
 
 SPACE = "\u2581"  # how SentencePiece writes a space inside a token
 CONTINUES = "##"  # how WordPiece writes that a token goes on a word
@@ -70,15 +70,9 @@ class Vocabulary:
     missing_bytes: frozenset[int] = frozenset()
 
 
-@contextmanager
-def native_errors(doing: str) -> Iterator[None]:
-    """Turns whatever the native library raises, its panics included, into a TokenizerError."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TokenizerError):
-        raise
-    except BaseException as error:  # a panic derives from BaseException alone
-        raise TokenizerError(f"{doing} failed: {str(error).rstrip('.')}.") from error
+def native_errors(doing: str) -> AbstractContextManager[None]:
+    """Turns whatever the native library raises into a TokenizerError."""
+    return library_errors(lambda message: TokenizerError(f"{doing} failed: {message.rstrip('.')}."))
 
 
 class Tokenizer:

@@ -28,7 +28,7 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         h = b.layer_norm(x, w(f"blk.{i}.attn_norm.weight"), None, c.eps)
         kind: QKNorm = "none" if w.maybe(f"blk.{i}.attn_q_norm.weight") is None else "each head"
         summed = b.add(x, attention_block(b, c, w, i, h, kind))

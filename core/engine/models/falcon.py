@@ -48,7 +48,7 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     # Hugging Face files keep the q, k and v of a KV head together; GGUF files keep all q, all k, all v.
     attention_block = grouped_attention_block if w.checkpoint.kind == "hf" else fused_attention_block
     x = b.embed(w("token_embd.weight"))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         h = attention_input = norm(b, c, w, f"blk.{i}.attn_norm", x)
         if w.maybe(f"blk.{i}.attn_norm_2.weight") is not None:
             attention_input = norm(b, c, w, f"blk.{i}.attn_norm_2", x)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ModelError
+
+Kind = TypeVar("Kind")
 
 
 def integer(source: Mapping[str, Any], key: str, default: int | None = None, low: int = 1, high: int = 1 << 24) -> int:
@@ -30,19 +32,18 @@ def positive(source: Mapping[str, Any], key: str, default: float | None = None) 
 
 def flag(source: Mapping[str, Any], key: str, default: bool) -> bool:
     """ModelError unless true or false; an absent or null key is the default."""
-    value = source.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise ModelError(f"The configuration's {key} is {value!r}; it must be true or false.")
-    return value
+    return _of_kind(source, key, default, bool, "true or false")
 
 
 def text(source: Mapping[str, Any], key: str, default: str) -> str:
     """ModelError unless a string; an absent or null key is the default."""
+    return _of_kind(source, key, default, str, "a string")
+
+
+def _of_kind(source: Mapping[str, Any], key: str, default: Kind, kind: type[Kind], words: str) -> Kind:
     value = source.get(key)
     if value is None:
         return default
-    if not isinstance(value, str):
-        raise ModelError(f"The configuration's {key} is {value!r}; it must be a string.")
+    if not isinstance(value, kind):
+        raise ModelError(f"The configuration's {key} is {value!r}; it must be {words}.")
     return value

@@ -51,7 +51,7 @@ def with_scales(c: DecoderConfig, checkpoint: Checkpoint, largest: int) -> Decod
 def layers(b: Builder, c: DecoderConfig, w: Weights, qk_norm: Literal["none", "head"]) -> Program:
     """The decoder of Gemma 2 and 3, which differ in their norms of q and k."""
     x = b.embed(w("token_embd.weight"), scale=c.embedding_scale)
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         p = f"blk.{i}."
         h = b.rms_norm(x, w(p + "attn_norm.weight"), c.eps, weight_offset=c.norm_offset)
         h = attention_block(b, c, w, i, h, qk_norm)

@@ -51,7 +51,7 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     table = select("position_embd.weight", w("position_embd.weight"), slice(0, c.max_context))
     x = b.add(b.embed(w("token_embd.weight")), b.embed_positions(table))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         x = b.add(x, fused_attention_block(b, c, w, i, norm(b, c, w, f"blk.{i}.attn_norm", x)))
         x = b.add(x, plain_mlp_block(b, c, w, i, norm(b, c, w, f"blk.{i}.ffn_norm", x)))
     return logits(b, c, w, norm(b, c, w, "output_norm", x))

@@ -43,7 +43,7 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     # Hugging Face files keep q, k and v of a head together; GGUF files keep all q, all k, all v.
     attention_block = grouped_attention_block if w.checkpoint.kind == "hf" else fused_attention_block
     x = b.embed(w("token_embd.weight"))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         summed = b.add(x, attention_block(b, c, w, i, norm(b, c, w, f"blk.{i}.attn_norm", x)))
         source = x if c.parallel_residual else summed
         x = b.add(summed, plain_mlp_block(b, c, w, i, norm(b, c, w, f"blk.{i}.ffn_norm", source)))

@@ -47,7 +47,7 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
         x = b.add(x, attention_block(b, c, w, i, h, sinks=w(f"blk.{i}.attn_sinks.weight")))
         h = b.rms_norm(x, w(f"blk.{i}.post_attention_norm.weight"), c.eps)

@@ -31,7 +31,7 @@ HF_NAMES = {
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"), c.embedding_scale)
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps, weight_offset=c.norm_offset)
         x = b.add(x, attention_block(b, c, w, i, h))
         h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps, weight_offset=c.norm_offset)

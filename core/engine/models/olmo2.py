@@ -19,7 +19,7 @@ HF_NAMES = {
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         h = attention_block(b, c, w, i, x, qk_norm="row")
         x = b.add(x, b.rms_norm(h, w(f"blk.{i}.post_attention_norm.weight"), c.eps))
         h = mlp_block(b, c, w, i, x)

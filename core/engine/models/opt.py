@@ -60,7 +60,7 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
         x = b.linear(x, inward)
     rows = slice(FIRST_POSITION, FIRST_POSITION + c.max_context)
     x = b.add(x, b.embed_positions(select("position_embd.weight", w("position_embd.weight"), rows)))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         attn_norm, ffn_norm = f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"
         if c.norm_after:
             x = _norm(b, c, w, attn_norm, b.add(x, attention_block(b, c, w, i, x)))

@@ -26,7 +26,7 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
         x = b.add(x, attention_block(b, c, w, i, h, qk_norm="head"))
         h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)

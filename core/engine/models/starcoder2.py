@@ -22,7 +22,7 @@ HF_NAMES = {
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     x = b.embed(w("token_embd.weight"))
-    for i in range(c.layers):
+    for i in b.layers(c.layers):
         x = b.add(x, attention_block(b, c, w, i, norm(b, c, w, f"blk.{i}.attn_norm", x)))
         x = b.add(x, plain_mlp_block(b, c, w, i, norm(b, c, w, f"blk.{i}.ffn_norm", x)))
     return logits(b, c, w, norm(b, c, w, "output_norm", x))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from ..backend.v1 import Array, Dims
 from ..errors import OpError
+from .dense import and_packed
 from .spec import Case, Generator, OpSpec, Tolerance
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -46,12 +48,19 @@ CLAMPED = "clamped_swiglu"
 
 
 def gated_act(
-    *, gate: Array, up: Array | None = None, kind: str = "silu", alpha: float = 1.702, limit: float = 7.0
-) -> tuple[Array]:
+    *,
+    gate: Array,
+    up: Array | None = None,
+    kind: str = "silu",
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    packed: str = "",
+) -> tuple[Array, ...]:
     """act(gate) * up, or act(gate) where up is absent: f32, gate's shape [rows, d]. OpError for an unknown kind.
 
     The kind clamped_swiglu is g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u = up within -limit and
     limit, as gpt-oss has it (arXiv 2508.10925); it needs up, and alone reads ``alpha`` and ``limit``.
+    Where ``packed`` names a layout, what ``quantize`` gives of the result is a further output.
     """
     wide = gate.astype(np.float64)
     if kind == CLAMPED:
@@ -62,7 +71,7 @@ def gated_act(
         raise OpError(f"gated_act has the kinds {', '.join((*_KINDS, CLAMPED))} and not {kind}.")
     else:
         y = _KINDS[kind](wide) if up is None else _KINDS[kind](wide) * up
-    return (y.astype(np.float32),)
+    return and_packed(y.astype(np.float32), packed)
 
 
 def _clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
@@ -106,6 +115,10 @@ def gated_act_cases(rng: Generator) -> Iterator[Case]:
         if gated:
             inputs["up"] = rng.standard_normal((rows, width), np.float32)
         yield Case(f"{kind} {rows}x{width}{' gated' * gated}", Dims(T=rows), inputs, attrs={"kind": kind})
+    for rows, width, kind in ((1, 96, "silu"), (4, 192, "gelu_tanh")):
+        inputs = {name: rng.standard_normal((rows, width), np.float32) for name in ("gate", "up")}
+        attrs: dict[str, Any] = {"kind": kind, "packed": "q8g32"}
+        yield Case(f"{kind} {rows}x{width} packed", Dims(T=rows), inputs, attrs=attrs)
     inputs = {name: rng.standard_normal((5, 72), np.float32) * np.float32(3) for name in ("gate", "up")}
     attrs = {"kind": CLAMPED, "alpha": 1.3, "limit": 2.5}
     yield Case(f"{CLAMPED} 5x72, alpha 1.3, limit 2.5", Dims(T=5), inputs, attrs=attrs)
@@ -135,8 +148,8 @@ SPECS = (
     OpSpec(
         "gated_act",
         inputs=("gate", "up?"),
-        outputs=("y",),
-        attrs={"kind": "silu", "alpha": 1.702, "limit": 7.0},
+        outputs=("y", "packed?"),
+        attrs={"kind": "silu", "alpha": 1.702, "limit": 7.0, "packed": ""},
         reference=gated_act,
         tolerance=Tolerance(1e-5, 1e-5),
         cases=gated_act_cases,

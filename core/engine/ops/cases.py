@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -77,6 +77,12 @@ def random_weight(rng: Generator, format_: str, shape: tuple[int, ...], deviatio
     return format_, stored.reshape(prod(shape[:-1]), shape[-1]).view(np.uint8), shape
 
 
+def random_activation(rng: Generator, format_: str, shape: tuple[int, ...]) -> Array:
+    """Normal values f32 as a linear's x: bf16 numbers where the weight is BF16, since providers may round x to those."""
+    values = rng.standard_normal(shape, np.float32)
+    return dtypes.to_f32(dtypes.from_f32(values, "bf16"), "bf16") if format_ == "BF16" else values
+
+
 def dense_weight(weight: Weight) -> Array:
     """The f32 values of a case's weight in format F32, F16 or BF16."""
     format_, rows, shape = weight
@@ -84,14 +90,17 @@ def dense_weight(weight: Weight) -> Array:
     return dtypes.to_f32(np.ascontiguousarray(rows).view(HOST_DTYPES[tag]), tag).reshape(shape)
 
 
-def evaluate(spec: OpSpec, case: Case) -> tuple[tuple[Array, ...], dict[str, Array]]:
-    """The reference's outputs for a case, and its states afterwards in the plain layout. The case is not changed."""
+def evaluate(
+    spec: OpSpec, case: Case, dense: Callable[[Weight], Array] = dense_weight
+) -> tuple[tuple[Array, ...], dict[str, Array]]:
+    """The reference's outputs for a case, and its states afterwards in the plain layout. The case is not changed.
+    ``dense`` decodes its weights."""
     from .kv import plain_states  # kv takes its own cases from here
 
     states = {name: contents.copy() for name, contents in case.states.items()}
     if case.kv is not None:
         states = plain_states(case.kv, states)
-    weights = {name: dense_weight(weight) for name, weight in case.weights.items()}
+    weights = {name: dense(weight) for name, weight in case.weights.items()}
     extra: dict[str, Any] = {"dims": case.dims} if spec.takes_dims else {}
     outputs = spec.reference(**spec.arguments({**case.inputs, **weights, **states}), **case.attrs, **extra)
     return outputs, states

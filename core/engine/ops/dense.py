@@ -1,15 +1,17 @@
-"""Dense layers: embed, linear, linear_group, gather_columns, and quantize with its layout "q8g32"."""
+"""Dense layers: embed, linear, linear_group, gather_columns, and quantize with its layouts "q8g32" and "bf16"."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
 
 from ..backend.v1 import Array, Dims
 from ..errors import OpError
-from .cases import random_weight
+from .cases import random_activation, random_weight
+from .dtypes import from_f32
 from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
 GROUP = 32
@@ -35,6 +37,9 @@ def linear(
     must be. Where it must, this reference rounds it: to multiples of ``input_scale`` from -128 to 127, or if that is 0
     to those of 2 / 255 of the row's absmax; a provider may take a finer step than that, but not than ``input_scale``.
     Otherwise it computes in f32. One product a row, so that a row never depends on the others.
+
+    Whatever it says, a provider may round x to bf16 where the weight is BF16, as a model that runs in bf16 does; with
+    weights of every other format it may not.
     """
     if quantized_activation == "required":
         x = _rounded(x, input_scale)
@@ -78,33 +83,45 @@ def gather_columns(*, x: Array, columns: Array) -> tuple[Array]:
 
 
 def quantize(*, x: Array, layout: str, scale: float = 0.0) -> tuple[Array]:
-    """x f32 [rows, K] as a packed activation, uint8 [rows, bytes of a row]. OpError for a layout other than q8g32.
+    """x f32 [rows, K] as a packed activation: q8g32, uint8 [rows, bytes of a row], or bf16 as uint16 [rows, K], to
+    nearest, ties to even. OpError for another layout.
 
-    ``scale`` is the scale of all groups, where x saturates from -128 to 127; if it is 0 each has its own.
+    ``scale`` is the scale of all groups of q8g32, where x saturates from -128 to 127; if it is 0 each has its own.
     """
+    if layout == "bf16":
+        return (from_f32(x, "bf16"),)
     if layout != "q8g32":
-        raise OpError(f"The reference of quantize knows the layout q8g32 and not {layout}.")
+        raise OpError(f"The reference of quantize knows the layouts bf16 and q8g32 and not {layout}.")
     return (quantize_q8g32(x, scale),)
+
+
+def and_packed(y: Array, layout: str) -> tuple[Array, ...]:
+    """y alone, or y and y as ``quantize`` packs it, where an op's attribute ``packed`` names a layout."""
+    return (y, *quantize(x=y, layout=layout)) if layout else (y,)
 
 
 def quantize_q8g32(x: Array, fixed_scale: float = 0.0) -> Array:
     """x f32 [rows, K], K a multiple of 32, as rows of [int8 q[K]][f32 scale[K/32]][i32 nsum16[K/16]].
 
-    scale = absmax / 127 over each 32; q = x / scale to nearest, ties to even (0 where scale is 0); nsum16 = minus the
-    sum of each 16 q. A group with a NaN or an infinity has that scale and q 0, so that it stays non-finite. With
-    ``fixed_scale`` every other group has that scale, and q is from -128 to 127.
+    scale = absmax / 127 over each 32; q = x * (127 / absmax) to nearest, ties to even (x / scale where scale is subnormal,
+    0 where it is 0); nsum16 = minus the sum of each 16 q. A group with a NaN or an infinity has that scale and q 0, so that
+    it stays non-finite. With ``fixed_scale`` every other group has that scale, and q = x / scale is from -128 to 127.
     """
     rows, width = x.shape
     if width % GROUP:
         raise OpError(f"The layout q8g32 needs rows of a multiple of {GROUP} values and not of {width}.")
     groups = x.astype(np.float32).reshape(rows, width // GROUP, GROUP)
-    scale = np.abs(groups).max(axis=-1) / np.float32(127)
+    absmax = np.abs(groups).max(axis=-1)
+    scale = absmax / np.float32(127)
     if fixed_scale:
         scale = np.where(np.isfinite(scale), np.float32(fixed_scale), scale)
     usable = np.isfinite(scale) & (scale > 0)
-    divisor = np.where(usable, scale, np.float32(1))[..., None]
-    lowest = -128 if fixed_scale else -127
-    q = np.where(usable[..., None], np.clip(np.rint(groups / divisor), lowest, 127), 0).astype(np.int8)
+    steps = np.divide(groups, scale[..., None], out=np.zeros_like(groups), where=usable[..., None])
+    if not fixed_scale:
+        normal = usable & (scale >= np.finfo(np.float32).tiny)
+        factor = np.divide(np.float32(127), absmax, out=np.zeros_like(absmax), where=normal)
+        steps = np.where(normal[..., None], groups * factor[..., None], steps)
+    q = np.clip(np.rint(steps), -128 if fixed_scale else -127, 127).astype(np.int8)
     nsum16 = -q.reshape(rows, width // 16, 16).sum(axis=-1, dtype=np.int32)
     return np.concatenate(
         [q.reshape(rows, width).view(np.uint8), _bytes(scale), _bytes(nsum16)], axis=1, dtype=np.uint8
@@ -154,11 +171,23 @@ def linear_cases(rng: Generator) -> Iterator[Case]:
         weights = {"weight": random_weight(rng, format_, (outputs, width))}
         if biased:
             weights["bias"] = random_weight(rng, "F32", (outputs,), 1.0)
-        inputs = {"x": rng.standard_normal((rows, width), np.float32)}
+        inputs = {"x": random_activation(rng, format_, (rows, width))}
         if added:
             inputs["residual"] = rng.standard_normal((rows, outputs), np.float32)
         name = f"{format_} {rows}x{width} to {outputs}{' bias' * biased}{' residual' * added}"
         yield Case(name, Dims(T=rows), inputs, weights)
+    yield from (_rounding_case(rng, scale) for scale in (0.0, 0.02))
+
+
+def _rounding_case(rng: Generator, scale: float) -> Case:
+    """Activations that must be rounded to 8 bits; with a scale, some saturate."""
+    x = rng.standard_normal((6, 64), np.float32)
+    x[2] = 0
+    # Each output shows one activation, so that no sum hides how it was rounded.
+    identity = np.eye(64, dtype=np.float32)
+    attrs = {"quantized_activation": "required", "input_scale": scale}
+    name = f"8-bit activations{f' of scale {scale}' if scale else ''}"
+    return Case(name, Dims(T=6), {"x": x}, {"weight": ("F32", identity.view(np.uint8), (64, 64))}, attrs=attrs)
 
 
 def linear_group_cases(rng: Generator) -> Iterator[Case]:
@@ -166,12 +195,16 @@ def linear_group_cases(rng: Generator) -> Iterator[Case]:
         (1, 64, (("F32", 64, False), ("F32", 32, False), ("F32", 32, False))),
         (9, 96, (("F32", 96, True), ("F16", 48, False))),
         (4, 32, (("BF16", 17, True),)),
-        (21, 128, (("F32", 256, False), ("BF16", 256, True), ("F16", 1, False))),
+        (13, 80, (("BF16", 64, False), ("BF16", 130, True))),
+        (21, 128, (("F32", 256, False), ("F16", 256, True), ("F16", 1, False))),
     ):
         weights = {f"weight.{i}": random_weight(rng, f, (n, width)) for i, (f, n, _) in enumerate(members)}
         weights |= {f"bias.{i}": random_weight(rng, "F32", (n,), 1.0) for i, (_, n, b) in enumerate(members) if b}
-        inputs = {"x": rng.standard_normal((rows, width), np.float32)}
+        inputs = {"x": random_activation(rng, members[0][0], (rows, width))}
         yield Case(f"{rows} rows, {len(members)} linears", Dims(T=rows), inputs, weights)
+    for scale in (0.0, 0.02):
+        case = _rounding_case(rng, scale)
+        yield replace(case, weights={"weight.0": case.weights["weight"]})
 
 
 def gather_columns_cases(rng: Generator) -> Iterator[Case]:
@@ -186,7 +219,12 @@ def quantize_cases(rng: Generator) -> Iterator[Case]:
         x = rng.standard_normal((rows, width), np.float32) * rng.lognormal(0, 3, (rows, 1)).astype(np.float32)
         x[rng.random(x.shape) < 0.01] *= 100  # outliers
         x[0, :GROUP] = 0
+        if scale:
+            x[-1, :2] = 1e3, -1e3  # saturates
         yield Case(f"{rows}x{width} {scale}", Dims(T=rows), {"x": x}, attrs={"layout": "q8g32", "scale": scale})
+    for rows, width in ((1, 64), (19, 33), (4, 1024)):
+        x = rng.standard_normal((rows, width), np.float32)
+        yield Case(f"{rows}x{width} bf16", Dims(T=rows), {"x": x}, attrs={"layout": "bf16"})
 
 
 SPECS = (

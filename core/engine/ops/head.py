@@ -90,9 +90,8 @@ def _allowed(mask: Array, vocabulary: int) -> Array:
 
 
 def _penalize_repetition(values: Array, past: Array, penalty: np.float32) -> None:
-    if penalty != 1:
-        seen = np.unique(past)
-        values[seen] = np.where(values[seen] > 0, values[seen] / penalty, values[seen] * penalty)
+    seen = np.unique(past)
+    values[seen] = np.where(values[seen] > 0, values[seen] / penalty, values[seen] * penalty)
 
 
 def _ban_ngrams(values: Array, past: Array, size: int) -> None:
@@ -102,9 +101,8 @@ def _ban_ngrams(values: Array, past: Array, size: int) -> None:
 
 
 def _penalize_output(values: Array, output: Array, frequency: np.float32, presence: np.float32) -> None:
-    if frequency != 0 or presence != 0:
-        seen, counts = np.unique(output, return_counts=True)
-        values[seen] -= frequency * counts.astype(np.float32) + presence
+    seen, counts = np.unique(output, return_counts=True)
+    values[seen] -= frequency * counts.astype(np.float32) + presence
 
 
 def _descending(values: Array) -> Array:
@@ -121,15 +119,15 @@ def _keep_top_k(values: Array, k: int) -> None:
 def _keep_top_p(values: Array, p: float) -> None:
     order = _descending(values)
     if p < 1 and len(order):
-        weights = np.exp(values[order].astype(np.float64) - values[order[0]])
+        weights = np.exp(values[order].astype(np.float64) - values[order].max())
         sums = np.cumsum(weights / weights.sum())
         values[order[1 + np.searchsorted(sums, p) :]] = -np.inf
 
 
 def _keep_min_p(values: Array, p: float) -> None:
-    if p > 0 and np.isfinite(values).any():
-        ratios = np.exp(values.astype(np.float64) - values[np.isfinite(values)].max())
-        values[ratios < p] = -np.inf
+    best = values[np.isfinite(values)].max(initial=-np.inf)
+    if np.isfinite(best):
+        values[np.exp(values.astype(np.float64) - best) < p] = -np.inf
 
 
 def _keep_typical_p(values: Array, p: float) -> None:
@@ -287,6 +285,7 @@ def random_parameters(rng: Generator, positions: Array, vocabulary: int, **used:
 def process_logits_cases(rng: Generator) -> Iterator[Case]:
     every = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), True)
     every |= dict.fromkeys(("penalties", "ngrams", "bias", "masks", "beams"), True)
+    sampled = {"temperature": True}
     for name, tokens, count, vocabulary, used in (
         ("greedy, one row", 1, 1, 64, {}),
         ("temperature", 5, 3, 100, {"temperature": True}),
@@ -298,6 +297,9 @@ def process_logits_cases(rng: Generator) -> Iterator[Case]:
         ("typical-p", 8, 5, 120, {"temperature": True, "typical_p": True}),
         ("n-grams", 24, 6, 5, {"ngrams": True}),
         ("beams", 6, 6, 70, {"beams": True, "penalties": True, "ngrams": True}),
+        ("large logits", 9, 6, 90, {**sampled, "top_p": True, "min_p": True, "typical_p": True}),
+        ("nothing allowed", 6, 4, 40, {**sampled, "masks": True, "top_p": True, "min_p": True, "typical_p": True}),
+        ("large logits of beams", 6, 6, 70, {"beams": True}),
         ("everything", 20, 8, 512, every),
     ):
         rows, history = random_rows(rng, tokens, count, vocabulary)
@@ -305,7 +307,11 @@ def process_logits_cases(rng: Generator) -> Iterator[Case]:
         logits = rng.standard_normal((count, vocabulary), np.float32) * np.float32(3)
         if "ties" in name:
             logits = np.round(logits)
-            parameters["temperature"][:] = 1
+            parameters["temperature"][:], parameters["top_k"][0] = 1, 1
+        if "large" in name:
+            logits += np.float32(800)  # whose exponentials overflow
+        if "nothing" in name:
+            parameters["masks"][0], parameters["mask_rows"][:2] = 0, 0
         dims = Dims(T=tokens, S=count, R=count, B=len(parameters["bias_ids"]), M=len(parameters["masks"]))
         yield Case(name, dims, {"logits": logits, **rows, **parameters}, states={"history": history})
 
@@ -320,12 +326,15 @@ def sample_cases(rng: Generator) -> Iterator[Case]:
         ("history is full", 4, 4, 33, 2),
         ("beams and targets", 8, 8, 66, 6),
         ("every row", 12, 4, 40, 2),
+        ("large", 7, 5, 37, 37),
     ):
         rows, history = random_rows(rng, tokens, count, vocabulary)
         logits = rng.standard_normal((count, vocabulary), np.float32) * np.float32(2)
         temperature = np.zeros(count) if "greedy" in name else rng.choice([0, 0.5, 1], count)
         if "ties" in name:
             logits = np.round(logits)
+        if "large" in name:
+            logits += np.float32(800)  # whose exponentials overflow
         divisor = np.where(temperature, temperature, 1)[:, None]
         processed = np.where(rng.random(logits.shape) < 0.3, -np.inf, logits / divisor)
         if "bad" in name:
@@ -334,12 +343,17 @@ def sample_cases(rng: Generator) -> Iterator[Case]:
             processed[3] = -np.inf
         if "full" in name:
             history = np.ascontiguousarray(history[:, : rows["positions"].max() + 1])
-        if "every" in name:  # the sequences' last rows alone write
-            rows["rows"] = np.sort(rng.permutation(tokens)[:count]).astype(np.int32)
+        if "every" in name:  # the sequences' last rows alone write: here of two that are neighbours
+            end = np.flatnonzero(rows["token_seq"] == np.bincount(rows["token_seq"]).argmax())[-1]
+            others = rng.permutation(np.setdiff1d(np.arange(tokens), (end - 1, end)))[: count - 2]
+            rows["rows"] = np.sort([end - 1, end, *others]).astype(np.int32)
         more: dict[str, Array] = {}
+        wanted = rng.integers(-1, width + 1, count, dtype=np.int32)
+        wanted[0] = 0  # the chosen token's alone
         if "beams" in name:
             more["candidates"] = rng.integers(0, width + 1, count, dtype=np.int32)
             more["targets"] = np.where(rng.random(count) < 0.5, rng.integers(0, vocabulary, count), -1).astype(np.int32)
+            more["targets"][0] = 0
             more["candidates"][more["targets"] >= 0] = 0
         yield Case(
             name,
@@ -351,7 +365,7 @@ def sample_cases(rng: Generator) -> Iterator[Case]:
                 "temperature": temperature.astype(np.float32),
                 "seeds": rng.integers(0, 2**32, (count, 2), dtype=np.uint32),
                 "branches": rng.integers(0, 4, count, dtype=np.uint32),
-                "want_logprobs": rng.integers(-1, width + 1, count, dtype=np.int32),
+                "want_logprobs": wanted,
                 **more,
             },
             states={"history": history},

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..backend.v1 import Array, Dims
-from .cases import random_weight
+from .cases import random_activation, random_weight
 from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
 
 def head_linear(*, x: Array, weight: Array) -> tuple[Array]:
     """Each head of x [T, heads * K] through its own matrix of the weight [heads, N, K], transposed: f32 [T, heads * N].
 
-    Providers may pack x to 8 bits where the weight is quantized; this reference computes in f32. One product a row and
-    head.
+    Providers may pack x to 8 bits where the weight is quantized, and to bf16 where it is BF16; this reference computes
+    in f32. One product a row and head.
     """
     heads, columns, depth = weight.shape
     y = np.empty((len(x), heads, columns), np.float32)
@@ -43,7 +43,7 @@ def head_linear_cases(rng: Generator) -> Iterator[Case]:
         yield Case(
             f"{format_} {tokens} tokens, {heads} heads, {width} to {outputs}",
             Dims(T=tokens),
-            {"x": rng.standard_normal((tokens, heads * width), np.float32)},
+            {"x": random_activation(rng, format_, (tokens, heads * width))},
             weights={"weight": random_weight(rng, format_, (heads, outputs, width))},
         )
 

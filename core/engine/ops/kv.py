@@ -31,8 +31,8 @@ def quantize_kv(values: Array) -> tuple[Array, Array]:
     q to nearest, ties to even."""
     scale = (np.abs(values).max(axis=-1) / np.float32(127)).astype(np.float32)
     usable = np.isfinite(scale) & (scale > 0)
-    divisor = np.where(usable, scale, np.float32(1))[..., None]
-    return dtypes.from_f32(np.where(usable[..., None], values / divisor, np.float32(0)), "int8"), scale
+    steps = np.divide(values, scale[..., None], out=np.zeros_like(values), where=usable[..., None])
+    return dtypes.from_f32(steps, "int8"), scale
 
 
 def read_kv(stored: Array, scale: Array | None) -> Array:
@@ -113,9 +113,12 @@ def kv_write_cases(rng: Generator) -> Iterator[Case]:
         total = len(batch.positions)
         kv_slots = batch.kv_slots(0, block_size)
         kv_slots[rng.permutation(total)[:skipped]] = -1
+        if not skipped:
+            kv_slots[-1] = 0  # a slot like any other
         names = ("k",) if latent else ("k", "v")
         new = {f"new_{name}": rng.standard_normal((total, kv_heads * head_dim), np.float32) for name in names}
         new["new_k"][0, :head_dim] = 0
+        new["new_k"][-1, -1] = np.nan
         shape = PLAIN.shapes(kv)["k"][0]
         yield Case(
             f"{dtype}, {total} tokens, {kv_heads}x{head_dim}, blocks of {block_size}{', latent' * latent}",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from ..backend.v1 import Array, Dims
 from ..errors import OpError
-from .cases import random_weight
+from .cases import random_activation, random_weight
 from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
 
@@ -69,7 +70,8 @@ def moe_linear(
 ) -> tuple[Array]:
     """Each token through the weight [E, N, K], plus the bias [E, N], of each of its experts ids i32 [T, k]: f32 [T * k, N].
 
-    Row t * k + choice. x is [T, K], or [T * k, K] with ``per_choice``. One product a row.
+    Row t * k + choice. x is [T, K], or [T * k, K] with ``per_choice``. One product a row. Providers may round
+    x to bf16 where the weight is BF16.
     """
     tokens, choices = ids.shape
     y = np.empty((tokens * choices, weight.shape[1]), np.float32)
@@ -78,6 +80,16 @@ def moe_linear(
         if bias is not None:
             y[row] += bias[expert]
     return (y,)
+
+
+def moe_linear_group(
+    *, x: Array, ids: Array, weight: Sequence[Array], bias: Sequence[Array | None] = (), per_choice: bool = False
+) -> tuple[Array, ...]:
+    """Several moe_linears on one x and the same ids: an output f32 [T * k, N_i] a weight. A bias that is None or beyond the
+    list is absent."""
+    return tuple(
+        moe_linear(x=x, ids=ids, weight=w, bias=b, per_choice=per_choice)[0] for w, b in zip_longest(weight, bias)
+    )
 
 
 def moe_combine(*, y: Array, weights: Array) -> tuple[Array]:
@@ -97,15 +109,19 @@ def moe_route_cases(rng: Generator) -> Iterator[Case]:
         (5, 4, 4, {}),
         (9, 60, 6, {"score": "sigmoid", "scale": 2.5}),
         (6, 1, 1, {}),
+        (3, 12, 2, {}),
         (4, 128, 8, {"renormalize": True, "scale": 0.5}),
         (7, 16, 3, {"groups": 4, "groups_kept": 2, "renormalize": False, "scale": 16.0}),
         (8, 32, 6, {"groups": 8, "groups_kept": 3, "group_best": 2, "score": "sigmoid"}),
         (5, 256, 8, {"groups": 8, "groups_kept": 4, "group_best": 2, "score": "sigmoid", "scale": 2.5, "bias": True}),
         (11, 6, 2, {"score": "sigmoid", "bias": True}),
+        (40, 12, 3, {"groups": 2, "groups_kept": 1, "group_best": 3, "renormalize": False}),
     ):
         logits = rng.standard_normal((tokens, experts), np.float32) * np.float32(2)
         logits[-1] = np.round(logits[-1])  # ties
         name = f"{tokens} tokens, {k} of {experts} {attrs or ''}".strip()
+        if name.startswith("3 "):
+            logits += np.float32(900)  # whose exponentials overflow
         biased = attrs.pop("bias", False)
         weights = {"correction_bias": random_weight(rng, "F32", (experts,), 0.2)} if biased else {}
         yield Case(name, Dims(T=tokens), {"logits": logits}, weights, attrs={"k": k, **attrs})
@@ -128,10 +144,27 @@ def moe_linear_cases(rng: Generator) -> Iterator[Case]:
         yield Case(
             f"{format_} {tokens} tokens, {k} of {experts}, {width} to {outputs}{' per choice' * per_choice}{' bias' * biased}",
             Dims(T=tokens),
-            {"x": rng.standard_normal((rows, width), np.float32), "ids": ids},
+            {"x": random_activation(rng, format_, (rows, width)), "ids": ids},
             weights=weights,
             attrs={"per_choice": per_choice},
         )
+
+
+def moe_linear_group_cases(rng: Generator) -> Iterator[Case]:
+    for tokens, experts, k, width, per_choice, members in (
+        (1, 4, 2, 64, False, (("F32", 48, False), ("F32", 48, False))),
+        (11, 8, 3, 32, False, (("BF16", 96, True), ("BF16", 96, False))),
+        (2, 1, 1, 40, False, (("F32", 5, True),)),
+        (6, 3, 2, 96, True, (("F16", 17, False), ("F32", 64, True), ("F16", 1, False))),
+    ):
+        ids = np.stack([rng.permutation(experts)[:k] for _ in range(tokens)]).astype(np.int32)
+        weights = {f"weight.{i}": random_weight(rng, f, (experts, n, width)) for i, (f, n, _) in enumerate(members)}
+        weights |= {
+            f"bias.{i}": random_weight(rng, "F32", (experts, n), 1.0) for i, (_, n, b) in enumerate(members) if b
+        }
+        x = random_activation(rng, members[0][0], (tokens * k if per_choice else tokens, width))
+        name = f"{tokens} tokens, {k} of {experts}, {len(members)} linears{' per choice' * per_choice}"
+        yield Case(name, Dims(T=tokens), {"x": x, "ids": ids}, weights, attrs={"per_choice": per_choice})
 
 
 def moe_combine_cases(rng: Generator) -> Iterator[Case]:
@@ -169,6 +202,16 @@ SPECS = (
         reference=moe_linear,
         tolerance=Tolerance(2e-5, 2e-5),
         cases=moe_linear_cases,
+    ),
+    OpSpec(
+        "moe_linear_group",
+        inputs=("x", "ids"),
+        weights=("weight*", "bias*?"),
+        outputs=("y*",),
+        attrs={"per_choice": False},
+        reference=moe_linear_group,
+        tolerance=Tolerance(2e-5, 2e-5),
+        cases=moe_linear_group_cases,
     ),
     OpSpec(
         "moe_combine",

@@ -50,7 +50,8 @@ class OpSpec:
     ``inputs``, ``weights`` and ``states`` name its arguments; a trailing "?" marks one that may be absent, a trailing
     "*" a family ``name.0, name.1, ...`` (one a cache group, or one a fused linear) that the reference takes as a list;
     in a family marked "*?" any member may be absent: it is None in the list, or beyond its end. ``outputs`` names its
-    results. ``attrs`` are defaults; REQUIRED marks one without.
+    results, where "?" marks one that is there only if an attribute of its name is set. ``attrs`` are defaults; REQUIRED marks
+    one without.
 
     ``reference`` takes all of these as keyword arguments (weights as dense f32, states as mutable arrays that it writes
     in place; plain KV arrays tell their storage tag by their NumPy dtype) and returns a flat tuple of outputs, a

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,7 @@ class Builder:
         self._axes: dict[str, tuple[str | None, ...]] = {}
         self._body_end: int | None = None
         self._hidden = 0
+        self._scope = "embed"
         self._expand()
 
     # -- values and calls ------------------------------------------------------------------------------------------
@@ -111,9 +112,17 @@ class Builder:
                 {k: v for k, v in (weights or {}).items() if v is not None},
                 states or {},
                 kept,
+                scope=self._scope,
             )
         )
         return results
+
+    def layers(self, count: int) -> Iterator[int]:
+        """The numbers of so many layers; what is recorded meanwhile belongs to the layer."""
+        for i in range(count):
+            self._scope = f"layers.{i}"
+            yield i
+        self._scope = ""
 
     def name_axes(self, weight: WeightRef, *axes: str | None) -> WeightRef:
         """Name the logical axes of a weight (embed, heads, kv_heads, mlp, experts, vocab), for sharding."""
@@ -309,12 +318,16 @@ class Builder:
             self._needs(correction_bias, (count,))
         chosen_by = {"correction_bias": correction_bias}
         ids, weights = self.call("moe_route", {"logits": logits}, outs, chosen_by, k=used, **routing)
+        around = self._scope
+        self._scope = f"{around}.experts"
         gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, per_choice=False)
         up = self._moe_linear(x, ids, experts.up, experts.up_bias, per_choice=False)
         act = self.gated_act(gate, up, **experts.act)
         down = self._moe_linear(act, ids, experts.down, experts.down_bias, per_choice=True)
         out = [("moe_out", x.shape, "act")]
-        return self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
+        combined = self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
+        self._scope = around
+        return combined
 
     def gated_by(self, y: Value, x: Value, gate: WeightRef) -> Value:
         """y times the sigmoid of one logit a token, x times gate [1, d]: what a route to a single expert gives."""
@@ -350,6 +363,7 @@ class Builder:
         rows = self.input("rows")
         hidden = self.call("gather_rows", {"x": x, "rows": rows}, [("hidden", ("R", self._hidden), "act")])[0]
         self._body_end = len(self._calls)
+        self._scope = "head"
         self._needs(lm_head, (self._vocab, self._hidden))
         logits = self.linear(hidden, lm_head, axes=("vocab", "embed"))
         if logit_scale != 1.0 or logit_softcap:
@@ -372,7 +386,7 @@ class Builder:
 
     def _sample(self, logits: Value) -> None:
         last = self._calls[-1]
-        self._calls[-1] = Call(last.op, last.inputs, (logits,), last.weights, last.states, {**last.attrs})
+        self._calls[-1] = replace(last, outputs=(logits,))
         shared = {"rows": self.input("rows"), "positions": self.positions, "token_seq": self.token_seq}
         shared |= {name: self.input(name) for name in ("seq_slots", "temperature")}
         names = [

@@ -13,6 +13,7 @@ import numpy as np
 from ..backend.v1 import (
     HOST_DTYPES,
     Array,
+    BlockAccess,
     Device,
     Frame,
     Plan,
@@ -25,6 +26,8 @@ from ..backend.v1 import (
     compile_of,
 )
 from ..errors import EngineStoppedError
+from .bounds import Bounds
+from .transfers import Transfer, by_place, converted, transfers
 
 _RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
 
@@ -49,44 +52,63 @@ class BlockTicket:
         return self.future.result()
 
 
-def swap_refusal(device: Device, plan: Plan) -> str | None:
+def swap_refusal(devices: Device | Mapping[str, Device], plan: Plan) -> str | None:
     """None where sessions of the plan can swap blocks, or a sentence that says why not. Without ``export_blocks`` and
     ``import_blocks`` only a state that goes through the host with every op anyway can be copied as a whole."""
-    on_device = any(state.group is not None and plan.state_places[state.name] == "device" for state in plan.states)
-    if on_device and block_access_of(device) is None and not plan.round_trip:
-        return f"The device {device.describe().name} offers no export_blocks and import_blocks, so it cannot swap."
+    places = {plan.state_places[state.name] for state in plan.states if state.group is not None}
+    for place, device in by_place(devices).items():
+        if place in places - plan.round_trips and block_access_of(device) is None:
+            return f"The device {device.describe().name} offers no export_blocks and import_blocks, so it cannot swap."
     return None
 
 
-class StepSession:
-    """The default session: segments in order, a whole segment at once where the device compiles it."""
+@dataclass(frozen=True)
+class _Bound:
+    """A segment, ready to run, and what is brought to its place before."""
 
-    def __init__(self, device: Device, plan: Plan) -> None:
-        self._device = device
+    segment: Segment
+    run: StepFn
+    entering: tuple[Transfer, ...]
+
+
+class StepSession:
+    """The default session: segments in order, a whole segment at once where the device compiles it. ``devices``: one, or
+    those of a mixed plan by the names of their places."""
+
+    def __init__(self, devices: Device | Mapping[str, Device], plan: Plan) -> None:
+        self._devices = by_place(devices)
         self._plan = plan
-        self._access = None if plan.round_trip else block_access_of(device)
-        self._states: dict[str, dict[str, Any]] = {"device": {}, "host": {}}
+        self._bounds = Bounds(plan)
+        self._access = {place: self._access_of(place) for place in self._devices}
+        self._states: dict[str, dict[str, Any]] = {place: {} for place in (*self._devices, "host")}
         for state in plan.states:
             place = plan.state_places[state.name]
-            on_host = place == "host"
-            made = (
-                np.zeros(state.shape, HOST_DTYPES[state.dtype]) if on_host else device.alloc(state.shape, state.dtype)
+            self._states[place][state.name] = (
+                np.zeros(state.shape, HOST_DTYPES[state.dtype])
+                if place == "host"
+                else self._devices[place].alloc(state.shape, state.dtype)
             )
-            self._states[place][state.name] = made
-        self._body = [(segment, self._bind(segment)) for segment in plan.body]
-        self._head = [(segment, self._bind(segment)) for segment in plan.head]
-        self._inputs = {v.name: v for segment in (*plan.body, *plan.head) for v in segment.inputs}
+        segments = (*plan.body, *plan.head)
+        bound = [
+            _Bound(segment, self._bind(segment), entering)
+            for segment, entering in zip(segments, transfers(segments), strict=True)
+        ]
+        self._body, self._head = bound[: len(plan.body)], bound[len(plan.body) :]
+        self._inputs = {v.name: v for segment in segments for v in segment.inputs}
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step")
 
     def submit(self, inputs: StepInputs) -> StepTicket:
         if self._thread is None:
             raise EngineStoppedError("The session is closed.")
+        self._bounds.check(inputs)
         return StepTicket(self._thread.submit(self._run, inputs))
 
     def export_blocks(self, blocks: Sequence[Sequence[int]]) -> BlockTicket:
+        self._bounds.check_blocks(blocks)
         return self._between_steps(self._export, blocks)
 
     def import_blocks(self, blocks: Sequence[Sequence[int]], contents: Mapping[str, Array]) -> BlockTicket:
+        self._bounds.check_blocks(blocks)
         return self._between_steps(self._import, blocks, contents)
 
     def close(self) -> None:
@@ -95,16 +117,21 @@ class StepSession:
             return
         self._thread.shutdown(wait=True)
         self._thread = None
-        for state in self._states["device"].values():
-            self._device.free(state)
-        self._states = {"device": {}, "host": {}}
+        for place, device in self._devices.items():
+            for state in self._states[place].values():
+                device.free(state)
+        self._states = {place: {} for place in self._states}
 
     # -- one step --------------------------------------------------------------------------------------------------
 
+    def _access_of(self, place: str) -> BlockAccess | None:
+        return None if place in self._plan.round_trips else block_access_of(self._devices[place])
+
     def _bind(self, segment: Segment) -> StepFn:
-        compiled = None if self._plan.round_trip else compile_of(self._device)
-        if segment.place == "device" and compiled is not None:
-            whole = compiled(segment, self._plan.limits, self._states["device"])
+        own = segment.place != "host" and segment.place not in self._plan.round_trips
+        compiled = compile_of(self._devices[segment.place]) if own else None
+        if compiled is not None:
+            whole = compiled(segment, self._plan.limits, self._states[segment.place])
             if whole is not None:
                 return whole
         fns = [bound.provider.bind(bound, self._plan.limits) for bound in segment.calls]
@@ -123,25 +150,26 @@ class StepSession:
     def _export(self, blocks: Sequence[Sequence[int]]) -> dict[str, Array]:
         found = {}
         for name, chosen, place in self._paged(blocks):
-            state = self._states[place][name]
-            if place == "device" and self._access is not None:
-                found[name] = self._access.export_blocks(state, chosen)
+            state, access = self._states[place][name], self._access.get(place)
+            if access is not None:
+                found[name] = access.export_blocks(state, chosen)
             else:
-                found[name] = (state if place == "host" else self._device.copy_out(state))[chosen]
+                found[name] = (state if place == "host" else self._devices[place].copy_out(state))[chosen]
         return found
 
     def _import(self, blocks: Sequence[Sequence[int]], contents: Mapping[str, Array]) -> dict[str, Array]:
         for name, chosen, place in self._paged(blocks):
-            state = self._states[place][name]
+            state, access = self._states[place][name], self._access.get(place)
             if place == "host":
                 state[chosen] = contents[name]
-            elif self._access is not None:
-                self._states[place][name] = self._access.import_blocks(state, chosen, contents[name])
+            elif access is not None:
+                self._states[place][name] = access.import_blocks(state, chosen, contents[name])
             else:
-                whole = np.array(self._device.copy_out(state))
+                device = self._devices[place]
+                whole = np.array(device.copy_out(state))
                 whole[chosen] = contents[name]
-                self._states[place][name] = self._device.copy_in(whole)
-                self._device.free(state)
+                self._states[place][name] = device.copy_in(whole)
+                device.free(state)
         return {}
 
     def _paged(self, blocks: Sequence[Sequence[int]]) -> Iterator[tuple[str, Array, str]]:
@@ -153,33 +181,38 @@ class StepSession:
 
     def _run(self, inputs: StepInputs) -> StepResult:
         frames = {place: Frame(inputs.dims, {}, states) for place, states in self._states.items()}
-        copied: list[Any] = []
+        copied: list[tuple[str, Any]] = []
         try:
             return self._steps(inputs, frames, copied)
         finally:
             # What was copied in for this step; by references on the device, that is every value.
-            for value in frames["device"].values.values() if self._plan.round_trip else copied:
-                self._device.free(value)
+            for place, value in copied:
+                if place not in self._plan.round_trips:
+                    self._devices[place].free(value)
+            for place in self._plan.round_trips:
+                for value in frames[place].values.values():
+                    self._devices[place].free(value)
 
-    def _steps(self, inputs: StepInputs, frames: Mapping[str, Frame], copied: list[Any]) -> StepResult:
+    def _steps(self, inputs: StepInputs, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> StepResult:
         for name, array in inputs.arrays.items():
             value = self._inputs.get(name)
             if value is not None:
                 frames["host"].values[value.id] = array
-        segments = self._body + self._head if inputs.dims.R else self._body
-        for segment, run in segments:
-            frame, other = frames[segment.place], frames["host" if segment.place == "device" else "device"]
-            for value in segment.inputs:
-                if value.id not in frame.values:
-                    frame.values[value.id] = self._transfer(other.values[value.id], segment.place, copied)
-            run(frame)
+        for bound in self._body + self._head if inputs.dims.R else self._body:
+            frame = frames[bound.segment.place]
+            for one in bound.entering:
+                array = self._on_host(one, frames[one.source].values[one.value.id])
+                if one.place != "host":
+                    array = self._devices[one.place].copy_in(array)
+                    copied.append((one.place, array))
+                frame.values[one.value.id] = array
+            bound.run(frame)
         return self._result(frames, bool(inputs.dims.R))
 
-    def _transfer(self, value: Any, place: str, copied: list[Any]) -> Any:
-        if place == "host":
-            return self._device.copy_out(value)
-        copied.append(self._device.copy_in(value))
-        return copied[-1]
+    def _on_host(self, one: Transfer, value: Any) -> Array:
+        """As the reader stores it, whatever the source does."""
+        array = value if one.source == "host" else self._devices[one.source].copy_out(value)
+        return array if one.stored == one.value.dtype else converted(array, one.stored, one.value.dtype)
 
     def _result(self, frames: Mapping[str, Frame], sampled: bool) -> StepResult:
         kept = {v.name: self._fetch(frames, v) for v in self._outputs(sampled) if v.name in self._plan.keep}
@@ -195,6 +228,6 @@ class StepSession:
         return [value for segment in segments for value in segment.outputs]
 
     def _fetch(self, frames: Mapping[str, Frame], value: Value) -> Array:
-        if value.id in frames["host"].values:
-            return np.array(frames["host"].values[value.id])
-        return self._device.copy_out(frames["device"].values[value.id])
+        place = next(place for place in ("host", *self._devices) if value.id in frames[place].values)
+        found = frames[place].values[value.id]
+        return np.array(found) if place == "host" else self._devices[place].copy_out(found)

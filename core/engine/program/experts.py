@@ -10,20 +10,19 @@ import numpy as np
 from ..backend.v1 import Array, WeightRef
 from ..errors import ModelError
 from ..formats import FORMATS
+from .weights import DerivedWeight
 
 
 @dataclass(frozen=True)
-class ExpertRows:
-    """Of a weight [experts, M, K] every ``step``-th row of each expert from ``first`` on."""
+class _ExpertPart(DerivedWeight):
+    """Of each expert's outputs every ``step``-th from ``first`` on."""
 
-    name: str
-    source: WeightRef
     first: int
     step: int
 
-    @property
-    def format(self) -> str:
-        return self.source.format
+
+class ExpertRows(_ExpertPart):
+    """Of a weight [experts, M, K] every ``step``-th row of each expert from ``first`` on."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,22 +40,9 @@ class ExpertRows:
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense()[:, self.first :: self.step])
 
-    def release(self) -> None:
-        self.source.release()
 
-
-@dataclass(frozen=True)
-class TurnedExperts:
+class TurnedExperts(_ExpertPart):
     """Of a tensor [experts, K, M] every ``step``-th column from ``first`` on, as the rows of each expert."""
-
-    name: str
-    source: WeightRef
-    first: int
-    step: int
-
-    @property
-    def format(self) -> str:
-        return self.source.format
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,9 +61,6 @@ class TurnedExperts:
 
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense()[:, :, self.first :: self.step].swapaxes(1, 2))
-
-    def release(self) -> None:
-        self.source.release()
 
 
 def _parts(shape: tuple[int, ...], start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:

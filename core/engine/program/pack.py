@@ -1,8 +1,10 @@
-"""Packing: each weight once, in its provider's layout, with all the uses it serves; then its file mapping is let go."""
+"""Packing: each weight once, in its provider's layout, with all the uses it serves; then its file mapping is let go. A
+device that packs beside the interpreter is given weights ahead, so that a tokenizer can be built meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..backend.v1 import Packed, Provider, WeightRef
@@ -11,6 +13,8 @@ from .weights import stored_bytes
 
 Progress = Callable[[int, int], None]
 """(bytes packed so far, bytes in all)"""
+AHEAD = 1 << 29
+"""Bytes of weights, as stored, that a device may be packing at a time: their files' pages, or copies, are in memory too."""
 
 
 @dataclass
@@ -20,24 +24,45 @@ class _Job:
     uses: list[str]
 
 
-def pack(placement: Placement, progress: Progress | None = None) -> Mapping[tuple[str, str], Packed]:
-    """(packer, weight name) -> packed weight."""
-    jobs: dict[tuple[str, str], _Job] = {}
+class Packing:
+    """Weights on their way into providers' layouts. ``weights``: (place, packer, weight name) -> packed weight, of which those
+    that the device has not finished are not to be read before ``finish``."""
+
+    def __init__(self, placement: Placement, progress: Progress | None = None) -> None:
+        jobs = _jobs(placement)
+        self.weights: dict[tuple[str, str, str], Packed] = {}
+        self._begun: deque[tuple[Packed, WeightRef]] = deque()
+        self._progress = progress
+        self._done, self._total = 0, sum(stored_bytes(job.ref) for job in jobs.values())
+        ahead = 0
+        for key, job in jobs.items():
+            self.weights[key] = packed = job.provider.pack(job.ref, tuple(job.uses), self._advance)
+            self._begun.append((packed, job.ref))
+            ahead += stored_bytes(job.ref)
+            while ahead > AHEAD:
+                ahead -= stored_bytes(self._begun[0][1])
+                self._finish_one()
+
+    def finish(self) -> None:
+        """Waits until every weight is packed, and lets the file's pages go; at once from the second time on."""
+        while self._begun:
+            self._finish_one()
+
+    def _finish_one(self) -> None:
+        packed, ref = self._begun.popleft()
+        packed.ready()
+        ref.release()
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _jobs(placement: Placement) -> dict[tuple[str, str, str], _Job]:
+    jobs: dict[tuple[str, str, str], _Job] = {}
     for placed in placement.calls:
         for ref in placed.call.weights.values():
-            job = jobs.setdefault((placed.provider.packer, ref.name), _Job(ref, placed.provider, []))
+            job = jobs.setdefault((placed.place, placed.provider.packer, ref.name), _Job(ref, placed.provider, []))
             job.uses.append(placed.call.op)
-    total = sum(stored_bytes(job.ref) for job in jobs.values())
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
-    packed = {}
-    for key, job in jobs.items():
-        packed[key] = job.provider.pack(job.ref, tuple(job.uses), advance)
-        job.ref.release()
-    return packed
+    return jobs

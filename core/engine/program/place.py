@@ -1,11 +1,12 @@
-"""Placement: for each call a provider, by op, format and features, the backend's in its order and the reference last."""
+"""Placement: for each call a device, by rules where there are several, and a provider: the device's in its order, by op,
+format and features, and the reference last."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..backend.v1 import Call, Device, KVLayout, Provider, Value, providers_of
+from ..backend.v1 import Call, Device, DeviceInfo, KVLayout, Provider, Value, providers_of
 from ..errors import PlacementError
 from ..ops import OPS
 from ..ops.kv import PLAIN
@@ -13,6 +14,8 @@ from .build import Program
 from .features import refusal
 from .fuse import fuse
 from .reference import ReferenceProvider
+from .rules import Rules
+from .transfers import by_place
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,16 @@ class PlacedCall:
 
 @dataclass(frozen=True)
 class Placement:
-    """``state_layouts``: KV layout of each layer; ``history_place``: where the token history lives."""
+    """``layer_layouts``: KV layout of each layer; ``state_places``: where each state lives; ``main``: the place that samples,
+    if it can; ``round_trips``: places that run references through themselves."""
 
     body: tuple[PlacedCall, ...]
     head: tuple[PlacedCall, ...]
     program: Program
     layer_layouts: Mapping[int, KVLayout]
     state_places: Mapping[str, str]
-    round_trip: bool
+    main: str
+    round_trips: frozenset[str]
 
     @property
     def calls(self) -> tuple[PlacedCall, ...]:
@@ -46,49 +51,26 @@ class Placement:
         return tuple(placed for placed in self.calls if placed.why is not None)
 
 
-class Placer:
-    """Chooses once, at load. A device that offers no provider at all runs every op by the reference through itself."""
+@dataclass(frozen=True)
+class _Site:
+    """A device as placement sees it. One that offers no provider at all is ``round_trip``: it runs every op by the
+    reference through itself."""
 
-    def __init__(self, device: Device, without: Sequence[str] = (), round_trip: bool = False) -> None:
-        self._device = device
-        self._info = device.describe()
-        offered = {} if round_trip else providers_of(device)
-        unknown = [op for op in without if op not in OPS]
-        if unknown:
-            raise PlacementError(f"There is no op {unknown[0]!r}; the ops are: {', '.join(OPS)}.")
-        self._offered = {op: tuple(found) for op, found in offered.items() if op not in without}
-        self._without = frozenset(without)
-        self._round_trip = not offered
+    place: str
+    device: Device
+    info: DeviceInfo
+    offered: Mapping[str, Sequence[Provider]]
+    without: frozenset[str]
+    round_trip: bool
 
-    def place(self, program: Program, strict: bool = False, fused: bool = True) -> Placement:
-        """Fuse, choose homes for state, choose providers, insert quantize calls, resolve roles to storage."""
-        body, head = program.body, program.head
-        if fused:
-            body, head = fuse(body, self._offers), fuse(head, self._offers)
-        layouts, homes = self._homes(program, body + head)
-        body = tuple(part for call in body for part in _by_home(call, layouts, homes))
-        chosen_body = self._choose(body, layouts, homes, program.values)
-        chosen_head = self._choose(head, layouts, homes, program.values + 10_000)
-        placement = Placement(chosen_body, chosen_head, program, layouts, homes, self._round_trip)
-        falls = placement.fallbacks()
-        if strict and falls:
-            first = falls[0]
-            raise PlacementError(
-                f"--strict: {len(falls)} of {len(placement.calls)} ops would run on the reference, "
-                f"first {first.call.op}: {first.why}"
-            )
-        return placement
-
-    # -- providers -------------------------------------------------------------------------------------------------
-
-    def _offers(self, call: Call) -> bool:
-        return self._find(call, None)[0] is not None
-
-    def _find(self, call: Call, layout: str | None) -> tuple[Provider | None, str]:
-        why = f"{self._info.backend} has no provider of {call.op}."
-        if call.op in self._without:
+    def find(self, call: Call, layout: str | None) -> tuple[Provider | None, str]:
+        """The first provider that takes the call, or a sentence that says why none does."""
+        if self.round_trip:
+            return ReferenceProvider(call.op, self.device), ""
+        why = f"{self.info.backend} has no provider of {call.op}."
+        if call.op in self.without:
             why = f"the providers of {call.op} were taken out on request."
-        for provider in self._offered.get(call.op, ()):
+        for provider in self.offered.get(call.op, ()):
             if layout is not None and provider.layouts and layout not in provider.layouts:
                 why = f"{provider.name} does not know the KV layout {layout}."
                 continue
@@ -98,92 +80,202 @@ class Placer:
             why = reason
         return None, why
 
-    def _choose(
-        self, calls: Sequence[Call], layouts: Mapping[int, KVLayout], homes: Mapping[str, str], first_id: int
-    ) -> tuple[PlacedCall, ...]:
+    def layout(self, users: Sequence[Call], dtype: str) -> KVLayout | None:
+        """The first layout in which all these calls can run here, or None."""
+        if self.round_trip:
+            return PLAIN
+        holding = (layout for layout in self.info.kv_layouts if dtype in layout.dtypes)
+        return next((layout for layout in holding if self.takes(users, layout.name)), None)
+
+    def takes(self, calls: Sequence[Call], layout: str | None = None) -> bool:
+        return all(self.find(call, layout)[0] is not None for call in calls)
+
+
+@dataclass(frozen=True)
+class _Homes:
+    """Where states live: ``wanted`` by the rules, ``places`` in fact."""
+
+    wanted: Mapping[str, str]
+    places: Mapping[str, str]
+    layouts: Mapping[int, KVLayout]
+
+    def layout_of(self, call: Call) -> str | None:
+        state = next((s for s in call.states.values() if s.startswith("kv.")), None)
+        return None if state is None else self.layouts[_layer(state)].name
+
+
+class Placer:
+    """Chooses once, at load. ``devices``: one, whose place is "device", or several by the names that ``rules`` have."""
+
+    def __init__(
+        self,
+        devices: Device | Mapping[str, Device],
+        without: Sequence[str] = (),
+        round_trip: bool = False,
+        rules: Rules | None = None,
+    ) -> None:
+        unknown = [op for op in without if op not in OPS]
+        if unknown:
+            raise PlacementError(f"There is no op {unknown[0]!r}; the ops are: {', '.join(OPS)}.")
+        self._rules = rules or Rules()
+        self._sites = {}
+        for place, device in by_place(devices).items():
+            found = {} if round_trip else providers_of(device)
+            offered = {op: tuple(providers) for op, providers in found.items() if op not in without}
+            self._sites[place] = _Site(place, device, device.describe(), offered, frozenset(without), not found)
+
+    def place(self, program: Program, strict: bool = False, fused: bool = True) -> Placement:
+        """Fuse, choose homes for state, choose providers, insert quantize calls, resolve roles to storage."""
+        self._rules.check(program.calls)
+        body, head = program.body, program.head
+        wanted = self._wanted(program)
+        if fused:
+            body, head = (fuse(calls, lambda call: self._offers(call, wanted)) for calls in (body, head))
+        homes = self._homes(program, body + head, wanted)
+        body = tuple(part for call in body for part in _by_home(call, homes))
+        chosen_body = self._choose(body, homes, program.values)
+        chosen_head = self._choose(head, homes, program.values + 10_000)
+        if fused:
+            chosen_body, chosen_head = self._packed_where_made(chosen_body), self._packed_where_made(chosen_head)
+        trips = frozenset(place for place, site in self._sites.items() if site.round_trip)
+        main = wanted["history"]
+        placement = Placement(chosen_body, chosen_head, program, homes.layouts, homes.places, main, trips)
+        falls = placement.fallbacks()
+        if strict and falls:
+            first = falls[0]
+            raise PlacementError(
+                f"--strict: {len(falls)} of {len(placement.calls)} ops would run on the reference, "
+                f"first {first.call.op}: {first.why}"
+            )
+        return placement
+
+    # -- devices ---------------------------------------------------------------------------------------------------
+
+    def _wanted(self, program: Program) -> dict[str, str]:
+        """The place of each state by the rules: a layer's cache goes with its attention, the history with sampling."""
+        wanted: dict[str, str] = {}
+        for call in program.calls:
+            if call.op in ("attention", "sample"):
+                wanted |= dict.fromkeys(call.states.values(), self._rules.place(call))
+        return wanted
+
+    def _site(self, call: Call, wanted: Mapping[str, str]) -> _Site:
+        state = next(iter(call.states.values()), None)
+        return self._sites[self._rules.place(call) if state is None else wanted[state]]
+
+    def _offers(self, call: Call, wanted: Mapping[str, str]) -> bool:
+        """Whether the parts of a fused call are on one device, and that has it."""
+        sites = {self._site(part, wanted).place for part in call.parts}
+        site = self._site(call, wanted)
+        return len(sites) == 1 and not site.round_trip and site.find(call, None)[0] is not None
+
+    # -- providers -------------------------------------------------------------------------------------------------
+
+    def _choose(self, calls: Sequence[Call], homes: _Homes, first_id: int) -> tuple[PlacedCall, ...]:
         result: list[PlacedCall] = []
-        packed: dict[tuple[int, str, float], Value] = {}
+        packed: dict[tuple[str, int, str, float], Value] = {}
         for call in calls:
-            placed = self._placed(call, layouts, homes)
+            site = self._site(call, homes.wanted)
+            placed = self._placed(call, site, homes)
             for name, layout in placed.provider.wants(placed.call).items():
                 value, scale = placed.call.inputs[name], placed.call.attrs.get("input_scale", 0.0)
-                key = (value.id, layout, scale)
+                key = (site.place, value.id, layout, scale)
                 if key not in packed:
                     packed[key] = Value(first_id, f"{value.name}.{layout}", value.shape, layout)
                     first_id += 1
-                    result.append(self._quantize(value, packed[key], scale))
+                    result.append(self._quantize(site, value, packed[key], scale))
                 inputs = {**placed.call.inputs, name: packed[key]}
                 placed = replace(placed, call=replace(placed.call, inputs=inputs))
             result.append(placed)
         return tuple(result)
 
-    def _placed(self, call: Call, layouts: Mapping[int, KVLayout], homes: Mapping[str, str]) -> PlacedCall:
-        call = self._resolved(call)
-        if self._round_trip:
-            return PlacedCall(call, ReferenceProvider(call.op, self._device), "device", _layout_of(call, layouts))
-        layout = _layout_of(call, layouts)
-        home = next((homes[state] for state in call.states.values()), "device")
-        provider, why = self._find(call, layout if home == "device" else None)
-        if provider is not None and home == "device":
-            return PlacedCall(call, provider, "device", layout)
+    def _placed(self, call: Call, site: _Site, homes: _Homes) -> PlacedCall:
+        layout = homes.layout_of(call)
+        home = next((homes.places[state] for state in call.states.values()), site.place)
+        there = _stored(call, site.info.roles)
+        provider, why = site.find(there, layout if home == site.place else None)
+        if provider is not None and home == site.place:
+            return PlacedCall(there, provider, site.place, layout)
         why = why or "not every op on the same state can run on the device."
-        return PlacedCall(call, ReferenceProvider(call.op), "host", layout, why)
+        return PlacedCall(self._on_host(call, site), ReferenceProvider(call.op), "host", layout, why)
 
-    def _quantize(self, value: Value, output: Value, scale: float) -> PlacedCall:
+    def _on_host(self, call: Call, site: _Site) -> Call:
+        """Values on the host are stored as on the device, or in f32 where several devices may want them."""
+        return _stored(call, site.info.roles if len(self._sites) == 1 else _HOST_ROLES)
+
+    def _quantize(self, site: _Site, value: Value, output: Value, scale: float) -> PlacedCall:
         attrs = {"layout": output.dtype} | ({"scale": scale} if scale else {})
         call = Call("quantize", {"x": value}, (output,), {}, {}, attrs)
-        provider, why = self._find(call, None)
+        provider, why = site.find(call, None)
         if provider is None:
             return PlacedCall(call, ReferenceProvider("quantize"), "host", None, why)
-        return PlacedCall(call, provider, "device")
+        return PlacedCall(call, provider, site.place)
 
-    def _resolved(self, call: Call) -> Call:
-        roles = self._info.roles
+    def _packed_where_made(self, calls: Sequence[PlacedCall]) -> tuple[PlacedCall, ...]:
+        """A call whose result is quantized packs it itself where its provider can: the attribute ``packed``."""
+        made = {value.id: n for n, placed in enumerate(calls) for value in placed.call.outputs}
+        result: list[PlacedCall | None] = list(calls)
+        for n, placed in enumerate(calls):
+            place = made.get(placed.call.inputs["x"].id) if placed.call.op == "quantize" else None
+            maker = None if place is None else result[place]
+            one = None if maker is None else self._packing(maker, placed)
+            if one is not None and place is not None:
+                result[place], result[n] = one, None
+        return tuple(placed for placed in result if placed is not None)
 
-        def concrete(value: Value) -> Value:
-            return replace(value, dtype=roles.get(value.dtype, value.dtype))
-
-        inputs = {name: concrete(value) for name, value in call.inputs.items()}
-        return replace(call, inputs=inputs, outputs=tuple(map(concrete, call.outputs)))
+    def _packing(self, maker: PlacedCall, quantize: PlacedCall) -> PlacedCall | None:
+        """The maker's call with its last output also in the layout that ``quantize`` gives, if its provider offers that."""
+        call, packing = maker.call, quantize.call
+        attrs = {**call.attrs, "packed": packing.attr("layout")}
+        offered = "packed" in OPS[call.op].attrs and "packed" not in call.attrs and maker.place == quantize.place
+        if not offered or "scale" in packing.attrs or call.outputs[-1].id != packing.inputs["x"].id:
+            return None
+        outputs = (*call.outputs, *packing.outputs)
+        one = replace(call, outputs=outputs, attrs=attrs, parts=(*(call.parts or (call,)), packing))
+        return replace(maker, call=one) if refusal(maker.provider, one) is None else None
 
     # -- homes of state --------------------------------------------------------------------------------------------
 
-    def _homes(self, program: Program, calls: Sequence[Call]) -> tuple[dict[int, KVLayout], dict[str, str]]:
+    def _homes(self, program: Program, calls: Sequence[Call], wanted: Mapping[str, str]) -> _Homes:
         """All ops on a layer's KV sit together, so a fallback of one moves that layer home, once."""
         layouts: dict[int, KVLayout] = {}
-        homes: dict[str, str] = {}
+        places: dict[str, str] = {}
         for kv in program.kv_layers:
             own = f"kv.{kv.layer}."
             users = [c for c in calls if any(s.startswith(own) for s in c.states.values())]
-            holding = (layout for layout in self._info.kv_layouts if program.kv_dtype in layout.dtypes)
-            layout = next((layout for layout in holding if self._all(users, layout)), None)
-            on_device = self._round_trip or layout is not None
-            layouts[kv.layer] = layout if layout is not None else PLAIN
-            for state in {s for c in users for s in c.states.values() if s.startswith(own)}:
-                homes[state] = "device" if on_device else "host"
+            states = {s for c in users for s in c.states.values() if s.startswith(own)}
+            site = self._sites[wanted[min(states)]]
+            layout = site.layout(users, program.kv_dtype)
+            layouts[kv.layer] = PLAIN if layout is None else layout
+            places |= dict.fromkeys(states, "host" if layout is None else site.place)
         users = [c for c in calls if "history" in c.states.values()]
-        device = self._round_trip or all(self._find(c, None)[0] is not None for c in users)
-        homes["history"] = "device" if device else "host"
-        return layouts, homes
-
-    def _all(self, users: Sequence[Call], layout: KVLayout) -> bool:
-        return all(self._find(call, layout.name)[0] is not None for call in users)
+        site = self._sites[wanted["history"]]
+        places["history"] = site.place if site.takes(users) else "host"
+        return _Homes(wanted, places, layouts)
 
 
-def _by_home(call: Call, layouts: Mapping[int, KVLayout], homes: Mapping[str, str]) -> list[Call]:
+_HOST_ROLES = {"act": "f32", "residual": "f32"}
+
+
+def _stored(call: Call, roles: Mapping[str, str]) -> Call:
+    """The call with storage tags for roles."""
+
+    def concrete(value: Value) -> Value:
+        return replace(value, dtype=roles.get(value.dtype, value.dtype))
+
+    inputs = {name: concrete(value) for name, value in call.inputs.items()}
+    return replace(call, inputs=inputs, outputs=tuple(map(concrete, call.outputs)))
+
+
+def _by_home(call: Call, homes: _Homes) -> list[Call]:
     """A kv_copy over many layers, as one call for each place and layout of theirs."""
     if call.op != "kv_copy":
         return [call]
     parts: dict[tuple[str, str], list[str]] = {}
     for state in call.states.values():
-        parts.setdefault((homes[state], layouts[_layer(state)].name), []).append(state)
+        parts.setdefault((homes.places[state], homes.layouts[_layer(state)].name), []).append(state)
     return [replace(call, states={f"states.{n}": name for n, name in enumerate(names)}) for names in parts.values()]
 
 
 def _layer(state: str) -> int:
     return int(state.split(".")[1])
-
-
-def _layout_of(call: Call, layouts: Mapping[int, KVLayout]) -> str | None:
-    state = next((s for s in call.states.values() if s.startswith("kv.")), None)
-    return None if state is None else layouts[_layer(state)].name

@@ -51,14 +51,17 @@ class MemoryPlan:
         return tuple(group.bytes_a_token * group.block_size for group in self.groups)
 
 
-def kv_bytes_a_block(program: Program, placement: Placement, kv_dtype: str) -> tuple[int, ...]:
-    """Bytes that one block of each group takes over all its layers."""
+def kv_bytes_a_block(program: Program, placement: Placement, kv_dtype: str) -> dict[str, tuple[int, ...]]:
+    """For each device with a cache, the bytes that one block of each group takes over all its layers there. Layers that
+    fell back to the host count for the main device."""
     ones = (1,) * len(program.groups)
-    sizes = [0] * len(program.groups)
+    sizes = {placement.main: [0] * len(program.groups)}
     for state in _kv_states(program, placement, kv_dtype, ones):
         assert state.group is not None
-        sizes[state.group] += _size(state.shape, state.dtype)
-    return tuple(sizes)
+        place = placement.state_places[state.name]
+        own = sizes.setdefault(placement.main if place == "host" else place, [0] * len(program.groups))
+        own[state.group] += _size(state.shape, state.dtype)
+    return {place: tuple(own) for place, own in sizes.items() if any(own) or len(sizes) == 1}
 
 
 def _size(shape: tuple[int, ...], tag: str) -> int:
@@ -145,7 +148,7 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
 
 def make_plan(
     placement: Placement,
-    packed: Mapping[tuple[str, str], Packed],
+    packed: Mapping[tuple[str, str, str], Packed],
     kv_dtype: str,
     blocks: tuple[int, ...],
     limits: Limits,
@@ -156,9 +159,11 @@ def make_plan(
     states = _kv_states(program, placement, kv_dtype, blocks)
     history = StateSpec("history", "history", (limits.slots, limits.max_context), "i32")
     body, head = segments(placement, packed, keep)
-    plan = Plan(body, head, (*states, history), placement.state_places, limits, placement.round_trip, keep)
+    trips = placement.round_trips
+    plan = Plan(body, head, (*states, history), placement.state_places, limits, bool(trips), keep, trips)
     groups = []
-    for spec, count, size in zip(program.groups, blocks, kv_bytes_a_block(program, placement, kv_dtype), strict=True):
+    sizes = map(sum, zip(*kv_bytes_a_block(program, placement, kv_dtype).values(), strict=True))
+    for spec, count, size in zip(program.groups, blocks, sizes, strict=True):
         most = spec.most_blocks(limits.max_context, limits.dims.T)
         a_token = size // spec.block_size
         groups.append(GroupMemory(spec.name, spec.window, count, spec.block_size, a_token, count * size, most))
@@ -175,15 +180,15 @@ def make_plan(
     return plan, memory
 
 
-def check_device(plan: Plan, info: DeviceInfo) -> None:
-    """Refuse, with ConfigError, what a device declares and this core or this plan cannot keep to."""
+def check_device(plan: Plan, info: DeviceInfo, place: str = "device") -> None:
+    """Refuse, with ConfigError, what the device of a place declares and this core or this plan cannot keep to."""
     if info.buckets:
         raise ConfigError(
             f"The device {info.name} takes steps of fixed sizes only (buckets), and this engine does not pad steps yet."
         )
     for state in plan.states:
         size = _size(state.shape, state.dtype)
-        if plan.state_places[state.name] == "device" and info.largest_allocation and size > info.largest_allocation:
+        if plan.state_places[state.name] == place and info.largest_allocation and size > info.largest_allocation:
             raise ConfigError(
                 f"The state {state.name} takes {size} bytes, and the device {info.name} allocates at most "
                 f"{info.largest_allocation} at a time; set a smaller --max-context."

@@ -10,7 +10,7 @@ from .place import PlacedCall, Placement
 
 
 def segments(
-    placement: Placement, packed: Mapping[tuple[str, str], Packed], keep: Sequence[str]
+    placement: Placement, packed: Mapping[tuple[str, str, str], Packed], keep: Sequence[str]
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
     """Body and head segments. Values named in ``keep`` count as used outside."""
     body = [tuple(run) for _, run in groupby(placement.body, key=lambda placed: placed.place)]
@@ -40,7 +40,7 @@ def _writes(run: Sequence[PlacedCall]) -> dict[int, Value]:
     return {v.id: v for placed in run for v in placed.call.outputs}
 
 
-def _bound(placed: PlacedCall, packed: Mapping[tuple[str, str], Packed]) -> BoundCall:
+def _bound(placed: PlacedCall, packed: Mapping[tuple[str, str, str], Packed]) -> BoundCall:
     packer = getattr(placed.provider, "packer", placed.provider.name)
-    weights = {name: packed[packer, ref.name] for name, ref in placed.call.weights.items()}
+    weights = {name: packed[placed.place, packer, ref.name] for name, ref in placed.call.weights.items()}
     return BoundCall(placed.call, placed.provider, weights, placed.layout)

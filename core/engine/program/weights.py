@@ -69,17 +69,26 @@ class ConstantWeight:
 
 
 @dataclass(frozen=True)
-class SelectedWeight:
-    """Some rows of a matrix, in any order, as a weight of its own: a part of a fused projection. ``index`` is a slice with
-    both ends, which stays a view of the file, or an integer array [N]."""
+class DerivedWeight:
+    """What is made of another weight, in its format."""
 
     name: str
     source: WeightRef
-    index: slice | Array
 
     @property
     def format(self) -> str:
         return self.source.format
+
+    def release(self) -> None:
+        self.source.release()
+
+
+@dataclass(frozen=True)
+class SelectedWeight(DerivedWeight):
+    """Some rows of a matrix, in any order, as a weight of its own: a part of a fused projection. ``index`` is a slice with
+    both ends, which stays a view of the file, or an integer array [N]."""
+
+    index: slice | Array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,24 +105,15 @@ class SelectedWeight:
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense()[self.index])
 
-    def release(self) -> None:
-        self.source.release()
-
 
 @dataclass(frozen=True)
-class HeadWeight:
+class HeadWeight(DerivedWeight):
     """The rows ``part`` of each head's ``size`` rows of a matrix [heads * size, K], as [heads, N, K]. ``part`` is a slice
     with both ends."""
 
-    name: str
-    source: WeightRef
     heads: int
     size: int
     part: slice
-
-    @property
-    def format(self) -> str:
-        return self.source.format
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,16 +133,12 @@ class HeadWeight:
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense().reshape(self.heads, self.size, -1)[:, self.part])
 
-    def release(self) -> None:
-        self.source.release()
-
 
 @dataclass(frozen=True)
-class TransposedHeadWeight:
+class TransposedHeadWeight(DerivedWeight):
     """The matrices [heads, N, K] of a weight turned over: [heads, K, N]. Blocks cannot be turned, so a quantized one is
     decoded, to F32."""
 
-    name: str
     source: HeadWeight
 
     @property
@@ -168,20 +164,12 @@ class TransposedHeadWeight:
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense().swapaxes(1, 2))
 
-    def release(self) -> None:
-        self.source.release()
-
 
 @dataclass(frozen=True)
-class TransposedWeight:
+class TransposedWeight(DerivedWeight):
     """A stored matrix [K, N] as [N, K]. Blocks cannot be transposed, so the format is one without."""
 
-    name: str
     source: MappedWeight
-
-    @property
-    def format(self) -> str:
-        return self.source.format
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -196,9 +184,6 @@ class TransposedWeight:
 
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense().T)
-
-    def release(self) -> None:
-        self.source.release()
 
 
 def input_spec(ref: WeightRef) -> InputSpec:

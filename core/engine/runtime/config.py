@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..program.rules import Rules, parse_rules
 
 KV_DTYPES = ("f32", "f16", "bf16", "int8")
 PREEMPTIONS = ("recompute", "swap")
@@ -21,11 +22,13 @@ class EngineConfig:
     what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out; ``watchdog_s``
     ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for allocators
     that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
-    (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB.
+    (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares
+    the model out among devices (``program/rules.py``); what it does not name is ``backend``'s.
     """
 
     model: Path
     backend: str = "auto"
+    place: str | None = None
     threads: int | None = None
     kv_cache_dtype: str = "f16"
     block_size: int = 16
@@ -46,7 +49,14 @@ class EngineConfig:
     keep: tuple[str, ...] = ()
     watchdog_s: float = 300.0
 
+    @property
+    def rules(self) -> Rules:
+        """Which device runs what; all on one without ``place``."""
+        return Rules() if self.place is None else parse_rules(self.place, self.backend)
+
     def __post_init__(self) -> None:
+        if self.rules.complete and self.backend != "auto":
+            raise ConfigError("--place gives the rest to a device, and --backend names one for it, too; leave one out.")
         if self.kv_cache_dtype not in KV_DTYPES:
             raise ConfigError(f"There is no KV dtype {self.kv_cache_dtype!r}; choose one of {', '.join(KV_DTYPES)}.")
         if self.preemption not in PREEMPTIONS:

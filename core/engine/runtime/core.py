@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend.v1 import Session, StepResult, Ticket
 from ..errors import EngineError, EngineStoppedError, RequestError
-from ..kv import AllocatorSpec, HostPool, find_allocator, find_predictor
+from ..kv import HostPool
 from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
@@ -78,14 +78,7 @@ class EngineCore:
                 policy=config.policy,
                 max_rows=loaded.plan.limits.dims.R,
             ),
-            find_allocator(config.kv_allocator).make(
-                AllocatorSpec(
-                    loaded.program.groups,
-                    loaded.memory.num_blocks,
-                    loaded.plan.limits.dims.T,
-                    find_predictor(config.length_predictor),
-                )
-            ),
+            loaded.allocator(),
             HostPool(int(config.swap_space * 2**30), loaded.memory.block_bytes)
             if config.preemption == "swap"
             else None,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..backend.registry import open_device
+from ..backend.registry import open_device, open_place
 from ..backend.v1 import Device, Plan, Session
 from ..errors import ConfigError
 from ..formats import Checkpoint, open_checkpoint
-from ..kv import find_allocator
+from ..kv import AllocatorSpec, KVAllocator, find_allocator, find_predictor
 from ..models import Model, load_model
 from ..program.build import Program
-from ..program.execute import swap_refusal
-from ..program.pack import pack
+from ..program.execute import StepSession, swap_refusal
+from ..program.pack import Packing
 from ..program.place import Placement, Placer
 from ..program.plan import MemoryPlan, Pools, check_device, kv_bytes_a_block, make_limits, make_plan
 from ..program.shard import shard
@@ -32,18 +33,33 @@ class Loaded:
     config: EngineConfig
     checkpoint: Checkpoint
     model: Model
-    device: Device
+    devices: Mapping[str, Device]
     program: Program
     placement: Placement
     plan: Plan
+    packing: Packing
     memory: MemoryPlan
     max_model_len: int
     notices: tuple[str, ...]
 
+    @property
+    def device(self) -> Device:
+        """The one that samples."""
+        return self.devices[self.placement.main]
+
+    def allocator(self) -> KVAllocator:
+        """A new allocator of the plan's pools, nothing of which is held."""
+        predictor = find_predictor(self.config.length_predictor)
+        spec = AllocatorSpec(self.program.groups, self.memory.num_blocks, self.plan.limits.dims.T, predictor)
+        return find_allocator(self.config.kv_allocator).make(spec)
+
     def session(self) -> Session:
-        """A new session of the plan; states start empty. ConfigError where the device has no room for it."""
+        """A new session of the plan, once its weights are packed; states start empty. ConfigError where the device has no
+        room for it."""
         try:
-            return self.device.session(self.plan)
+            self.packing.finish()
+            # A device's own session knows that device alone.
+            return self.device.session(self.plan) if len(self.devices) == 1 else StepSession(self.devices, self.plan)
         except MemoryError as error:
             needed = (self.memory.kv + self.memory.history) / 1e9
             raise ConfigError(
@@ -56,21 +72,32 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     """Open, build, fuse, shard, place, pack, plan. Raises an EngineError that says what is wrong."""
     checkpoint = open_checkpoint(config.model)
     model = load_model(checkpoint, config.max_model_len)
-    device = open_device(config.backend, {"threads": config.threads})
+    devices = _open_devices(config)
     allocator = find_allocator(config.kv_allocator)
     built = model.program(config.block_size, config.kv_cache_dtype, allocator.windows, allocator.contiguous)
     program = shard(built, ranks=1)
-    placement = Placer(device, config.without, config.round_trip).place(program, config.strict, config.fused)
+    placer = Placer(devices, config.without, config.round_trip, config.rules)
+    placement = placer.place(program, config.strict, config.fused)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
-    length, blocks = _sizes(config, model, device, placement, notices)
-    packed = pack(placement, None if progress is None else lambda done, total: progress("Loading weights", done, total))
+    length, blocks = _sizes(config, model, devices, placement, notices)
+    report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
+    packing = Packing(placement, report)
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES)
-    plan, memory = make_plan(placement, packed, config.kv_cache_dtype, blocks, limits, config.keep)
-    check_device(plan, device.describe())
-    if config.preemption == "swap" and (why := swap_refusal(device, plan)):
+    plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep)
+    for place, device in devices.items():
+        check_device(plan, device.describe(), place)
+    if config.preemption == "swap" and (why := swap_refusal(devices, plan)):
         raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
-    return Loaded(config, checkpoint, model, device, program, placement, plan, memory, length, tuple(notices))
+    return Loaded(config, checkpoint, model, devices, program, placement, plan, packing, memory, length, tuple(notices))
+
+
+def _open_devices(config: EngineConfig) -> dict[str, Device]:
+    """The device that is asked for, or several by the names that the rules have for them."""
+    options = {"threads": config.threads}
+    if config.place is None:
+        return {"device": open_device(config.backend, options)}
+    return {name: open_place(name, options) for name in config.rules.devices}
 
 
 def _fallback_notice(placement: Placement) -> str:
@@ -81,29 +108,44 @@ def _fallback_notice(placement: Placement) -> str:
 
 
 def _sizes(
-    config: EngineConfig, model: Model, device: Device, placement: Placement, notices: list[str]
+    config: EngineConfig, model: Model, devices: Mapping[str, Device], placement: Placement, notices: list[str]
 ) -> tuple[int, tuple[int, ...]]:
     """The context's length and each pool's blocks: the pools hold one whole context and no more than the budget."""
-    program = placement.program
-    refs = {ref.name: ref for placed in placement.calls for ref in placed.call.weights.values()}
-    weights = sum(map(stored_bytes, refs.values()))
-    free = max(device.memory_info().free - weights, 0)
-    budget = config.kv_cache_memory if config.kv_cache_memory is not None else free // 2
-    a_block = kv_bytes_a_block(program, placement, config.kv_cache_dtype)
-    pools = Pools(program.groups, a_block, budget, config.max_num_seqs, config.max_num_batched_tokens)
+    pools = _pools(config, devices, placement)
     length = config.max_model_len or model.config.max_context
     if config.max_model_len is not None and config.max_model_len > model.config.max_context:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model was made for at most {model.config.max_context} tokens."
         )
-    affordable = pools.longest(length)
-    if config.max_model_len is None and 0 < affordable < length and pools.bytes(pools.needed(length)) > budget:
+    affordable = min(pool.longest(length) for pool in pools)
+    short = any(pool.bytes(pool.needed(length)) > pool.budget for pool in pools)
+    if config.max_model_len is None and 0 < affordable < length and short:
+        budget = sum(pool.budget for pool in pools)
         notices.append(
             f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB."
         )
         length = affordable
     wanted = min(length * config.max_num_seqs, max(length, config.kv_cache_tokens or _DEFAULT_POOL_TOKENS))
-    return length, pools.choose(wanted, length)
+    return length, tuple(min(counts) for counts in zip(*(pool.choose(wanted, length) for pool in pools), strict=True))
+
+
+def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Placement) -> list[Pools]:
+    """The pools as each device with a cache sees them: its layers' bytes and its share of the memory. Several devices may
+    lie in the same memory, so each takes its part of what is free there."""
+    weights: Counter[str] = Counter()
+    refs = {(placed.place, ref.name): ref for placed in placement.calls for ref in placed.call.weights.values()}
+    for (place, _), ref in refs.items():
+        weights[placement.main if place == "host" else place] += stored_bytes(ref)
+    sizes = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
+    total = sum(map(sum, sizes.values()))
+    pools = []
+    for place, a_block in sizes.items():
+        budget = max(devices[place].memory_info().free - weights[place], 0) // (2 * len(sizes))
+        if config.kv_cache_memory is not None:
+            budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
+        groups, sequences, chunk = placement.program.groups, config.max_num_seqs, config.max_num_batched_tokens
+        pools.append(Pools(groups, a_block, budget, sequences, chunk))
+    return pools
 
 
 _DEFAULT_POOL_TOKENS = 64 * 1024

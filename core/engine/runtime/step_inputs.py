@@ -62,8 +62,8 @@ class RowParams:
 
     def biased(self, known: int) -> Bias:
         """What is added to the logits of the token after ``known`` ones."""
-        complete = self.matcher is not None and self.matcher.complete
-        if complete or known - self.prompt_length >= self.params.min_tokens:
+        only_ends = self.matcher is not None and self.matcher.only_ends
+        if only_ends or known - self.prompt_length >= self.params.min_tokens:
             return self.bias
         ids, values = self.bias
         banned = np.array(self.banned, I32)
@@ -103,7 +103,7 @@ def step_inputs(
     copies = _copies(arrays, step, groups)
     fills = _fills(arrays, step)
     params = [row.params for row in rows]
-    masks = _masks(arrays, params, mask_words)  # first: it tells which texts are complete
+    masks = _masks(arrays, params, mask_words)  # first: it tells which texts can only end
     bias = _biases(arrays, [NO_BIAS if row.known is None else row.params.biased(row.known) for row in rows])
     _sampling(arrays, params)
     wanted = max(arrays[name].max(initial=0) for name in ("want_logprobs", "candidates"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RequestError
+from ..errors import RequestError, library_errors
 from .structured import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -59,48 +59,50 @@ class GrammarCompiler:
             return [self._matcher(known, ignore_eos) for _ in range(count)]
 
     def _matcher(self, compiled: llguidance.LLMatcher, ignore_eos: bool) -> Matcher:
-        return Matcher(compiled.deep_copy(), (self._vocab + 31) // 32, self._eos_ids if ignore_eos else [])
+        ends = np.zeros((self._vocab + 31) // 32, np.uint32)
+        for token in self._eos_ids:
+            ends[token // 32] |= np.uint32(1 << token % 32)
+        return Matcher(compiled.deep_copy(), ends, ignore_eos)
 
     def _read_vocabulary(self) -> llguidance.LLTokenizer:
         import llguidance
 
         if not self._eos_ids:
             raise RequestError("A grammar needs a model that has an end of sequence, and this one names none.")
-        with _native_errors():
+        with library_errors(_unusable):
             vocabulary = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab, self._eos_ids))
             return llguidance.LLTokenizer(vocabulary, eos_token=self._eos_ids)
 
 
 class Matcher:
-    """How far one sequence has come in its grammar."""
+    """How far one sequence has come in its grammar. ``ends``: the mask of the tokens that end a sequence, u32 [V/32];
+    with ``ignore_eos`` they come only where nothing else may."""
 
-    def __init__(self, state: llguidance.LLMatcher, words: int, banned: list[int]) -> None:
+    def __init__(self, state: llguidance.LLMatcher, ends: npt.NDArray[np.uint32], ignore_eos: bool) -> None:
         self._state = state
-        self._mask = np.zeros(words, np.uint32)
-        self._banned = banned
+        self._mask = np.zeros_like(ends)
+        self._ends = ends
+        self._ignore_eos = ignore_eos
+        self.only_ends = False
         self._seconds = 0.0
         self._tokens = 0
 
     def fill(self, mask: npt.NDArray[np.uint32]) -> None:
         """Set the bits of the tokens that may come next, in u32 [V/32]; none when the state is at fault, so that the
-        row fails, and ``error`` says why."""
+        row fails, and ``error`` says why. Then ``only_ends`` tells whether nothing but an end may follow."""
         with self._timed():
             self._state.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         mask[:] = 0 if self.error else self._mask
-        if not self.complete:
-            for token in self._banned:
-                mask[token // 32] &= ~np.uint32(1 << token % 32)
+        rest = mask & ~self._ends
+        self.only_ends = not rest.any()
+        if self._ignore_eos and not self.only_ends:
+            mask[:] = rest
 
     def advance(self, token: int) -> bool:
         """Take the token that was chosen; true when the text is complete and nothing can follow."""
         with self._timed():
             self._state.consume_token(token)
         self._tokens += 1
-        return self.complete
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing but an end of sequence may follow."""
         return bool(self._state.is_stopped()) and not self._state.is_error()
 
     @property
@@ -165,7 +167,7 @@ class _Vocabulary:
 def _compile(wanted: StructuredOutputs, vocabulary: llguidance.LLTokenizer) -> llguidance.LLMatcher:
     import llguidance
 
-    with _native_errors():
+    with library_errors(_unusable):
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = llguidance.LLMatcher(vocabulary, _source(wanted), log_level=0, limits=limits)
         if not matcher.is_error():
@@ -221,15 +223,8 @@ def _character(escape: re.Match[str]) -> str:
     return escape[1] + chr(number) if number <= 0x10FFFF and not 0xD800 <= number < 0xE000 else escape[0]
 
 
-@contextmanager
-def _native_errors() -> Iterator[None]:
-    """Turns whatever the native library raises, its panics included, into a RequestError."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, RequestError):
-        raise
-    except BaseException as error:  # a panic derives from BaseException alone
-        raise RequestError(f"The grammar cannot be used: {_line(str(error))}.") from error
+def _unusable(message: str) -> RequestError:
+    return RequestError(f"The grammar cannot be used: {_line(message)}.")
 
 
 def _reason(state: llguidance.LLMatcher) -> str:

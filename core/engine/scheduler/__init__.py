@@ -1,7 +1,8 @@
 """Scheduling: which tokens of which sequences the next step computes. Integers only; nothing here knows a device."""
 
+from .config import SchedulerConfig, SchedulerStats
 from .policy import POLICIES, Policy
-from .scheduler import Scheduler, SchedulerConfig, SchedulerStats
+from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .step import FROM_HISTORY, ScheduledSequence, ScheduledStep, Swap, Update
 

@@ -11,62 +11,18 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from ..errors import AdmissionError, SchedulerError
-from ..kv import HostPool, HostStats, KVAllocator, PoolStats
+from ..kv import HostPool, KVAllocator
+from .config import SchedulerConfig, SchedulerStats
 from .policy import POLICIES
 from .sequence import NO_SLOT, Sequence, SequenceStatus
 from .step import FROM_HISTORY, Failures, ScheduledSequence, ScheduledStep, StepDraft, Tokens, Update
 from .swapping import Swapper
 
 MAX_TOKEN_ID = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """``max_batch_tokens``: token budget of a step. ``max_sequences``: slots, so sequences running at a time.
-    ``max_model_len``: tokens of a sequence, prompt and output. ``long_prefill_chunk``: most tokens of one sequence a
-    step. ``max_rows``: rows of a step that reach the head; one a sequence if not given.
-    """
-
-    max_batch_tokens: int
-    max_sequences: int
-    max_model_len: int
-    policy: str = "fcfs"
-    long_prefill_chunk: int | None = None
-    max_rows: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_sequences", "max_model_len", "long_prefill_chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SchedulerError(f"{name} is {value}; it must be at least 1")
-        if self.rows < self.max_sequences:
-            raise SchedulerError(f"max_rows is {self.rows}; it must be at least max_sequences, {self.max_sequences}")
-        if self.policy not in POLICIES:
-            raise SchedulerError(
-                f"there is no scheduling policy {self.policy!r}; known are: {', '.join(sorted(POLICIES))}"
-            )
-
-    @property
-    def rows(self) -> int:
-        return self.max_sequences if self.max_rows is None else self.max_rows
-
-
-@dataclass(frozen=True)
-class SchedulerStats:
-    """Counts as of now; ``preemptions`` since the start, and how many of them swapped. ``pools``: block counts a cache
-    group; ``host``: the host tier's bytes, where there is one."""
-
-    waiting: int
-    running: int
-    steps_in_flight: int
-    preemptions: int
-    pools: tuple[PoolStats, ...]
-    swaps: int = 0
-    host: HostStats | None = None
 
 
 class Scheduler:
