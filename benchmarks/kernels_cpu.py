@@ -3,8 +3,9 @@
 usage: kernels_cpu.py [--threads 2] [--isa NAME] [--formats Q4_0,Q4_K,...] [--rows 1,2,...] [--bytes 600e6] [--rounds 5]
        [--columns 3072] [--depth 1024]
 One JSON object: for each format and number of rows, the weights' GB/s and the products' GOP/s (two a multiply-add), and what
-part of the read bandwidth and of the int8 peak (dense formats: f32 peak) that is: medians over the rounds, each of which
-measures the limit, then the kernel. The weights are a sequence of matrices that exceeds the caches, as a model's are.
+part of the read bandwidth and of the peak that is (int8; of dense formats f32, of BF16 that of its instruction set): medians
+over the rounds, each of which measures the limit, then the kernel. The weights are a sequence of matrices that exceeds the
+caches, as a model's are.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from machine_limits import MachineLimits
 
 from engine.ops.dense import quantize_q8g32
+from engine.ops.dtypes import from_f32
 from engine_cpu import _native
 
 BLOCKS = {
@@ -63,7 +66,7 @@ class Chain:
         self._segment = _native.Segment(pool, self._dims, 1, isa=isa)
         dense = name in DENSE
         x = np.random.default_rng(1).standard_normal((rows, depth), np.float32)
-        self._x = x if dense else quantize_q8g32(x)
+        self._x = from_f32(x, "bf16") if name == "BF16" else x if dense else quantize_q8g32(x)
         self._segment.value(0, self._x.nbytes, "1")
         for i, weight in enumerate(weights, start=1):
             self._segment.value(i, rows * columns * 4, "1")
@@ -77,9 +80,16 @@ class Chain:
         return time.perf_counter() - start
 
 
-def measure(limits: MachineLimits, chain: Chain, nbytes: int, ops: float, dense: bool, rounds: int) -> dict[str, float]:
+def peak_of(limits: MachineLimits, name: str, isa: str) -> Callable[[], float]:
+    if name == "BF16" and isa in ("amx", "avx512"):
+        return limits.amx_bf16_peak if isa == "amx" else limits.bf16_peak
+    return limits.f32_peak if name in DENSE else limits.int8_peak
+
+
+def measure(
+    limits: MachineLimits, peak: Callable[[], float], chain: Chain, nbytes: int, ops: float, rounds: int
+) -> dict[str, float]:
     chain.seconds()
-    peak = limits.f32_peak if dense else limits.int8_peak
     rows = []
     for _ in range(rounds):
         bandwidth, most = limits.read_bandwidth(), peak()
@@ -118,11 +128,13 @@ def main() -> None:
             nbytes = sum(weight.nbytes for weight in used)
             ops = 2.0 * rows * args.columns * args.depth * len(used)
             chain = Chain(pool, args.isa, name, used, rows)
-            found[name][str(rows)] = measure(limits, chain, nbytes, ops, name in DENSE, args.rounds)
+            found[name][str(rows)] = measure(limits, peak_of(limits, name, args.isa), chain, nbytes, ops, args.rounds)
     machine = {
         "read_gb_s": round(limits.read_bandwidth() / 1e9, 1),
         "int8_gop_s": round(limits.int8_peak() / 1e9),
         "f32_gflop_s": round(limits.f32_peak() / 1e9),
+        "bf16_gflop_s": round(limits.bf16_peak() / 1e9),
+        "bf16_matrix_gflop_s": round(limits.amx_bf16_peak() / 1e9),
     }
     shape = {"columns": args.columns, "depth": args.depth}
     print(

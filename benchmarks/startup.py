@@ -1,4 +1,5 @@
-"""What a user waits for before the first token: import, help, installation size, native build; and that torch stays out.
+"""What a user waits for before the first token: import, help, installation size, native build, a start with the file in the
+page cache; what is resident then; and that torch stays out.
 
 usage: startup.py MODEL [--no-build]
 Builds a wheel and installs it into a fresh environment (without --no-build), and measures there.
@@ -7,6 +8,7 @@ Builds a wheel and installs it into a fresh environment (without --no-build), an
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -63,6 +65,52 @@ def torch_free(python: str, model: str) -> bool:
     return subprocess.run([python, "-c", code, model], capture_output=True, check=False).returncode == 0
 
 
+def cold_start(python: str, model: str, times: int = 5) -> float:
+    """Median seconds from the start of `engine generate` to the first byte of its output, with the file in the page cache."""
+    with open(model, "rb") as file:
+        while file.read(1 << 24):
+            pass
+    command = [python, "-m", "engine.cli.main", "generate", model, "Hello", "--max-tokens", "1", "--temperature", "0"]
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None and process.stdout.read(1), "engine generate gave nothing"
+            taken.append(time.perf_counter() - start)
+            process.stdout.read()
+    return statistics.median(taken)
+
+
+RESIDENT = """
+import json, sys
+from engine import LLM, SamplingParams
+
+def resident():
+    with open("/proc/self/status") as lines:
+        return {n: int(v.split()[0]) * 1024 for n, _, v in (line.partition(":") for line in lines) if "Rss" in n or "RSS" in n}
+
+with LLM(sys.argv[1]) as llm:
+    loaded = resident()
+    llm.generate("Hello", SamplingParams(max_tokens=64, temperature=0, ignore_eos=True))
+    used, memory = resident(), llm.loaded.memory
+    kv = 65 * sum(group.bytes_a_token for group in memory.groups)
+    print(json.dumps({
+        "weights_mb": memory.weights / 1e6,
+        "resident_after_load_mb": loaded["VmRSS"] / 1e6,
+        "resident_after_load_beside_weights_mb": (loaded["VmRSS"] - memory.weights) / 1e6,
+        "mapped_after_load_mb": loaded["RssFile"] / 1e6,
+        "resident_after_64_tokens_beside_weights_and_kv_mb": (used["VmRSS"] - memory.weights - kv) / 1e6,
+    }))
+"""
+
+
+def resident(python: str, model: str) -> dict[str, float]:
+    """MB of memory, of files as well, that a process holds when it has loaded a model, and when it has used it."""
+    run = subprocess.run([python, "-c", RESIDENT, model], capture_output=True, text=True, check=True)
+    figures: dict[str, float] = json.loads(run.stdout)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -72,11 +120,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         python = sys.executable
         if not args.no_build:
+            os.environ.pop("PYTHONPATH", None)  # or pip would find the package there, and import would take that one
             python, figures["wheel_build_s"], figures["base_install_mb"] = build(Path(folder))
-        os.environ.pop("PYTHONPATH", None) if not args.no_build else None
         bare = seconds([python, "-c", "pass"])
         figures["import_engine_s"] = seconds([python, "-c", "import engine"]) - bare
         figures["help_s"] = seconds([python, "-m", "engine.cli.main", "--help"])
+        figures["cold_start_s"] = cold_start(python, args.model)
+        figures |= resident(python, args.model)
         figures["generate_without_torch"] = torch_free(python, args.model)
     for name, value in figures.items():
         print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")

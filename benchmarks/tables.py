@@ -1,6 +1,6 @@
-"""Writes the README's tables from benchmarks/results, between their markers.
+"""Writes the tables of README.md and docs/performance.md from benchmarks/results, between their markers.
 
-usage: tables.py [--check]      --check fails when the README is not what the results say
+usage: tables.py [--check]      --check fails when a page is not what the results say
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-SHORT = 64  # as cpu_peers.py has it
 RESULTS = ROOT / "benchmarks/results"
 
 
@@ -28,37 +28,56 @@ def origin(result: dict[str, Any]) -> str:
 
 def peers() -> str:
     result = load("cpu-peers")
+    return f"{bars_table(result)} {origin(result)}"
+
+
+def bars_table(result: dict[str, Any]) -> str:
+    """Each case of cpu_peers.py with its bars; fractions of limits as percentages."""
     lines = [
-        "| model | sequences | prompt tok/s: engine | llama.cpp | ratio | decode tok/s: engine | llama.cpp | ratio |"
+        "| model | work | engine, tok/s | llama.cpp, tok/s | x | vLLM bf16, tok/s | x | of the limits | bars |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|---|---|---|---|")
     for case in result["cases"]:
-        cells = [case["model"].removesuffix(".gguf"), str(case["batch"])]
-        for kind in ("prefill", "decode"):
-            row = case[kind]
-            cells += [f"{row['engine']:.1f}", f"{row['llama.cpp']:.1f}", f"{row['ratio']:.2f}"]
+        cells = [case["model"], case["what"], f"{case['engine']:.1f}"]
+        for peer in ("llama.cpp", "vLLM"):
+            cells += [f"{case[peer]['rate']:.1f}", f"{case[peer]['ratio']:.2f}"] if peer in case else ["", ""]
+        cells += [", ".join(f"{name} {part:.0%}" for name, part in case["of"].items())]
+        cells += ["; ".join(map(bar_text, case["bars"]))]
         lines.append("| " + " | ".join(cells) + " |")
-    lines.append("")
-    lines.append(
-        f"{result['threads']} threads; {origin(result)} Decode {result['decode']} tokens; "
-        f"prompt {result['prompt']} for one sequence, {SHORT} for several."
-    )
-    return "\n".join(lines)
+    lines += [f"| {one['job']} | skipped: {one['why']} | | | | | | | |" for one in result["skipped"]]
+    limits = ", ".join(limit_text(name, value) for name, value in result["limits"].items() if value)
+    others = [
+        f"{case['what']}, {name}: {case[name]:.1f} tok/s." for case in result["cases"] for name in case if " KV" in name
+    ]
+    how = f"{result['threads']} threads, medians of {result['rounds']} rounds. Limits measured between: {limits}."
+    return "\n".join([*lines, "", " ".join([how, *others])])
+
+
+def bar_text(bar: dict[str, Any]) -> str:
+    peer = bar["against"] in ("llama.cpp", "vLLM")
+    least = f"{bar['least']:g} x {bar['against']}" if peer else f"{bar['least']:.0%} of {bar['against']}"
+    return f"{least}: " + {True: "met", False: "**missed**", None: "not measured"}[bar["met"]]
+
+
+def limit_text(name: str, value: float) -> str:
+    return f"{name} {value / 1e9:.1f} GB/s" if name == "bandwidth" else f"{name} {value / 1e12:.2f} TOPS"
 
 
 def accuracy() -> str:
-    result = load("accuracy-f16")
+    result = load("accuracy")
     lines = [
-        "| model | prefill: engine | llama.cpp | ratio | decode: engine | llama.cpp | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| model | KV cache | prefill: engine | llama.cpp | x | decode: engine | llama.cpp | x | bar |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for case in result["cases"]:
-        cells = [case["model"].removesuffix(".gguf")]
+        cells = [case["model"].removesuffix(".gguf"), {"int8": "int8 (q8_0)"}.get(case["kv"], case["kv"])]
         for part in ("prefill", "decode"):
             row = case[part]
             cells += [f"{row['engine']:.4f}", f"{row['llama.cpp']:.4f}", f"{row['ratio']:.2f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", f"RMS error of logits, median of {result['prompts']} prompts; {origin(result)}"]
+        met = all(case[part]["met"] for part in ("prefill", "decode"))
+        lines.append("| " + " | ".join([*cells, "met" if met else "**missed**"]) + " |")
+    how = f"RMS error of logits, median of {result['prompts']} prompts of {result['length']} tokens"
+    lines += ["", f"{how}; bar: at most {result['bar']} x llama.cpp's; {origin(result)}"]
     return "\n".join(lines)
 
 
@@ -67,6 +86,8 @@ def startup() -> str:
     rows = [
         ("`import engine`", f"{result['import_engine_s']:.3f} s"),
         ("`engine --help`", f"{result['help_s']:.2f} s"),
+        ("`engine generate` to its first token", f"{result['cold_start_s']:.2f} s"),
+        ("resident after load, beside the weights", f"{result['resident_after_load_beside_weights_mb']:.0f} MB"),
         ("base install", f"{result['base_install_mb']:.0f} MB"),
         ("building the wheel", f"{result['wheel_build_s']:.0f} s"),
     ]
@@ -74,20 +95,45 @@ def startup() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"cpu-peers": peers, "accuracy": accuracy, "startup": startup}
+def profile() -> str:
+    """Milliseconds a step by kernel, a column a work."""
+    result = load("step-profile")
+    works = result["works"]
+    names = [f"{w['tokens']} token{'s' if w['tokens'] > 1 else ''} after {w['before']}" for w in works]
+    kernels = dict.fromkeys(name for work in works for name, ms in work["kernels_ms"].items() if ms >= 0.05)
+    lines = [f"| ms a step | {' | '.join(names)} |", "|---" * (len(works) + 1) + "|"]
+    for kernel in kernels:
+        cells = [f"{w['kernels_ms'][kernel]:.2f}" if kernel in w["kernels_ms"] else "" for w in works]
+        lines.append(f"| {kernel} | {' | '.join(cells)} |")
+    walls = " | ".join(f"{work['step_ms']:.2f}" for work in works)
+    lines.append(f"| all, host included | {walls} |")
+    return "\n".join([*lines, "", f"{result['model']}, {result['threads']} threads; {origin(result)}"])
 
 
-def main() -> None:
-    path = ROOT / "README.md"
-    text = before = path.read_text()
-    for name, make in TABLES.items():
+TABLES = {
+    "README.md": {"cpu-peers": peers, "accuracy": accuracy, "startup": startup},
+    "docs/performance.md": {"step-profile": profile},
+}
+
+
+def page(path: Path, tables: dict[str, Callable[[], str]]) -> str:
+    """The page's text with its tables anew."""
+    text = path.read_text()
+    for name, make in tables.items():
         block = f"<!-- table:{name} -->\n{make()}\n<!-- end -->"
         text, count = re.subn(rf"<!-- table:{name} -->.*?<!-- end -->", lambda _, b=block: b, text, flags=re.S)
         if count != 1:
-            raise SystemExit(f"README.md has {count} places for the table {name}; it must have one.")
-    if "--check" in sys.argv and text != before:
-        raise SystemExit("README.md does not show the newest results; run benchmarks/tables.py.")
-    path.write_text(text)
+            raise SystemExit(f"{path.name} has {count} places for the table {name}; it must have one.")
+    return text
+
+
+def main() -> None:
+    for name, tables in TABLES.items():
+        path = ROOT / name
+        text = page(path, tables)
+        if "--check" in sys.argv and text != path.read_text():
+            raise SystemExit(f"{name} does not show the newest results; run benchmarks/tables.py.")
+        path.write_text(text)
 
 
 if __name__ == "__main__":
