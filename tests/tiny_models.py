@@ -126,11 +126,16 @@ def to_gguf(folder: Path, path: Path, dtype: type[np.generic] = np.float32, voca
         _add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
     for name, array in _renamed(config, tensors, interleaved=arch == "llama").items():
         writer.add_tensor(name, np.ascontiguousarray(array, dtype if array.ndim > 1 else np.float32))
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Writes all that the writer was given, and closes it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

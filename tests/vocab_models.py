@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import tiny_models
 
 from engine.formats import open_checkpoint
 
@@ -46,10 +47,7 @@ def write_vocab_model(vocab: Path, path: Path, rng: np.random.Generator, context
     for name, shape in _shapes(len(tokens)).items():
         matrix = rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
         writer.add_tensor(f"{name}.weight", matrix if len(shape) > 1 else np.ones(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     return path
 
 

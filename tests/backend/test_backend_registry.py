@@ -129,8 +129,9 @@ def test_a_device_that_fails_to_open(install):
 
 def test_a_plugin_of_this_api_runs_on_the_next_minor(install, llama, monkeypatch):
     """What version 1.0 promises to its plugins."""
-    install(GROUP, "toy", "toy_backend:manifest")
-    monkeypatch.setattr(registry, "API", "1.1")
+    assert registry.API != "1.0"
+    manifest = "import toy_backend, dataclasses\nmanifest = dataclasses.replace(toy_backend.manifest, api='1.0')"
+    install(GROUP, "toy", "old_toy:manifest", manifest)
     with LLM(llama, backend="toy", max_num_seqs=2) as llm:
         on_next = llm.generate("Once upon", SamplingParams(max_tokens=8, temperature=0.0))[0].outputs
     with LLM(llama, backend="reference", max_num_seqs=2) as llm:
@@ -138,9 +139,9 @@ def test_a_plugin_of_this_api_runs_on_the_next_minor(install, llama, monkeypatch
 
 
 def test_a_plugin_of_the_next_minor_is_refused(install, monkeypatch):
-    install(GROUP, "ahead", "ahead_plugin:manifest", good("ahead", api="1.1"))
-    assert_disabled("ahead", "API 1.1", "1.0")
-    monkeypatch.setattr(registry, "API", "1.1")
+    install(GROUP, "ahead", "ahead_plugin:manifest", good("ahead", api="1.99"))
+    assert_disabled("ahead", "API 1.99", registry.API)
+    monkeypatch.setattr(registry, "API", "1.99")
     assert open_device("ahead", {})[0] == "a device"
 
 

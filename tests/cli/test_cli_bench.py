@@ -42,6 +42,15 @@ def test_a_side_of_no_tokens_is_not_measured(engine, llama, sizes, measured):
         assert {side for side in ("prefill_tok_s", "decode_tok_s") if case[side]} == {measured}
 
 
+def test_cases_one_by_one(engine, llama):
+    asked = ("--case", "1,0,20,0", "--case", "3,32,0,6", "--repetitions", 1, "--json", *REFERENCE)
+    first, second = engine("bench", llama, *asked).json["cases"]
+    assert [first[name] for name in ("batch", "depth", "prompt", "decode")] == [1, 0, 20, 0]
+    assert [second[name] for name in ("batch", "depth", "prompt", "decode")] == [3, 32, 0, 6]
+    assert first["prefill_tok_s"]["median"] > 0 and first["decode_tok_s"] is None
+    assert second["decode_tok_s"]["median"] > 0 and second["prefill_tok_s"] is None
+
+
 def test_a_table_without_json(engine, llama):
     done = engine("bench", llama, "--prompt", 5, "--decode", 3, "--batch", 2, "--depth", 0, *REFERENCE)
     assert done.status == 0 and "prefill tok/s" in done.out and llama.name in done.out
@@ -54,6 +63,9 @@ def test_a_table_without_json(engine, llama):
         (["--batch", "0"], "--batch"),
         (["--prompt", "0", "--decode", "0"], "--prompt"),
         (["--depth", "9999"], "left out"),
+        (["--case", "1,0,512"], '"1,0,512"'),
+        (["--case", "0,0,512,1"], '"0,0,512,1"'),
+        (["--case", "1,0,0,0"], '"1,0,0,0"'),
     ],
 )
 def test_refuses_in_one_line(refusal, llama, arguments, said):

@@ -50,7 +50,7 @@ def test_version_and_bare_command(engine):
         (["generate"], "MODEL"),
         (["generate", "m", "text", "--max-token", "3"], "--max-tokens"),
         (["generate", "m", "text", "--max-tokens", "many"], "valid integer"),
-        (["bench", "m", "--repetitions", "2"], "repetitions"),
+        (["bench", "m", "--repetitions", "0"], "repetitions"),
         (["generate", "/does/not/exist.gguf", "text"], "/does/not/exist.gguf"),
     ],
 )

@@ -70,7 +70,7 @@ def run(
     kernel: str,
     dims: Sequence[int],
     inputs: Sequence[np.ndarray | None],
-    results: Sequence[np.ndarray],
+    results: Sequence[np.ndarray | None],
     weights: Sequence[Any],
     states: Sequence[np.ndarray],
     numbers: Mapping[str, float],
@@ -81,7 +81,7 @@ def run(
     server = _server(isa)
     request = [_text(isa), _text(kernel), struct.pack(f"<iq{len(dims)}i", threads, max_context, *dims)]
     request += [_count(inputs), *(struct.pack("<q", -1) if a is None else _array(a) for a in inputs)]
-    request += [_count(results), *(struct.pack("<q", a.nbytes) for a in results)]
+    request += [_count(results), *(struct.pack("<q", -1 if a is None else a.nbytes) for a in results)]
     request += [_count(states), *(_array(a) for a in states)]
     request.append(_count(weights))
     for weight in weights:
@@ -95,7 +95,7 @@ def run(
     (size,) = struct.unpack("<I", _read(server, 4))
     if size:
         raise ValueError(_read(server, size).decode())
-    for array in (*results, *states):
+    for array in (*(a for a in results if a is not None), *states):
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(_read(server, array.nbytes), np.uint8)
 
 

@@ -113,13 +113,17 @@ void run(Request& request) {
     }
     ++id;
   }
+  std::vector<int32_t> outputs;
   for (const Array& array : request.outputs) {
-    request.args.outputs.push_back(id);
-    segment.value(id++, array.memory.size(), "1", "");
-    wanted.push_back(Binding{array.memory.data(), array.memory.size()});
+    request.args.outputs.push_back(array.present ? id : -1);
+    if (array.present) {
+      segment.value(id, array.memory.size(), "1", "");
+      outputs.push_back(id);
+      wanted.push_back(Binding{array.memory.data(), array.memory.size()});
+    }
+    ++id;
   }
   for (const Array& array : request.states) request.args.states.push_back(array.memory.data());
-  const std::vector<int32_t> outputs = request.args.outputs;
   segment.add(request.kernel, std::move(request.args));
   segment.finish(inputs, outputs);
   segment.run(request.dims, given, wanted);

@@ -20,7 +20,7 @@ def run_kernel(
     kernel: str,
     dims: Mapping[str, int],
     inputs: Sequence[np.ndarray | None],
-    outputs: Sequence[tuple[tuple[int, ...], type]],
+    outputs: Sequence[tuple[tuple[int, ...], type] | None],
     *,
     weights: Sequence[Any] = (),
     states: Sequence[np.ndarray] = (),
@@ -29,25 +29,32 @@ def run_kernel(
     threads: int = 2,
     max_context: int = 4096,
 ) -> list[np.ndarray]:
-    """The outputs (shape, dtype) of one run. They hold 0xff bytes (NaN, -1) before it; None inputs are absent.
+    """The outputs (shape, dtype) of one run. They hold 0xff bytes (NaN, -1) before it; None are absent, as inputs and
+    as outputs.
 
-    Weights are packed ones, or arrays that go in as plain f32. Variants that must agree in every bit are compared."""
+    Weights are packed ones, or arrays that go in as plain f32. Variants are compared, which must agree in every bit but in
+    products with bf16 weights."""
     counts = [dims.get(name, 0) for name in native.DIMS]
     packed = [native.plain(np.ascontiguousarray(w, np.float32)) if isinstance(w, np.ndarray) else w for w in weights]
 
     def run(variant: str, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        results = [poisoned(shape, dtype) for shape, dtype in outputs]
+        results = [None if output is None else poisoned(*output) for output in outputs]
         runner = emulator.run if variant in emulator.ISAS else _run_native
         runner(variant, kernel, counts, inputs, results, packed, arrays, dict(numbers or {}), threads, max_context)
-        return results
+        return [array for array in results if array is not None]
 
     best = NATIVE_ISAS[0]
     if ROUNDS_TWICE in (isa, best) or isa == best:
         return run(isa, states)
     copies = [state.copy() for state in states]
     results, wanted = run(isa, states), run(best, copies)
-    for got, want in zip((*results, *states), (*wanted, *copies), strict=True):
-        assert np.array_equal(got, want, equal_nan=got.dtype.kind == "f"), f"{kernel}: {isa} and {best} differ"
+    for i, (got, want) in enumerate(zip((*results, *states), (*wanted, *copies), strict=True)):
+        error = f"{kernel}: {isa} and {best} differ"
+        if kernel.endswith("linear") and packed[i].family == "bf16":  # whose sums round in each machine's own way
+            largest = np.abs(want).max(initial=0, where=np.isfinite(want))
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * largest, equal_nan=True, err_msg=error)
+        else:
+            assert np.array_equal(got, want, equal_nan=got.dtype.kind == "f"), error
     return results
 
 
@@ -56,7 +63,7 @@ def _run_native(
     kernel: str,
     counts: Sequence[int],
     inputs: Sequence[np.ndarray | None],
-    results: Sequence[np.ndarray],
+    results: Sequence[np.ndarray | None],
     weights: Sequence[Any],
     states: Sequence[np.ndarray],
     numbers: dict[str, float],
@@ -67,13 +74,14 @@ def _run_native(
     bound = [(i, array) for i, array in enumerate(inputs) if array is not None]
     for i, array in bound:
         segment.value(i, array.nbytes, "1")
-    ids = [len(inputs) + i for i in range(len(results))]
-    for i, array in zip(ids, results, strict=True):
+    wanted = [(len(inputs) + i, array) for i, array in enumerate(results) if array is not None]
+    for i, array in wanted:
         segment.value(i, array.nbytes, "1")
+    made = [-1 if array is None else len(inputs) + i for i, array in enumerate(results)]
     given = [i if array is not None else -1 for i, array in enumerate(inputs)]
-    segment.add(kernel, given, ids, list(weights), list(states), numbers)
-    segment.finish([i for i, _ in bound], ids)
-    segment.run(counts, [np.ascontiguousarray(array) for _, array in bound], list(results))
+    segment.add(kernel, given, made, list(weights), list(states), numbers)
+    segment.finish([i for i, _ in bound], [i for i, _ in wanted])
+    segment.run(counts, [np.ascontiguousarray(array) for _, array in bound], [array for _, array in wanted])
 
 
 def poisoned(shape: tuple[int, ...], dtype: type) -> np.ndarray:

@@ -26,6 +26,10 @@ def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
         return np.nan_to_num(np.rint(values / scale)) * scale
 
 
+# block size, head_dim, rotary_dim, interleaved, norms of heads
+ROPE_WRITES = [(16, 64, 64, False, True), (32, 80, 32, True, True), (8, 24, 24, False, False), (1, 40, 16, True, True)]
+
+
 @dataclass
 class Cache:
     """A paged KV cache in the layout cpu.lanes, everything unwritten poisoned."""
@@ -252,6 +256,54 @@ def test_kv_write(isa: str, dtype: str, dim: int) -> None:
     bytes_left = poisoned((dim,), DTYPES[dtype])
     values = cache.states[1][untouched // 16, :, untouched % 16]
     np.testing.assert_array_equal(values.view(np.uint8), np.broadcast_to(bytes_left, values.shape).view(np.uint8))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size,dim,rotary,interleaved,normed", ROPE_WRITES)
+def test_rope_kv_write_is_its_parts(
+    isa: str, dtype: str, block_size: int, dim: int, rotary: int, interleaved: bool, normed: bool
+) -> None:
+    """Every bit is that of rms_norm, rope and kv_write: whole tiles, parts of them, few tokens and skipped ones."""
+    rng = np.random.default_rng()
+    heads, kv_heads = 6, 2
+    for lengths in ([1], [3, 1], [70], [5, 40, 1, 1]):
+        tokens = sum(lengths)
+        starts = rng.integers(0, 40, len(lengths))
+        width = -(-128 // block_size)
+        pages = rng.permutation(width * len(lengths)).reshape(len(lengths), width)
+        positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)]).astype(np.int32)
+        table = pages[np.repeat(np.arange(len(lengths)), lengths), positions // block_size]
+        slots = (table * block_size + positions % block_size).astype(np.int32)
+        if tokens > 40:
+            slots[rng.integers(0, tokens, 3)] = -1
+        q = rng.standard_normal((tokens, heads * dim), np.float32)
+        k, v = (rng.standard_normal((tokens, kv_heads * dim), np.float32) for _ in range(2))
+        frequencies = rng.random(rotary // 2, np.float32)
+        norms = [rng.standard_normal(dim, np.float32) for _ in range(2 * normed)]
+        rope = {"head_dim": dim, "rotary_dim": rotary, "interleaved": interleaved, "scale": 1.25}
+        norm = {"eps": 1e-6, "weight_offset": 0.5}
+        wanted = Cache(width * len(lengths), kv_heads, dim, block_size, dtype)
+        turned = []
+        for n, (x, count) in enumerate(((q, heads), (k, kv_heads))):
+            given = x
+            if normed:
+                numbers = {**norm, "width": count * dim}
+                [given] = run_kernel("rms_norm", {"T": tokens}, [x], [(x.shape, np.float32)], weights=[norms[n]],
+                                     numbers=numbers, isa=isa)  # fmt: skip
+            turned += run_kernel("rope", {"T": tokens}, [given, positions], [(x.shape, np.float32)],
+                                 weights=[frequencies], numbers={**rope, "heads": count}, isa=isa)  # fmt: skip
+        wanted.write(turned[1], v, slots, isa)
+        for threads in (1, 3):
+            got = Cache(width * len(lengths), kv_heads, dim, block_size, dtype)
+            [y] = run_kernel(
+                "rope_kv_write", {"T": tokens}, [q, k, v, positions, slots], [(q.shape, np.float32)],
+                weights=[frequencies, *norms], states=got.states,
+                numbers={**got.numbers, **rope, **norm, "heads": heads}, isa=isa, threads=threads,
+            )  # fmt: skip
+            np.testing.assert_array_equal(y.view(np.int32), turned[0].view(np.int32))
+            for a, b in zip(got.states, wanted.states, strict=True):
+                np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
 
 
 def test_kv_write_keeps_what_is_not_finite() -> None:

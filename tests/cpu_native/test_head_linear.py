@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 from one_kernel import DOT_ISAS, native, run_kernel
-from weight_cases import FORMATS, QUANTIZED, random_rows
-
-from engine.ops.dense import quantize_q8g32
+from weight_cases import FORMATS, multiplied, random_rows, read_by
 
 
 @pytest.mark.parametrize("isa", DOT_ISAS)
@@ -24,7 +22,7 @@ def test_is_bitwise_linear_with_each_head(name, isa):
         assert np.array_equal(got[-1], one), "a row does not depend on the others"
         for head in range(heads):
             part = np.ascontiguousarray(x[:, head])
-            inputs = [quantize_q8g32(part), None, None] if name in QUANTIZED else [None, part, None]
+            inputs = [*read_by(name, part), None]
             single = native.alloc(name, columns, depth)
             native.pack_into(single, raw[head])
             [want] = run_kernel("linear", counts, inputs, [((tokens, columns), np.float32)], weights=[single], isa=isa)
@@ -43,4 +41,6 @@ def test_odd_depths(name, isa):
         values.append(native.unpack(weight, 0, 20, head))
     x = rng.standard_normal((9, 3, 13), np.float32)
     [got] = run_kernel("head_linear", {"T": 9}, [x], [((9, 3, 20), np.float32)], weights=[weight], isa=isa)
-    np.testing.assert_allclose(got, np.einsum("thk,hnk->thn", x, np.stack(values)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        got, np.einsum("thk,hnk->thn", multiplied(name, x), np.stack(values)), rtol=1e-5, atol=1e-5
+    )

@@ -3,11 +3,21 @@
 import numpy as np
 import pytest
 from one_kernel import DOT_ISAS, native, run_kernel
-from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, QUANTIZED, Weight, dequantized, random_weight
+from weight_cases import (
+    DENSE,
+    FORMATS,
+    LARGE_BLOCKS,
+    QUANTIZED,
+    Weight,
+    dequantized,
+    multiplied,
+    random_weight,
+    read_by,
+)
 
 from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 
-ROWS = (1, 2, 3, 5, 8, 9, 17)
+ROWS = (1, 2, 3, 5, 8, 9, 17, 41, 49)
 BATCH = 64
 SHAPES = [(1, 256), (15, 512), (16, 256), (72, 1280), (200, 512)]
 SMALL_BLOCKS = [(72, 96), (200, 32), (16, 1312)]  # depths that are no multiple of 256
@@ -33,13 +43,14 @@ def random_x(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
 def run_linear(
     x: np.ndarray, weights: list[Weight], *, isa: str, threads: int = 2, dim: str = "T", **more
 ) -> list[np.ndarray]:
-    """x as f32 for dense weights, as q8g32 (made by the reference) for quantized ones."""
+    """x as the weights' kernels read it: f32, bf16 or q8g32, made by the references."""
     biases = [(i, b) for i, b in enumerate(more.get("bias", [])) if b is not None]
-    packed = quantize_q8g32(x) if x.shape[1] % 32 == 0 else None
+    read = [read_by(w.name, x) for w in weights]
+    packed, plain = (next((a for a in place if a is not None), None) for place in zip(*read, strict=True))
     return run_kernel(
         "linear",
         {dim: len(x)},
-        [packed, x, more.get("residual")],
+        [packed, plain, more.get("residual")],
         [((len(x), len(w.values)), np.float32) for w in weights],
         weights=[w.packed for w in weights] + [b for _, b in biases],
         numbers={"rows_dim": "TSR".index(dim), "bias": sum(1 << i for i, _ in biases)},
@@ -48,10 +59,9 @@ def run_linear(
     )
 
 
-def assert_near(got: np.ndarray, x: np.ndarray, weight: Weight, quantized: bool) -> None:
+def assert_near(got: np.ndarray, x: np.ndarray, weight: Weight) -> None:
     """Within 1e-5 of the sum of absolute products of the exact result."""
-    exact = dequantize_q8g32(quantize_q8g32(x)) if quantized else x
-    a, w = exact.astype(np.float64), weight.values.astype(np.float64)
+    a, w = multiplied(weight.name, x).astype(np.float64), weight.values.astype(np.float64)
     assert np.all(np.abs(got - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-30)
 
 
@@ -62,7 +72,7 @@ def test_linear_is_near_the_exact_product_and_independent_of_the_batch(rng, name
         weight = random_weight(rng, name, columns, depth)
         x = random_x(rng, BATCH, depth)
         [whole] = run_linear(x, [weight], isa=isa)
-        assert_near(whole, x, weight, name in QUANTIZED)
+        assert_near(whole, x, weight)
         for rows in ROWS:
             first = int(rng.integers(0, BATCH - rows + 1))
             [part] = run_linear(x[first : first + rows], [weight], isa=isa, dim="R")
@@ -87,7 +97,7 @@ def test_the_greatest_bytes_do_not_overflow(rng, name, scales, isa):
     raw = raw.reshape(64, -1)
     packed = native.alloc(name, 64, 512)
     native.pack_into(packed, raw)
-    for rows in (1, 3, 12):
+    for rows in (1, 3, 12, 60):
         x = at_the_limits(rng, rows, 512)
         [y] = run_kernel(
             "linear", {"T": rows}, [x, None, None], [((rows, 64), np.float32)], weights=[packed],
@@ -107,6 +117,8 @@ def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
         ("Q6_K", 130, 512, 700),
         ("MXFP4", 64, 544, 600),
         ("BF16", 64, 300, 600),
+        ("BF16", 130, 1063, 530),
+        ("F16", 65, 1031, 300),
         ("W4Z", 65, 8192, 60),
         ("FP8", 64, 544, 600),
         ("NF4", 65, 4096, 60),
@@ -114,7 +126,7 @@ def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
         weight = random_weight(rng, name, columns, depth)
         x = random_x(rng, rows, depth)
         [whole] = run_linear(x, [weight], isa=isa, threads=3)
-        assert_near(whole[:10], x[:10], weight, name in QUANTIZED)
+        assert_near(whole[:10], x[:10], weight)
         for row in rng.integers(0, rows, 20):
             [alone] = run_linear(x[row : row + 1], [weight], isa=isa)
             assert np.array_equal(alone[0], whole[row])

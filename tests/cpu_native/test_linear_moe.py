@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from one_kernel import DOT_ISAS, ISAS, native, run_kernel
-from weight_cases import QUANTIZED, dequantized, random_rows
+from weight_cases import QUANTIZED, dequantized, multiplied, random_rows, read_by
 
 from engine.ops import moe
-from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 
 
 @pytest.fixture
@@ -22,7 +21,8 @@ def choose(rng: np.random.Generator, tokens: int, experts: int, k: int) -> np.nd
 @pytest.mark.parametrize("per_choice", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(
-    "names", [("Q4_K", "Q4_K"), ("F16",), *((name,) for name in QUANTIZED), ("Q8_0", "Q2_K", "MXFP4", "Q5_K")]
+    "names",
+    [("Q4_K", "Q4_K"), ("F16",), ("BF16",), *((name,) for name in QUANTIZED), ("Q8_0", "Q2_K", "MXFP4", "Q5_K")],
 )
 def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_choice, isa):
     for tokens, experts, k, columns, depth in (
@@ -40,7 +40,7 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_c
         biases = [rng.standard_normal((experts, columns), np.float32) for _ in having]
         ids = choose(rng, tokens, experts, k)
         x = rng.standard_normal((tokens * k if per_choice else tokens, depth), np.float32)
-        packed, plain = (quantize_q8g32(x), None) if names[0] in QUANTIZED else (None, x)
+        packed, plain = read_by(names[0], x)
         got = run_kernel(
             "moe_linear",
             {"T": tokens},
@@ -71,7 +71,7 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_c
                 )
                 assert np.array_equal(y[ids == e], want[rows_of_x[ids == e]])
                 want = want - biases[having.index(i)][e] if i in having else want
-                a = dequantize_q8g32(packed[:1]) if packed is not None else x[:1]
+                a = multiplied(name, x[:1])
                 w = dequantized(name, rows[e])
                 assert np.all(np.abs(want[:1] - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-5)
 

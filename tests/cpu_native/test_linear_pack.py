@@ -44,6 +44,38 @@ def test_ranges_of_columns_and_experts_are_packed_one_by_one(name):
         assert same_bits(native.unpack(weight, 0, columns, e), dequantized(name, raw[e]))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_queue_packs_what_pack_into_does(threads):
+    rng = np.random.default_rng()
+    queue = native.PackQueue(threads)
+    pairs = []
+    for n in range(40):  # more than the threads finish meanwhile; nothing else keeps the rows
+        name = str(rng.choice(FORMATS))
+        columns, depth, experts = int(rng.integers(1, 700)), 256 * int(rng.integers(1, 9)), int(rng.integers(1, 3))
+        wanted, got = native.alloc(name, columns, depth, experts), native.alloc(name, columns, depth, experts)
+        for e in range(experts):
+            first = int(rng.integers(0, columns))
+            raw = random_rows(rng, name, columns, depth)
+            native.pack_into(wanted, raw, 0, e)
+            for a, b in pairwise([0, first, columns] if first else [0, columns]):
+                last = queue.add(got, raw[a:b].copy(), a, e)
+        pairs.append((wanted, got))
+        if n % 10 == 5:
+            queue.wait(last)
+    queue.wait(last)
+    assert all(np.array_equal(wanted.data, got.data) for wanted, got in pairs)
+    with pytest.raises(ValueError, match="jobs"):
+        queue.wait(last + 1)
+
+
+def test_a_queue_that_is_dropped_leaves_its_work():
+    rng = np.random.default_rng()
+    queue = native.PackQueue(2)
+    for _ in range(20):
+        queue.add(native.alloc("Q8_0", 640, 1024), random_rows(rng, "Q8_0", 640, 1024))
+    del queue
+
+
 @pytest.mark.parametrize(
     ("name", "bits"),
     [

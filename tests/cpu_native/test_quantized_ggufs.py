@@ -53,10 +53,7 @@ def write(path: Path, rng: np.random.Generator, matrix: str, embedding: str) -> 
     norms = [f"blk.{i}.{name}_norm" for i in range(LAYERS) for name in ("attn", "ffn")]
     for name in (*norms, "output_norm"):
         writer.add_tensor(f"{name}.weight", 1 + rng.standard_normal(HIDDEN, np.float32) / 5)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from one_kernel import NATIVE_ISAS, native
 
 MAXIMA = [8, 4, 4, 2, 2, 2, 2, 2, 2, 2]
-WIDTH = 48
+WIDTH = 1040  # so that steps of up to 3 tokens are little, and done by one thread, and others are not
 
 
 def chain(threads: int, nodes: list[tuple[int, int]], isa: str = "", poison: bool = True) -> "native.Segment":
@@ -53,13 +53,47 @@ def test_the_arena_is_reused() -> None:
 
 
 def test_threads_beyond_the_processors_and_many_tiny_runs() -> None:
-    for threads, runs in ((1, 2000), (2, 2000), (3, 300), (9, 100)):
+    for threads, runs in ((1, 2000), (2, 1000), (3, 200), (9, 50)):
         segment = chain(threads, [(0, 0)] + [(i, 0) for i in range(1, 6)], poison=False)
         for i in range(runs):
             x = np.full((1 + i % 8, WIDTH), i, np.float32)
             y = np.full_like(x, np.nan)
             segment.run(dims(len(x)), [x], [y])
             assert (y == 7 * i).all()
+
+
+@pytest.mark.parametrize("isa", NATIVE_ISAS)
+@pytest.mark.parametrize("threads", [1, 2, 9])
+@pytest.mark.parametrize("poison", [False, True])
+def test_little_kernels_between_others(isa: str, threads: int, poison: bool) -> None:
+    """Runs of serial kernels before, between and after those of the team; each reads what the one before it wrote. Wide
+    values are sums of two rows of y weighted by a narrow value [T, 2], which comes of the first two columns of all rows."""
+    rng = np.random.default_rng()
+    for _ in range(10):
+        runs = [int(n) for n in rng.integers(0, 4, 7)]  # how many serial kernels come before each of the team's
+        segment = native.Segment(native.Pool(threads), MAXIMA, 64, isa=isa, poison=poison)
+        segment.value(0, 8, "T", "f32")
+        segment.value(1, 2 * WIDTH * 4, "T", "f32")
+        y = rng.integers(-1, 2, (8, 2, WIDTH)).astype(np.float32)
+        narrow = added = start = rng.integers(-2, 3, (8, 2)).astype(np.float32)
+        n, wide, last = 2, 0, 0
+        for run in [*runs, 2]:
+            for _ in range(run):
+                segment.value(n, 8, "T", "f32")
+                segment.add("add", [last, wide], [n], numbers={"width": 2})
+                narrow, last, n = narrow + added, n, n + 1
+            segment.value(n, WIDTH * 4, "T", "f32")
+            segment.add("moe_combine", [1, last, -1], [n], numbers={"k": 2, "width": WIDTH})
+            sums = (narrow[:, :, None] * y).sum(axis=1)
+            added, wide, n = sums.reshape(-1)[:16].reshape(8, 2), n, n + 1
+        segment.value(n, 8, "T", "f32")
+        segment.add("add", [last, wide], [n], numbers={"width": 2})
+        segment.finish([0, 1], [n, wide])
+        for _ in range(3):
+            got = [np.full((8, 2), np.nan, np.float32), np.full((8, WIDTH), np.nan, np.float32)]
+            segment.run(dims(8), [start, y], got)
+            np.testing.assert_array_equal(got[0], narrow + added)
+            np.testing.assert_array_equal(got[1], sums)
 
 
 def test_one_pool_under_several_segments_and_callers() -> None:
@@ -109,7 +143,7 @@ def test_refusals_at_run() -> None:
     with pytest.raises(TypeError, match="Output 0"):
         segment.run(dims(3), [x], [y])
     y = np.empty_like(x)
-    with pytest.raises(ValueError, match="needs 768 bytes"):
+    with pytest.raises(ValueError, match=f"needs {4 * WIDTH * 4} bytes"):
         segment.run(dims(4), [x], [y])
     with pytest.raises(ValueError, match="T is 9"):
         segment.run(dims(9), [x], [y])
@@ -174,12 +208,12 @@ def test_states_live_as_long_as_the_segment() -> None:
 
 def test_profile() -> None:
     segment = chain(2, [(0, 0), (1, 1)])
-    x = np.ones((2, WIDTH), np.float32)
-    segment.run(dims(2), [x], [np.empty_like(x)])
+    x = np.ones((8, WIDTH), np.float32)
+    segment.run(dims(8), [x], [np.empty_like(x)])
     assert segment.profile() == [("add", 0, 0.0)] * 2
     segment.set_profiling(True)
-    for _ in range(3):
-        segment.run(dims(2), [x], [np.empty_like(x)])
+    for tokens in (1, 8, 2):  # serial, by the team, serial
+        segment.run(dims(tokens), [x[:tokens]], [np.empty_like(x)])
     assert [(name, calls) for name, calls, _ in segment.profile()] == [("add", 3)] * 2
     assert all(seconds > 0 for _, _, seconds in segment.profile())
 

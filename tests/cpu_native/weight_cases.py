@@ -8,6 +8,8 @@ from gguf import GGMLQuantizationType, quants
 from one_kernel import native
 
 from engine.formats import FORMATS as ENGINE_FORMATS
+from engine.ops.dense import dequantize_q8g32, quantize_q8g32
+from engine.ops.dtypes import from_f32, to_f32
 
 DENSE = ("F32", "F16", "BF16")
 K_BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
@@ -38,6 +40,7 @@ HALVES = {  # byte offsets of a block's f16 scales
 class Weight:
     """raw u8 [N, row bytes], its f32 values [N, K] by the gguf package or the format's decoder, and the packed form."""
 
+    name: str
     raw: np.ndarray
     values: np.ndarray
     packed: Any
@@ -83,4 +86,19 @@ def random_weight(rng: np.random.Generator, name: str, columns: int, depth: int)
     raw = random_rows(rng, name, columns, depth)
     packed = native.alloc(name, columns, depth)
     native.pack_into(packed, raw)
-    return Weight(raw, dequantized(name, raw), packed)
+    return Weight(name, raw, dequantized(name, raw), packed)
+
+
+def read_by(name: str, x: np.ndarray) -> list[np.ndarray | None]:
+    """x f32 as the kernels of a format read it, in the places of linear's first two inputs."""
+    if name in QUANTIZED:
+        return [quantize_q8g32(x), None]
+    return [None, from_f32(x, "bf16") if name == "BF16" else x]
+
+
+def multiplied(name: str, x: np.ndarray) -> np.ndarray:
+    """The values that such kernels multiply, f32."""
+    packed, plain = read_by(name, x)
+    if packed is not None:
+        return dequantize_q8g32(packed)
+    return to_f32(plain, "bf16") if name == "BF16" else x

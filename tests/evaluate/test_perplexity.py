@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 import tiny_models
 
 from engine.errors import EngineError
-from engine.evaluate.perplexity import compare, perplexity
+from engine.evaluate.forward import Forward
+from engine.evaluate.perplexity import compare, log_softmax, perplexity
 from engine.evaluate.windows import Window, choose_context, load_for_logits, read_tokens, windows
+from engine.runtime.config import EngineConfig
+from engine.runtime.load import load
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -70,6 +74,7 @@ def test_divergence_is_that_of_the_distributions(tmp_path, backend):
     steps = []
     base, model, found = compare(*loaded, ids, 32, 20, lambda *step: steps.append(step))
     assert found.mean == pytest.approx(kl.mean(), rel=1e-3) and found.largest == pytest.approx(kl.max(), rel=1e-3)
+    assert found.error == pytest.approx(kl.std(ddof=1) / len(kl) ** 0.5, rel=2e-3)
     assert found.p99 == pytest.approx(np.quantile(kl, 0.99), rel=1e-3)
     assert found.same_top == (logs[0][0].argmax(1) == logs[1][0].argmax(1)).mean()
     for each, (log, targets) in zip((base, model), logs, strict=True):
@@ -85,6 +90,25 @@ def test_one_row_a_chunk_changes_nothing(llama, cpu):
         load_for_logits(llama, 32, None, backend=cpu, threads=2, max_num_batched_tokens=rows) for rows in (3, 512)
     )
     assert perplexity(few, ids, 32, 24) == perplexity(many, ids, 32, 24)
+
+
+@pytest.mark.parametrize("allocator", ["paged", "contiguous"])
+def test_a_window_that_is_shorter_than_the_context(tmp_path, backend, allocator):
+    tiny_models.write_llama(tmp_path, np.random.default_rng(), model_type="mistral", sliding_window=24)
+    sizes = {"max_model_len": 256, "kv_cache_tokens": 256, "max_num_seqs": 1, "max_num_batched_tokens": 16}
+    settings = {"threads": 2, "kv_cache_dtype": "f32", "block_size": 4, "kv_allocator": allocator, "keep": ("logits",)}
+    loaded = load(EngineConfig(model=tmp_path, backend=backend, **sizes, **settings))
+    blocks = 10 + 1 if allocator == "paged" else 256 // 4  # 38 positions at a time, wherever they begin in a block
+    assert loaded.memory.num_blocks == (blocks + 1,)
+    with Forward(loaded) as forward:
+        for ids in np.random.default_rng().integers(3, tiny_models.VOCAB, (2, 256)).tolist():
+            want, _ = log_probabilities(tmp_path, tuple(ids), 256, 256)
+            chunks = [ids[start : start + 16] for start in range(0, 256, 16)]
+            rows = np.arange(16, dtype=np.int32)
+            found = [forward.run(chunk, 16 * n, rows)["logits"] for n, chunk in enumerate(chunks)]
+            np.testing.assert_allclose(log_softmax(np.concatenate(found))[:-1], want, rtol=0, atol=2e-4)
+        with pytest.raises(EngineError, match="follow"):
+            forward.run(ids[:4], 8, rows[:4])
 
 
 @pytest.mark.parametrize(
@@ -111,6 +135,13 @@ def test_refuses_in_a_sentence(llama, tmp_path, cpu):
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         other[name] = other[name][:300]
     tiny_models.write_llama(tmp_path, np.random.default_rng(), other, vocab_size=300)
+    with pytest.raises(EngineError, match="different vocabularies"):
+        compare(loaded, load_for_logits(tmp_path, 16, None, backend=cpu), [3, 4, 5], 16, 16)
+    tiny_models.write_llama(tmp_path, np.random.default_rng())
+    swapped = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = swapped["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(swapped))
     with pytest.raises(EngineError, match="different vocabularies"):
         compare(loaded, load_for_logits(tmp_path, 16, None, backend=cpu), [3, 4, 5], 16, 16)
     broken = {k: v * np.float32(np.nan) for k, v in other.items()}

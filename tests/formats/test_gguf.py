@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tiny_models
 from handmade import gguf_bytes, gguf_string
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,10 +38,7 @@ def test_every_format_comes_back(tmp_path: Path) -> None:
             form.name
         )
         writer.add_tensor(form.name, raw.view(plain) if plain else raw, raw_dtype=None if plain else kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     tensors = open_checkpoint(tmp_path / "m.gguf").tensors
     assert list(tensors) == list(written)
     for name, raw in written.items():
@@ -69,10 +67,7 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
     }
     for key, array in arrays.items():
         writer.add_array(key, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     assert (checkpoint.kind, checkpoint.architecture, len(checkpoint.tensors)) == ("gguf", "qwen2", 0)
     for kind, value in values.items():
@@ -124,10 +119,7 @@ def _split(tmp_path: Path) -> tuple[list[Path], dict[str, np.ndarray[Any, Any]]]
     writer.add_block_count(7)
     for name, array in arrays.items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     return sorted(tmp_path.glob("m-*.gguf")), arrays
 
 
@@ -153,6 +145,11 @@ def test_split_faults(tmp_path: Path) -> None:
         open_checkpoint(parts[0])
     parts[1].write_bytes(second.replace(gguf_string("t2"), gguf_string("t0")))
     with pytest.raises(FormatError, match="holds the tensor 't0' that an earlier part holds"):
+        open_checkpoint(parts[0])
+    count = gguf_string("split.count") + struct.pack("<IH", 2, 3)
+    assert count in second
+    parts[1].write_bytes(second.replace(count, count[:-2] + struct.pack("<H", 4)))
+    with pytest.raises(FormatError, match="not part 2 of 3"):
         open_checkpoint(parts[0])
     parts[1].write_bytes(second)
     first = parts[0].read_bytes()
@@ -218,6 +215,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "data cut": (gguf_bytes([ARCH], [F4])[:-17], "is it cut short"),
     "tensor twice": (gguf_bytes([ARCH], [F4 | {"name": "a"}, F4 | {"name": "a"}]), "'a' is there twice"),
     "tensors overlap": (gguf_bytes([ARCH], [{"dims": [16], "data": bytes(64)}, F4 | {"offset": 32}]), "overlaps"),
+    "a gap": (gguf_bytes([ARCH], [F4, F4 | {"offset": 64}], tail=64), "32 bytes before tensor 't1' belong to no"),
     "tensors on each other": (gguf_bytes([ARCH], [F4, F4 | {"offset": 0}]), "overlaps"),
     "tensor's name too long": (gguf_bytes([ARCH], [F4 | {"name": "n" * 300}]), "300 bytes, where 1 to 256"),
     "tensor's name no UTF-8": (gguf_bytes([ARCH], [F4 | {"name": b"\xff"}]), "not valid UTF-8"),

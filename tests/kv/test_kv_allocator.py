@@ -279,6 +279,17 @@ def test_a_block_given_back_before_its_commit_is_not_registered() -> None:
     assert allocator.match(1, list(range(16)), 5).num_tokens == 0  # the first block may hold anything by now
 
 
+def test_a_block_behind_the_window_that_another_holds_makes_no_room() -> None:
+    allocator = PagedAllocator((CacheGroup("swa", "window", 2, 4),), (4,))
+    fill(allocator, 0, list(range(6)))
+    allocator.open(1, 6)
+    allocator.fork(0, 1)
+    assert not allocator.can_fit(0, 1) and not allocator.allocate(0, 1)
+    allocator.check()
+    allocator.free(1)
+    assert allocator.can_fit(0, 1) and allocator.allocate(0, 1)
+
+
 def test_what_was_swapped_out_comes_back_in_fresh_blocks() -> None:
     groups = (CacheGroup("full", "full", 4), CacheGroup("swa", "window", 4, 6))
     allocator = PagedAllocator(groups, (8, 8))

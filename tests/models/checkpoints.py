@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,23 @@ def model_of(family: str) -> Any:
 
 def save(family: str, folder: Path, **settings: Any) -> Path:
     """The family's checkpoint with a tokenizer."""
-    model_of(family).save_pretrained(folder, **settings)
+    return save_model(model_of(family), folder, **settings)
+
+
+def save_model(model: Any, folder: Path, **settings: Any) -> Path:
+    model.save_pretrained(folder, **settings)
     tiny_models.write_tokenizer(folder)
     return folder
+
+
+def saved_once(model_of: Callable[[str], Any]) -> Any:
+    """A fixture: name -> the folder of ``model_of(name)`` with a tokenizer, made when it is first asked for."""
+
+    @pytest.fixture(scope="session")
+    def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+        return cache(lambda name: save_model(model_of(name), tmp_path_factory.mktemp("hf")))
+
+    return saved
 
 
 def logits_of(model: Any, ids: list[int]) -> np.ndarray:

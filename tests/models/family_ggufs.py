@@ -33,10 +33,7 @@ def to_gguf(
     for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
         kind = gguf.GGMLQuantizationType[form if array.ndim > 1 else "F32"]
         writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array, np.float32), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     return path
 
 

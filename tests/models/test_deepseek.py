@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import tiny_models
-from checkpoints import SIZES, logits_of
+from checkpoints import SIZES, logits_of, saved_once
 from family_ggufs import to_gguf
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
@@ -115,18 +115,7 @@ def is_clear(name, ids):
     return all(np.abs(logits_of(model, ids) - want).max() < 5e-3 for model in tipped(name))
 
 
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory):
-    made = {}
-
-    def get(name):
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("deepseek")
-            model_of(name).save_pretrained(made[name])
-            tiny_models.write_tokenizer(made[name])
-        return made[name]
-
-    return get
+saved = saved_once(model_of)
 
 
 def gguf_keys(config, absorbed):

@@ -6,7 +6,8 @@ import checkpoints
 import numpy as np
 import pytest
 import tiny_models
-from checkpoints import FAMILIES, logits_of, model_of, save
+import torch
+from checkpoints import FAMILIES, logits_of, model_of, save, saved_once
 from session_logits import load_for_logits, logits
 
 from engine import LLM, SamplingParams
@@ -17,17 +18,7 @@ TOLERANCE = 2e-4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory):
-    """family -> its folder, made when it is first asked for."""
-    made = {}
-
-    def get(family):
-        if family not in made:
-            made[family] = save(family, tmp_path_factory.mktemp("hf"))
-        return made[family]
-
-    return get
+saved = saved_once(model_of)
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +105,29 @@ def test_linear_rope_scaling_in_gguf(tmp_path, saved, backend):
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_block_sizes(block_size, saved, backend):
     assert_same_logits(saved("qwen3"), backend, model_of("qwen3"), block_size=block_size)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_bf16_weights_round_no_more_than_a_model_in_bf16(family, tmp_path):
+    """The CPU rounds the inputs of bf16 matrices to bf16; transformers in bf16 rounds every value."""
+    rounded = model_of(family)
+    half = type(rounded)(rounded.config).eval()
+    half.load_state_dict(rounded.state_dict())
+    half.to(torch.bfloat16)
+    half.save_pretrained(tmp_path)
+    tiny_models.write_tokenizer(tmp_path)
+    whole = type(rounded)(rounded.config).eval()
+    whole.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
+    ids = random_ids(np.random.default_rng(11), 60)
+    want = logits_of(whole, ids)
+    with torch.no_grad():
+        theirs = half(torch.tensor([ids])).logits[0].float().numpy()
+    got = logits(load_for_logits(tmp_path, "cpu"), ids, (40, 1, 1, 18))
+    assert rms(got - want) <= rms(theirs - want) < 0.05 * rms(want)
+
+
+def rms(x):
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "int8"])

@@ -76,10 +76,7 @@ def packed_gguf(folder, model, path):
         else:
             writer.add_tensor(name, plain)
     tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     return path
 
 

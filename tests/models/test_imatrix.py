@@ -49,6 +49,23 @@ def seen_by_hooks(model, ids, context):
     return sums
 
 
+def seen_by_experts(model, ids, context):
+    """The first layer's choice of two experts a token, worked out from its router: sums of squares [experts, cols] and rows
+    [experts], with the windows of ``seen_by_hooks``."""
+    name, router = next((name, module) for name, module in model.named_modules() if name.endswith("gate"))
+    inputs, body = [], ids[1:]
+    handle = router.register_forward_pre_hook(lambda module, given: inputs.append(given[0].reshape(-1, 64)))
+    with torch.no_grad():
+        for begin in range(0, len(body), context - 1):
+            model(torch.tensor([[ids[0], *body[begin : begin + context - 1]]]))
+    handle.remove()
+    assert ".0." in name
+    x = torch.cat(inputs)
+    chosen = (x @ router.weight.T).topk(2).indices
+    seen = [x[(chosen == expert).any(1)].detach().double() for expert in range(4)]
+    return np.stack([rows.square().sum(0).numpy() for rows in seen]), [len(rows) for rows in seen]
+
+
 def check(found, sums, names):
     for name, module in names.items():
         entry = found.entries[name]
@@ -92,6 +109,10 @@ def test_experts_are_counted_apart(tmp_path, cpu):
     np.testing.assert_array_equal(gate.sums, up.sums)
     np.testing.assert_array_equal(gate.counts, down.counts)
     np.testing.assert_allclose(gate.sums.sum(axis=0), 2 * router.sums[0], rtol=1e-4)
+    ids = open_checkpoint(folder).tokenizer().encode(TEXT, add_special=True)
+    sums, counts = seen_by_experts(checkpoints.model_of("mixtral"), ids, 32)
+    np.testing.assert_array_equal(gate.counts, counts)
+    np.testing.assert_allclose(gate.sums, sums, rtol=2e-3)
     gguf_path = tmp_path / "q.gguf"
     result = quantize_to_gguf(open_checkpoint(folder), gguf_path, quant_type("Q4_0"), found)
     assert [notice for notice in result.notices if "importance" in notice] == [

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import tiny_models
-from checkpoints import SIZES, in_half, logits_of
+from checkpoints import SIZES, in_half, logits_of, saved_once
 from family_ggufs import to_gguf
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
@@ -195,18 +195,7 @@ def gguf_of(family, folder, path):
     return to_gguf(folder, path, FAMILIES[family][1], model_of(family).config, GGUF_KEYS.get(family, {}))
 
 
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory):
-    made = {}
-
-    def get(family):
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp("more")
-            model_of(family).save_pretrained(made[family])
-            tiny_models.write_tokenizer(made[family])
-        return made[family]
-
-    return get
+saved = saved_once(model_of)
 
 
 def random_ids(count):

@@ -63,10 +63,7 @@ def test_unknown_architecture_in_gguf(tmp_path):
 
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv77")
     writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     assert_refused(tmp_path / "m.gguf", "rwkv77", "llama, mixtral, qwen2, qwen3")
 
 
@@ -74,10 +71,7 @@ def test_a_gguf_of_a_vocabulary_only(tmp_path):
     import gguf
 
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     assert_refused(tmp_path / "m.gguf", "vocabulary", "token_embd.weight")
 
 

@@ -24,6 +24,7 @@ def test_selected_rows(name, index):
     np.testing.assert_array_equal(part.dense(), tensor.dense()[index])
     np.testing.assert_array_equal(part.rows(), tensor.rows()[index])
     np.testing.assert_array_equal(part.rows(1, 3), tensor.rows()[index][1:3])
+    np.testing.assert_array_equal(part.rows(2, 99), part.rows(2))
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])

@@ -12,7 +12,7 @@ from engine.ops import OPS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[1, 20, 33], list(range(40, 75)), [7]]
-FUSED = ("linear_group", "add_rms_norm")
+FUSED = ("linear_group", "add_rms_norm", "rope_kv_write")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_with_one_op_taken_out(model, op, models, whole, cpu):
     assert fallen <= {op} | {other for group in STATES for other in group if op in group}
 
 
-STATES = (("kv_write", "attention", "kv_copy"), ("step_expand", "process_logits", "sample"))
+STATES = (("kv_write", "rope_kv_write", "attention", "kv_copy"), ("step_expand", "process_logits", "sample"))
 
 
 def test_everything_is_on_the_device(models, cpu):

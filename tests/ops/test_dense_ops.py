@@ -10,6 +10,7 @@ from engine.errors import OpError
 from engine.ops import OPS, evaluate
 from engine.ops.cases import dense_weight
 from engine.ops.dense import dequantize_q8g32, linear, linear_group, quantize, quantize_q8g32
+from engine.ops.dtypes import from_f32
 
 
 def loop_linear(x, weight, bias=None, residual=None):
@@ -20,11 +21,21 @@ def loop_linear(x, weight, bias=None, residual=None):
     return y
 
 
+def round_to_bytes(x, scale):
+    """Each value to the nearest of 256 steps, those of its row if no scale is given."""
+    rows = []
+    for row in x:
+        step = np.float32(scale) or max(abs(row)) / np.float32(127.5) or np.float32(1)
+        rows.append([min(max(round(float(v / step)), -128), 127) * step for v in row])
+    return np.array(rows, np.float32)
+
+
 def test_linear_against_loops(rng):
     for case in OPS["linear"].cases(rng):
         (got,), _ = evaluate(OPS["linear"], case)
         weights = {name: dense_weight(weight) for name, weight in case.weights.items()}
-        want = loop_linear(case.inputs["x"], weights["weight"], weights.get("bias"), case.inputs.get("residual"))
+        x = round_to_bytes(case.inputs["x"], case.attrs["input_scale"]) if case.attrs else case.inputs["x"]
+        want = loop_linear(x, weights["weight"], weights.get("bias"), case.inputs.get("residual"))
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=4e-6)
 
@@ -36,7 +47,8 @@ def test_linear_group_is_its_linears(rng):
         for member, output in enumerate(got):
             weight = dense_weight(case.weights[f"weight.{member}"])
             bias = case.weights.get(f"bias.{member}")
-            (single,) = linear(x=case.inputs["x"], weight=weight, bias=None if bias is None else dense_weight(bias))
+            given = {"weight": weight, "bias": None if bias is None else dense_weight(bias), **case.attrs}
+            (single,) = linear(x=case.inputs["x"], **given)
             assert np.array_equal(output, single)
 
 
@@ -93,14 +105,19 @@ def test_quantize_against_loops(rng):
     for case in OPS["quantize"].cases(rng):
         x = case.inputs["x"]
         (packed,), _ = evaluate(OPS["quantize"], case)
+        if case.attrs["layout"] == "bf16":
+            assert np.array_equal(packed, from_f32(x, "bf16"))
+            continue
         assert packed.dtype == np.uint8 and packed.shape == (len(x), x.shape[1] * 11 // 8)
         for row, packed_row in zip(x, packed, strict=True):
             q, scale, nsum16 = fields(packed_row, len(row))
             for group in range(len(row) // 32):
                 values = row[32 * group : 32 * group + 32]
                 fixed = np.float32(case.attrs["scale"])
-                assert scale[group] == (fixed or max(abs(values)) / np.float32(127))
-                ratio = np.array([v / scale[group] if scale[group] else 0 for v in values], np.float32)
+                absmax = max(abs(values))
+                assert scale[group] == (fixed or absmax / np.float32(127))
+                factor = np.float32(127) / absmax if absmax else 0
+                ratio = np.array([v / fixed if fixed else v * factor for v in values], np.float32)
                 steps = [min(max(round(float(r)), -128), 127) for r in ratio]
                 assert q[32 * group : 32 * group + 32].tolist() == steps
             assert nsum16.tolist() == [-sum(q[i : i + 16].tolist()) for i in range(0, len(row), 16)]

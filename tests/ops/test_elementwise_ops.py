@@ -1,6 +1,7 @@
 """Norms, rope and activations against loops in f64."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from engine.errors import OpError
 from engine.ops import OPS, evaluate
 from engine.ops.activation import add, gated_act
 from engine.ops.cases import dense_weight
+from engine.ops.dense import quantize
 from engine.ops.norm import rms_norm
 from engine.ops.position import rope
 
@@ -20,7 +22,7 @@ def loop_rms(row, weight, eps, offset):
 
 def test_rms_norm_against_loops(rng):
     for case in OPS["rms_norm"].cases(rng):
-        (got,), _ = evaluate(OPS["rms_norm"], case)
+        (got, *_), _ = evaluate(OPS["rms_norm"], case)
         weight, a = dense_weight(case.weights["weight"]), case.attrs
         for row, out in zip(case.inputs["x"], got, strict=True):
             size = a["head_dim"] or len(row)
@@ -30,7 +32,7 @@ def test_rms_norm_against_loops(rng):
 
 def test_layer_norm_against_loops(rng):
     for case in OPS["layer_norm"].cases(rng):
-        (got,), _ = evaluate(OPS["layer_norm"], case)
+        (got, *_), _ = evaluate(OPS["layer_norm"], case)
         weights = {name: dense_weight(w) for name, w in case.weights.items()}
         for row, out in zip(case.inputs["x"], got, strict=True):
             size, want = case.attrs["head_dim"] or len(row), []
@@ -44,11 +46,24 @@ def test_layer_norm_against_loops(rng):
 
 def test_add_rms_norm_is_add_then_rms_norm(rng):
     for case in OPS["add_rms_norm"].cases(rng):
-        (total, normed), _ = evaluate(OPS["add_rms_norm"], case)
+        (total, normed, *_), _ = evaluate(OPS["add_rms_norm"], case)
         (want,) = add(a=case.inputs["residual"], b=case.inputs["x"])
         weight = dense_weight(case.weights["weight"])
         assert np.array_equal(total, want)
         assert np.array_equal(normed, rms_norm(x=want, weight=weight, **case.attrs)[0])
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "gated_act"])
+def test_packed_is_quantize_of_the_last_output(rng, name):
+    packing = [case for case in OPS[name].cases(rng) if case.attrs.get("packed")]
+    assert len(packing) >= 2
+    for case in packing:
+        (*plain, packed), _ = evaluate(OPS[name], case)
+        unpacked = replace(case, attrs={k: v for k, v in case.attrs.items() if k != "packed"})
+        assert all(np.array_equal(a, b) for a, b in zip(plain, evaluate(OPS[name], unpacked)[0], strict=True))
+        assert np.array_equal(packed, quantize(x=plain[-1], layout="q8g32")[0])
+    with pytest.raises(OpError, match="q8g32 and not q4"):
+        evaluate(OPS[name], replace(packing[0], attrs={**packing[0].attrs, "packed": "q4"}))
 
 
 def test_rope_against_complex_rotation(rng):

@@ -22,7 +22,8 @@ def test_route_against_loops(rng):
         for row, (chosen, got) in enumerate(zip(ids, weights, strict=True)):
             logits = [float(v) for v in case.inputs["logits"][row]]
             if a["score"] == "softmax":
-                scores = [math.exp(v) / math.fsum(map(math.exp, logits)) for v in logits]
+                powers = [math.exp(v - max(logits)) for v in logits]
+                scores = [power / math.fsum(powers) for power in powers]
             else:
                 scores = [1 / (1 + math.exp(-v)) for v in logits]
             choice = [score + float(b) for score, b in zip(scores, bias, strict=True)]
@@ -66,6 +67,17 @@ def test_linear_is_each_expert_s_linear(rng):
             source = x[row] if case.attrs["per_choice"] else x[token]
             (want,) = linear(x=source[None], weight=weight[ids[token, choice]])
             assert np.array_equal(got[row], want[0] + bias[ids[token, choice]])
+
+
+def test_a_group_is_its_linears(rng):
+    for case in OPS["moe_linear_group"].cases(rng):
+        got, _ = evaluate(OPS["moe_linear_group"], case)
+        assert len(got) == sum(name.startswith("weight") for name in case.weights)
+        for i, y in enumerate(got):
+            own = {name: f"{name}.{i}" for name in ("weight", "bias") if f"{name}.{i}" in case.weights}
+            arguments = {name: dense_weight(case.weights[place]) for name, place in own.items()}
+            (want,) = moe_linear(**case.inputs, **arguments, **case.attrs)
+            assert np.array_equal(y, want)
 
 
 def test_combine_sums_in_order_of_choice(rng):

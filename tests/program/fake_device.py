@@ -20,6 +20,7 @@ EVERY_OP = tuple(OPS)
 # The plain layout under another name: the same shapes, but a provider must know it.
 FAKE_LAYOUT = KVLayout("fake", PLAIN.dtypes, PLAIN.shapes)
 KV_OPS = ("kv_write", "kv_copy", "attention")
+FUSED_KV_OP = "rope_kv_write"
 
 
 @dataclass
@@ -83,7 +84,7 @@ def all_features(op: str) -> frozenset[str]:
 
 
 def provider(op: str, **settings: Any) -> FakeProvider:
-    layouts = frozenset({"fake"}) if op in KV_OPS else frozenset()
+    layouts = frozenset({"fake"}) if op in (*KV_OPS, FUSED_KV_OP) else frozenset()
     defaults = {"name": f"fake.{op}", "features": all_features(op), "layouts": layouts}
     return FakeProvider(op, **(defaults | settings))
 

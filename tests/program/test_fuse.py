@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from fake_device import EVERY_OP, FakeDevice, provider
 
-from engine.backend.v1 import Call
+from engine.backend.v1 import Call, Value
 from engine.program.features import features_of
 from engine.program.fuse import fuse
 from engine.program.place import Placer
@@ -54,6 +55,23 @@ def test_everything_offered(program):
     assert counts(fused)["add"] == counts(fused)["add_rms_norm"] == 0
 
 
+def test_the_experts_of_one_route_are_a_group():
+    """Gate and up read one x by one choice of experts; down reads another x."""
+    x, act, ids = Value(0, "x", ("T", 64), "f32"), Value(3, "act", ("T*2", 48), "f32"), Value(4, "ids", ("T", 2), "i32")
+    calls = [
+        Call("moe_linear", {"x": a, "ids": ids}, (Value(n, "y", ("T*2", 48), "f32"),), {"weight": weight}, {}, attrs)
+        for n, a, weight, attrs in (
+            (10, x, "gate", {}),
+            (11, x, "up", {}),
+            (12, act, "down", {"per_choice": True}),
+        )
+    ]
+    group, down = fuse(calls, everything)
+    assert group.op == "moe_linear_group" and group.parts == tuple(calls[:2]) and down is calls[2]
+    assert [v.id for v in group.outputs] == [10, 11] and group.weights == {"weight.0": "gate", "weight.1": "up"}
+    assert fuse(calls, nothing) == tuple(calls)
+
+
 def test_linear_groups_alone(program):
     fused = fuse(program.body, only("linear_group"))
     assert counts(fused)["linear_group"] == 4 and counts(fused)["add"] == 4
@@ -73,7 +91,7 @@ def test_add_norms_alone(program):
             assert call.inputs == {"x": add.inputs["b"], "residual": add.inputs["a"]}
 
 
-@pytest.mark.parametrize("offers", [everything, only("linear_group"), only("add_rms_norm")])
+@pytest.mark.parametrize("offers", [everything, only("linear_group"), only("add_rms_norm"), only("rope_kv_write")])
 def test_parts_are_the_program(program, offers):
     """Nothing is lost, nothing is twice, and every value is made before it is used."""
     fused = fuse(program.body, offers)
@@ -83,6 +101,58 @@ def test_parts_are_the_program(program, offers):
     for call in fused:
         assert {value.id for value in call.inputs.values()} <= made, call.op
         made |= {value.id for value in call.outputs}
+
+
+def test_rope_writes_alone(program):
+    """A layer's ropes and its cache write are one call, at the place of the write."""
+    fused = fuse(program.body, only("rope_kv_write"))
+    assert counts(fused)["rope_kv_write"] == 2 and not counts(fused)["rope"] and not counts(fused)["kv_write"]
+    for call in fused:
+        if call.op == "rope_kv_write":
+            q, k, write = call.parts
+            assert call.outputs == q.outputs and call.states == write.states
+            assert (call.inputs["q"], call.inputs["new_k"]) == (q.inputs["x"], k.inputs["x"])
+            assert (call.attrs["heads"], call.attrs["kv_heads"]) == (q.attrs["heads"], k.attrs["heads"])
+
+
+def normed(program, **of_k):
+    """The program with RMS norms of the heads of q and k, those of k with other attributes."""
+    calls = []
+    for call in program.body:
+        if call.op == "rope":
+            x = call.inputs["x"]
+            own = {"eps": 1e-6, "head_dim": call.attrs["head_dim"]}
+            if call.attrs["heads"] != 4:
+                own |= of_k
+            y = replace(x, id=x.id + 10_000)
+            calls.append(Call("rms_norm", {"x": x}, (y,), {"weight": object()}, {}, own))
+            calls.append(replace(call, inputs={**call.inputs, "x": y}))
+        else:
+            calls.append(call)
+    return calls
+
+
+def test_norms_of_heads_are_taken_along(program):
+    found = [call for call in fuse(normed(program), only("rope_kv_write")) if call.op == "rope_kv_write"]
+    assert len(found) == 2
+    for call in found:
+        assert [part.op for part in call.parts] == ["rms_norm", "rms_norm", "rope", "rope", "kv_write"]
+        assert call.weights["q_norm"] is call.parts[0].weights["weight"]
+        assert call.weights["k_norm"] is call.parts[1].weights["weight"]
+        assert call.attrs["eps"] == 1e-6 and call.inputs["q"] == call.parts[0].inputs["x"]
+
+
+@pytest.mark.parametrize("of_k", [{"eps": 1e-5}, {"head_dim": 0}, {"weight_offset": 1.0}])
+def test_norms_that_differ_stay(program, of_k):
+    fused = fuse(normed(program, **of_k), only("rope_kv_write"))
+    assert counts(fused)["rms_norm"] == counts(program.body)["rms_norm"] + 4
+    assert counts(fused)["rope_kv_write"] == 2
+
+
+def test_a_rotated_key_that_is_read_elsewhere_stays(program):
+    key = next(call for call in program.body if call.op == "kv_write").inputs["new_k"]
+    spy = Call("gated_act", {"gate": key}, (replace(key, id=20_000),), {}, {}, {})
+    assert counts(fuse([*program.body, spy], everything))["rope_kv_write"] == 1
 
 
 def test_biases_keep_their_places(llama, tmp_path):
@@ -115,7 +185,16 @@ def test_a_value_used_twice_is_not_swallowed(program):
     assert source.op == "linear" and "residual" not in source.inputs
 
 
-@pytest.mark.parametrize("missing", ["linear_group", "add_rms_norm"])
+def test_a_sum_normed_twice_is_fused_with_the_first_norm_alone(program):
+    norm = next(call for call in fuse(program.body, only("add_rms_norm")) if call.op == "add_rms_norm").parts[1]
+    other = Value(10_000, "other", norm.outputs[0].shape, norm.outputs[0].dtype)
+    fused = fuse([*program.body, replace(norm, outputs=(other,))], only("add_rms_norm"))
+    made = [value.id for call in fused for value in call.outputs]
+    assert made.count(norm.outputs[0].id) == made.count(other.id) == 1
+    assert fused[-1].op == "rms_norm" and fused[-1].outputs == (other,)
+
+
+@pytest.mark.parametrize("missing", ["linear_group", "add_rms_norm", "rope_kv_write"])
 def test_a_fused_op_that_a_device_lacks_is_its_sequence(program, missing):
     """No op leaves the device for it, and nothing is called a fallback."""
     device = FakeDevice.of(*(op for op in EVERY_OP if op != missing))

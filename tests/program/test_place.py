@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_device import EVERY_OP, FAKE_LAYOUT, KV_OPS, FakeDevice, provider
+from fake_device import EVERY_OP, FAKE_LAYOUT, FUSED_KV_OP, KV_OPS, FakeDevice, provider
 
 import engine.runtime.load
 from engine import LLM, SamplingParams
@@ -42,30 +43,36 @@ def test_a_device_that_has_everything_keeps_everything(program):
     assert set().union(*places(placement).values()) == {"device"}
     assert set(placement.state_places.values()) == {"device"}
     assert placement.layer_layouts == {0: FAKE_LAYOUT, 1: FAKE_LAYOUT}
-    assert not placement.fallbacks() and not placement.round_trip
+    assert not placement.fallbacks() and not placement.round_trips
 
 
 @pytest.mark.parametrize("op", ["embed", "rms_norm", "rope", "gated_act", "gather_rows"])
 def test_an_op_that_is_missing_falls_alone(program, op):
-    placement = Placer(lacking(op, "add_rms_norm")).place(program)
+    placement = Placer(lacking(op, "add_rms_norm", FUSED_KV_OP)).place(program)
     assert set(fallen(placement)) == {op}
     assert fallen(placement)[op] == f"fake has no provider of {op}."
     assert set(placement.state_places.values()) == {"device"}
     with pytest.raises(
         PlacementError, match=rf"--strict: \d+ of \d+ ops would run on the reference, first {op}: fake has"
     ):
-        Placer(lacking(op, "add_rms_norm")).place(program, strict=True)
+        Placer(lacking(op, "add_rms_norm", FUSED_KV_OP)).place(program, strict=True)
 
 
 @pytest.mark.parametrize("op", KV_OPS)
 def test_the_ops_of_a_cache_move_home_together(program, op):
-    placement = Placer(lacking(op)).place(program)
+    placement = Placer(lacking(op, FUSED_KV_OP)).place(program)
     assert set(fallen(placement)) == set(KV_OPS)
     assert placement.layer_layouts == {0: PLAIN, 1: PLAIN}
     assert {place for state, place in placement.state_places.items() if state.startswith("kv.")} == {"host"}
     assert placement.state_places["history"] == "device"
     others = set(KV_OPS) - {op}
     assert {fallen(placement)[other] for other in others} == {"not every op on the same state can run on the device."}
+
+
+@pytest.mark.parametrize("op", set(KV_OPS) - {"kv_write"})
+def test_a_fused_cache_write_moves_home_with_the_others(program, op):
+    placement = Placer(lacking(op)).place(program)
+    assert set(fallen(placement)) == {*KV_OPS, FUSED_KV_OP} - {"kv_write"}
 
 
 @pytest.mark.parametrize("op", HISTORY_OPS)
@@ -141,9 +148,9 @@ def test_an_unknown_feature_skips_a_provider(program, model):
 
 
 def test_without_takes_providers_out(program):
-    placement = Placer(FakeDevice.of(*EVERY_OP), without=("rope", "gated_act")).place(program)
+    placement = Placer(FakeDevice.of(*EVERY_OP), without=("embed", "gated_act")).place(program)
     assert fallen(placement) == {
-        op: f"the providers of {op} were taken out on request." for op in ("rope", "gated_act")
+        op: f"the providers of {op} were taken out on request." for op in ("embed", "gated_act")
     }
     with pytest.raises(PlacementError, match=r"no op 'ropes'; the ops are: .*rope"):
         Placer(FakeDevice.of(*EVERY_OP), without=("ropes",))
@@ -151,10 +158,10 @@ def test_without_takes_providers_out(program):
 
 def test_a_device_without_providers_runs_everything_through_itself(program):
     placement = Placer(FakeDevice({})).place(program, strict=True)
-    assert placement.round_trip and not placement.fallbacks()
+    assert placement.round_trips and not placement.fallbacks()
     assert set().union(*places(placement).values()) == {"device"}
     forced = Placer(FakeDevice.of(*EVERY_OP), round_trip=True).place(program)
-    assert forced.round_trip and {p.provider.name for p in forced.calls} == {"reference"}
+    assert forced.round_trips and {p.provider.name for p in forced.calls} == {"reference"}
 
 
 def test_a_packed_activation_is_made_once_for_all_that_want_it(program):
@@ -174,6 +181,55 @@ def test_a_packed_activation_is_made_once_for_all_that_want_it(program):
             assert call.inputs["x"].id in made
     ids = [value.id for call in calls for value in call.outputs]
     assert len(ids) == len(set(ids))
+
+
+def packing_device(*packing, packs=lambda call: None):
+    """Linears ask for packed activations; the ops of ``packing`` can pack their results."""
+    device = FakeDevice.of(*(op for op in EVERY_OP if op not in ("linear_group", "add_rms_norm")))
+    device.offered["linear"] = [provider("linear", packed_activation="q8g32")]
+    for op in ("rms_norm", "gated_act", "layer_norm"):
+        features = device.offered[op][0].features - (frozenset() if op in packing else {"packed"})
+        device.offered[op] = [provider(op, features=features, refuses=packs)]
+    return device
+
+
+def made_by(placement):
+    """Packed values: id -> the call that makes it."""
+    return {v.id: p.call for p in placement.calls for v in p.call.outputs if v.dtype == "q8g32"}
+
+
+@pytest.mark.parametrize("packing", [(), ("rms_norm",), ("gated_act",), ("rms_norm", "gated_act")])
+def test_who_makes_a_value_packs_it_if_it_can(program, packing):
+    """A layer's norms and its activation; what attention gives, and gathered rows, need a quantize of their own."""
+    placement = Placer(packing_device(*packing)).place(program)
+    makers = Counter(call.op for call in made_by(placement).values())
+    wanted = {"rms_norm": 4 * ("rms_norm" in packing), "gated_act": 2 * ("gated_act" in packing)}
+    assert makers == Counter({"quantize": 9 - sum(wanted.values())} | {op: n for op, n in wanted.items() if n})
+    written = set()
+    for placed in placement.calls:
+        assert {v.id for v in placed.call.inputs.values() if v.dtype == "q8g32"} <= written
+        written |= {v.id for v in placed.call.outputs}
+    for call in made_by(placement).values():
+        if call.op != "quantize":
+            made, packed = call.parts
+            assert call.attrs["packed"] == "q8g32" and "packed" not in made.attrs
+            assert call.outputs == (*made.outputs, *packed.outputs) and packed.inputs["x"] == made.outputs[-1]
+    unfused = Placer(packing_device(*packing)).place(program, fused=False)
+    assert {call.op for call in made_by(unfused).values()} == {"quantize"}
+
+
+def test_what_cannot_be_packed_where_it_is_made_is_quantized(program):
+    """Refused by the provider; with a scale of the model's; made on the host; or quantized on the host."""
+    by_op = lambda device, **how: {c.op for c in made_by(Placer(device, **how).place(program)).values()}  # noqa: E731
+    both = ("rms_norm", "gated_act")
+    assert by_op(packing_device(*both)) == {"quantize", *both}
+    refuses = lambda call: "no room." if "packed" in call.attrs else None  # noqa: E731
+    assert by_op(packing_device(*both, packs=refuses)) == {"quantize"}
+    assert by_op(packing_device(*both), without=("rms_norm",)) == {"quantize", "gated_act"}
+    assert by_op(packing_device(*both), without=("quantize",)) == {"quantize"}
+    scaled = [replace(c, attrs={**c.attrs, "input_scale": 0.5}) if c.op == "linear" else c for c in program.body]
+    placement = Placer(packing_device(*both)).place(replace(program, body=tuple(scaled)))
+    assert {call.op for call in made_by(placement).values()} == {"quantize"}
 
 
 def test_roles_become_storage(program):
@@ -257,6 +313,10 @@ def test_packed_activations_stay_near(run, expected):
     device.offered["linear"] = [provider("linear", packed_activation="q8g32")]
     got, loaded = run(device, fused=False)
     assert any(placed.call.op == "quantize" for placed in loaded.placement.calls)
+    packing = packing_device("rms_norm", "gated_act")
+    fused, loaded = run(packing)
+    assert {"rms_norm", "gated_act"} < {call.op for call in made_by(loaded.placement).values()}
+    assert fused == run(packing, fused=False)[0]
     first = [answers[0].logprobs[0] for answers in got[:3]]
     want = [answers[0].logprobs[0] for answers in expected[:3]]
     for a, b in zip(first, want, strict=True):

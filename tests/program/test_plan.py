@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.formats import open_checkpoint
 from engine.kv import CacheGroup
 from engine.models import load_model
-from engine.program.pack import pack
+from engine.program.pack import Packing
 from engine.program.place import Placer
 from engine.program.plan import Pools, check_device, kv_bytes_a_block, make_limits, make_plan
 from engine.program.segments import segments
@@ -30,7 +30,7 @@ def placed(program, *missing, **settings):
 
 
 def all_segments(placement, keep=()):
-    body, head = segments(placement, pack(placement), keep)
+    body, head = segments(placement, Packing(placement).weights, keep)
     return body, head, (*body, *head)
 
 
@@ -84,27 +84,27 @@ def tied(tmp_path_factory):
 
 def test_each_weight_is_packed_once_with_all_its_uses(tied):
     device = FakeDevice.of(*EVERY_OP)
-    everything = pack(Placer(device).place(tied))
+    everything = Packing(Placer(device).place(tied)).weights
     packs = [p for providers in device.offered.values() for one in providers for p in one.packs]
     names = [name for name, _ in packs]
     assert len(names) == len(set(names)) == len(everything)
     uses = dict(packs)
     assert sorted(uses["token_embd.weight"]) == ["embed", "linear"], "embedding and tied head are one"
-    assert uses["rope.inv_freq"] == ("rope",) * 4
+    assert uses["rope.inv_freq"] == ("rope_kv_write",) * 2
     assert uses["blk.0.attn_q.weight"] == ("linear_group",)
 
 
 def test_providers_of_different_packers_pack_for_themselves(tied):
     device = FakeDevice.of(*EVERY_OP)
     device.offered["embed"] = [provider("embed", packer="rows")]
-    everything = pack(Placer(device).place(tied))
-    assert {packer for packer, name in everything if name == "token_embd.weight"} == {"fake", "rows"}
+    everything = Packing(Placer(device).place(tied)).weights
+    assert {packer for _, packer, name in everything if name == "token_embd.weight"} == {"fake", "rows"}
 
 
 def test_a_tied_weight_counts_once_in_the_plan(tied):
     placement = placed(tied)
     limits = make_limits(64, 8, 256, 16, 4)
-    packed = pack(placement)
+    packed = Packing(placement).weights
     _, memory = make_plan(placement, packed, "f16", (20,), limits)
     assert memory.weights == sum(
         ref.dense().nbytes for ref in {w.name: w for p in placement.calls for w in p.call.weights.values()}.values()
@@ -113,7 +113,7 @@ def test_a_tied_weight_counts_once_in_the_plan(tied):
 
 def test_progress_reaches_the_end(program):
     seen = []
-    pack(placed(program), lambda done, total: seen.append((done, total)))
+    Packing(placed(program), lambda done, total: seen.append((done, total))).finish()
     totals = {total for _, total in seen}
     assert len(totals) == 1 and seen[-1][0] == seen[-1][1]
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -131,9 +131,9 @@ def test_the_plan_allocates_what_it_says(model, dtype, bytes_a_value, scales, bl
     placement = placed(program)
     # Two layers, keys and values, two heads of 16.
     a_token = 2 * 2 * 2 * (16 * bytes_a_value + scales)
-    assert kv_bytes_a_block(program, placement, dtype) == (a_token * block_size,)
+    assert kv_bytes_a_block(program, placement, dtype) == {"device": (a_token * block_size,)}
     limits = make_limits(64, 8, 250, block_size, 4)
-    plan, memory = make_plan(placement, pack(placement), dtype, (21,), limits)
+    plan, memory = make_plan(placement, Packing(placement).weights, dtype, (21,), limits)
     assert memory.kv == 21 * block_size * a_token
     [group] = memory.groups
     assert (group.blocks, group.block_size, group.bytes_a_token) == (21, block_size, a_token)
@@ -190,6 +190,12 @@ def test_pools(pools, wanted, longest):
             assert count <= pools.sequences * group.most_blocks(longest, pools.chunk) + 1
 
 
+def test_pools_hold_the_null_block_besides_what_is_wanted():
+    groups = (CacheGroup("full", "full", 16), CacheGroup("swa", "window", 16, 32))
+    pools = Pools(groups, (1, 1), budget=10**6, sequences=2, chunk=16)
+    assert pools.wanted(320, 160) == (320 // 16 + 1, 2 * 4 + 1)  # a window and a chunk may touch four blocks
+
+
 def test_a_context_that_the_memory_cannot_hold(llama):
     with pytest.raises(ConfigError, match=r"A context of 256 tokens needs .* GB of KV cache.*choose another --kv-d"):
         LLM(llama, backend="reference", max_model_len=256, kv_cache_memory=1000)
@@ -204,7 +210,7 @@ def test_a_context_that_the_memory_cannot_hold(llama):
 
 def test_a_device_is_refused_what_it_declares_and_the_core_cannot_keep(program):
     placement = placed(program)
-    plan, _ = make_plan(placement, pack(placement), "f32", (8,), make_limits(16, 2, 64, 16, 4))
+    plan, _ = make_plan(placement, Packing(placement).weights, "f32", (8,), make_limits(16, 2, 64, 16, 4))
     largest = max(prod(s.shape) * HOST_DTYPES[s.dtype].itemsize for s in plan.states)
     check_device(plan, DeviceInfo("d", "b", largest_allocation=largest))
     with pytest.raises(ConfigError, match="allocates at most"):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
+import tiny_models
 
 from engine.errors import EngineError, FormatError, UsageError
 from engine.formats import open_checkpoint
@@ -37,10 +38,7 @@ def write_gguf(path: Path, tensors: dict[str, np.ndarray], split: int = 0) -> Pa
     writer.add_key_value("any.nested", [[1, 2], [3]], gguf.GGUFValueType.ARRAY)
     for name, array in tensors.items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_models.finish(writer)
     return path
 
 
@@ -183,6 +181,15 @@ def test_unknown_types_list_those_there_are():
 def test_mixes(kind, name, want):
     model = Model("llama", 16, shared=4)
     assert choose(quant_type(kind), name, (4096, 4096), model) == want
+
+
+def test_more_bits_go_to_the_ends_and_to_every_third_layer_between():
+    found = [choose(quant_type("Q4_K_M"), f"blk.{i}.ffn_down.weight", (9, 256), Model("llama", 32)) for i in range(32)]
+    more = {*range(4), *range(6, 28, 3), *range(28, 32)}
+    assert found == ["Q6_K" if i in more else "Q4_K" for i in range(32)]
+    model = Model("falcon", 32)
+    found = [choose(quant_type("Q4_K_M"), f"blk.{i}.ffn_down.weight", (9, 256), model) for i in range(32)]
+    assert found == ["Q6_K" if i < 2 else "Q5_K" if i in more else "Q4_K" for i in range(32)]
 
 
 def test_tied_tables_are_outputs_and_few_are_kept():

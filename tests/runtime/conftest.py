@@ -12,6 +12,19 @@ from engine import LLM
 from engine.runtime.load import Loaded
 
 
+@pytest.fixture(scope="session")
+def stories_peer(stories):
+    """torch, transformers, and its model of stories260K."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)  # a tiny model is slower with more
+    return (
+        torch,
+        transformers,
+        transformers.AutoModelForCausalLM.from_pretrained(stories / "hf", dtype=torch.float32).eval(),
+    )
+
+
 @pytest.fixture(scope="module")
 def open_llm(llama):
     """``open_llm(backend, **settings)``: an LLM over the tiny llama, the same one for the same settings."""

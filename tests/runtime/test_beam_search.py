@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 import pytest
@@ -16,12 +17,8 @@ VOCAB = 512
 
 
 @pytest.fixture(scope="module")
-def peer(stories):
-    """transformers' stories260K."""
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)  # a tiny model is slower with more
-    model = transformers.AutoModelForCausalLM.from_pretrained(stories / "hf", dtype=torch.float32).eval()
+def peer(stories, stories_peer):
+    torch, transformers, model = stories_peer
     return torch, model, transformers.AutoTokenizer.from_pretrained(stories / "hf")
 
 
@@ -156,6 +153,16 @@ def test_many_at_once_in_any_room_find_the_same(peer, tellers, cpu, settings):
     stats = llm.engine.scheduler_stats()
     assert "kv_cache_tokens" not in settings or stats.preemptions
     assert all(pool.used == 0 for pool in stats.pools)
+
+
+def test_a_beam_that_may_take_no_token_ends_alone(tellers, backend):
+    """After 10 both allowed tokens have come in the prompt; after 11 there is each of them once."""
+    bias = {token: -math.inf for token in range(VOCAB) if token not in (10, 11)}
+    params = BeamSearchParams(
+        beam_width=2, num_return_sequences=1, max_tokens=3, logit_bias=bias, no_repeat_ngram_size=2, ignore_eos=True
+    )
+    (found,) = tellers(backend).beam_search([[1, 10, 10, 11, 5]], params)[0].outputs
+    assert (found.token_ids, found.finish_reason) == ((11, 11, 10), "length")
 
 
 def test_stop_strings_end_beams(peer, tellers, cpu):

@@ -122,6 +122,8 @@ def test_an_end_comes_only_where_the_grammar_accepts(llm):
     text, *ended = run("abc(de)*", min_tokens=8)
     assert re.fullmatch("abc(de)+", text) and ended == ["stop", EOS], "not before so many tokens"
     assert run("abc", min_tokens=15) == ("abc", "stop", None)
+    assert run("()", min_tokens=15) == ("", "stop", None), "nothing but an end can come"
+    assert run("()", ignore_eos=True) == ("", "stop", None)
     assert run("abc(d)*", stop=["d"], logit_bias={}, ignore_eos=True) == ("abc", "stop", "d")
     assert run("abcdef", max_tokens=3)[1] == "length"
 

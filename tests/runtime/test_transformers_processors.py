@@ -15,12 +15,9 @@ EOS = 2
 
 
 @pytest.fixture(scope="module")
-def peer(stories):
+def peer(stories_peer):
     """processed(ids, prompt length, params) -> transformers' scores of the next token, f64 [V]: -inf is removed."""
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(stories / "hf", dtype=torch.float32).eval()
+    torch, transformers, model = stories_peer
 
     def processors(prompt_length, params):
         config = transformers.GenerationConfig(

@@ -6,7 +6,8 @@ import pytest
 from scheduler_cases import build, complete, new, parts, run, schedule, used
 
 from engine.errors import SchedulerError
-from engine.scheduler import SequenceStatus
+from engine.kv import CacheGroup, PagedAllocator
+from engine.scheduler import Scheduler, SchedulerConfig, Sequence, SequenceStatus
 
 # Preemption.
 
@@ -147,6 +148,15 @@ def test_reset_computes_everything_again() -> None:
     assert parts(step) == [(0, 0, 8, True)] and step.sequences[0].token_ids[-2:] == (7, 7) and step.history_fills == ()
 
 
+def test_reset_scores_a_prompt_from_its_beginning() -> None:
+    groups = (CacheGroup("full", "full", 4),)
+    scheduler = Scheduler(SchedulerConfig(4, 2, 64, max_rows=8), PagedAllocator(groups, (20,)))
+    scheduler.add(Sequence(0, "r0", list(range(12)), 4, scores_prompt=True))
+    assert [schedule(scheduler).sequences[0].scored for _ in range(2)] == [(0, 4), (4, 8)]
+    scheduler.reset()
+    assert [schedule(scheduler).sequences[0].scored for _ in range(3)] == [(0, 4), (4, 8), (8, 11)]
+
+
 def test_one_request_runs_alone_and_the_others_come_back() -> None:
     scheduler = build(blocks=6, block_size=4, slots=2)
     for i in range(3):
@@ -178,6 +188,18 @@ def test_samples_share_the_prompt_and_run_its_last_token_each() -> None:
     assert sources == {table[1]} and len(step.block_copies[0]) == 2 and table[1] in {t[1] for t in tables}
     assert all(part.token_ids == (1006,) for part in step.sequences)
     assert schedule(scheduler).block_copies == ((),)
+
+
+def test_samples_have_what_the_prompt_hit_whatever_they_hit_later() -> None:
+    scheduler = build(block_size=4)
+    branches = scheduler.add(new(0, 9), n=2)
+    run(scheduler, 2)
+    scheduler.add(new(2, 3))
+    alone = scheduler.schedule("r2")
+    assert alone is not None
+    complete(scheduler, alone)
+    assert parts(schedule(scheduler)) == [(2, 3, 1, True), (0, 8, 2, True), (1, 8, 2, True)]
+    assert [branch.num_cached for branch in branches] == [0, 0]
 
 
 def test_samples_forked_on_a_block_boundary_copy_no_block() -> None:

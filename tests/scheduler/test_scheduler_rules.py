@@ -132,6 +132,13 @@ def test_what_can_never_run_is_refused_with_the_numbers(sequence: Sequence, n: i
     scheduler.add(new(0, 40, max_tokens=4))  # just fits, and the id is free
 
 
+def test_what_fills_the_context_exactly_is_admitted() -> None:
+    scheduler = build(context=20)
+    scheduler.add(new(0, 12, max_tokens=8))
+    run(scheduler, 8)
+    assert not scheduler.sequences
+
+
 def test_ids_in_use_are_refused() -> None:
     scheduler = build()
     scheduler.add(new(0, 3), n=3)

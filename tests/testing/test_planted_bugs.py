@@ -1,0 +1,137 @@
+"""The kit finds what backends get wrong: ten planted bugs, and mutations of the references' sources."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from arena_backend import ArenaDevice
+
+from engine.ops import OPS, dtypes
+from engine.testing.checks import check_op
+
+
+def rng():
+    return np.random.default_rng()
+
+
+def spoilt(op, change):
+    """A device whose ``op`` is the reference behind ``change(reference)``."""
+    spec = OPS[op]
+    return ArenaDevice({op: replace(spec, reference=change(spec.reference))})
+
+
+def with_arguments(change):
+    """The reference with its arguments changed on the way in."""
+    return lambda reference: lambda **given: reference(**change(dict(given)))
+
+
+def off_by_one_page(given):
+    table = given["page_table"]
+    return given | {"page_table": np.roll(table, 1, axis=1)}
+
+
+def no_mask(given):
+    """Every query sees as far as the last one of its sequence."""
+    lengths = np.diff(given["query_offsets"])
+    seqs = np.repeat(np.arange(len(lengths)), lengths)
+    return given | {
+        "seq_starts": (given["seq_starts"] + lengths - 1)[seqs],
+        "query_offsets": np.arange(len(seqs) + 1, dtype=np.int32),
+        "page_table": given["page_table"][seqs],
+    }
+
+
+def other_pairing(given):
+    return given | {"interleaved": not given["interleaved"]}
+
+
+def wrong_group(given):
+    heads, kv_heads, dim = given["heads"], given["kv_heads"], given["head_dim"]
+    q = given["q"].reshape(len(given["q"]), kv_heads, heads // kv_heads, dim).swapaxes(1, 2)
+    return given | {"q": np.ascontiguousarray(q).reshape(given["q"].shape)}
+
+
+def swapped_scales(given):
+    return given | {"k_scale": given["v_scale"], "v_scale": given["k_scale"]} if "v_scale" in given else given
+
+
+def without_residual(given):
+    return given | {"residual": None}
+
+
+def stale(reference):
+    """Slots that hold something are not written again."""
+
+    def write(*, k, kv_slots, **given):
+        blocks, offsets = np.divmod(np.maximum(kv_slots, 0), k.shape[1])
+        written = (k.reshape(*k.shape[:2], -1) != 0).any(-1)[blocks, offsets]
+        return reference(k=k, kv_slots=np.where(written, -1, kv_slots).astype(np.int32), **given)
+
+    return write
+
+
+def cut_off(reference):
+    """Truncated rather than rounded when it is stored."""
+
+    def write(*, new_k, k, **given):
+        if dtypes.storage_tag(k) == "bf16":
+            new_k = (new_k.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        return reference(new_k=new_k, k=k, **given)
+
+    return write
+
+
+DEVICES = {
+    "off-by-one page": ("attention", lambda: spoilt("attention", with_arguments(off_by_one_page))),
+    "missing mask": ("attention", lambda: spoilt("attention", with_arguments(no_mask))),
+    "wrong rope pairing": ("rope", lambda: spoilt("rope", with_arguments(other_pairing))),
+    "swapped scales": ("attention", lambda: spoilt("attention", with_arguments(swapped_scales))),
+    "wrong GQA mapping": ("attention", lambda: spoilt("attention", with_arguments(wrong_group))),
+    "lost residual": ("linear", lambda: spoilt("linear", with_arguments(without_residual))),
+    "stale KV": ("kv_write", lambda: spoilt("kv_write", stale)),
+    "wrong rounding": ("kv_write", lambda: spoilt("kv_write", cut_off)),
+}
+
+
+def past_the_end():
+    device = ArenaDevice()
+    plain = device.store
+
+    def store(op, place, array):
+        plain(op, place, array)
+        device.arena.bytes[place.start + place.nbytes + 60 :][:8] = 0  # where a whole vector would have ended
+
+    device.store = store
+    return device
+
+
+def without_tail():
+    device = ArenaDevice()
+
+    def store(op, place, array):
+        whole = array.shape[-1] // 16 * 16 if array.ndim > 1 else len(array)
+        device.arena.view(place)[..., :whole] = array[..., :whole]
+
+    device.store = store
+    return device
+
+
+DEVICES |= {
+    "write past the end": ("gated_act", past_the_end),
+    "uninitialized tail": ("linear", without_tail),
+}
+
+
+def test_the_arena_passes():
+    device = ArenaDevice()
+    for op in OPS:
+        assert check_op(device, OPS[op], rng()).ran, op
+
+
+@pytest.mark.parametrize("bug", DEVICES)
+def test_a_planted_bug_is_found(bug):
+    op, device = DEVICES[bug]
+    with pytest.raises(AssertionError):
+        check_op(device(), OPS[op], rng())
