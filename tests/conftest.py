@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -17,6 +19,38 @@ from engine.errors import EngineError
 BACKENDS = ("reference", "cpu")
 SHARED = Path(__file__).parents[2] / "shared"
 REQUIRE_ALL = bool(os.environ.get("ENGINE_TEST_REQUIRE_ALL"))
+
+# Tests draw fresh numbers in each run; with the seed that a run's first lines name, all are drawn again as they were there.
+SEED = os.environ.setdefault("ENGINE_TEST_SEED", secrets.token_hex(8))
+_seeded = np.random.default_rng
+_stream = np.random.SeedSequence(0)
+
+
+def _restart(name: str) -> None:
+    global _stream  # noqa: PLW0603 -- one a process, as pytest's current test is
+    _stream = np.random.SeedSequence(int.from_bytes(hashlib.sha256(f"{SEED} {name}".encode()).digest()))
+
+
+def _fresh(seed=None):
+    return _seeded(_stream.spawn(1)[0] if seed is None else seed)
+
+
+_restart("collection")
+np.random.default_rng = _fresh
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config) -> None:
+    config.option.hypothesis_seed = config.option.hypothesis_seed or SEED
+
+
+def pytest_report_header() -> str:
+    return f"engine: ENGINE_TEST_SEED={SEED}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    _restart(item.nodeid)
 
 
 def _no_skip(report):

@@ -169,7 +169,7 @@ def test_merges_are_sentencepieces(path: str, shared: Path) -> None:
     metadata = open_checkpoint(shared / path).metadata
     texts, scores, types = (metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type"))
     tokenizer = _tokenizer(shared / path)
-    choose = random.Random()
+    choose = random.Random(int(np.random.default_rng().integers(2**32)))
     for _ in range(300):
         letters = choose.choice(["ab ", "aben st", "-=", " \n\t", "etaoinshrdlu .", "01", "\u65e5\u672c\u00e9 x"])
         text = "".join(choose.choices(letters, k=choose.randrange(1, 60)))

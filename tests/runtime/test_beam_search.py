@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 
+import numpy as np
 import pytest
 
 from engine import LLM, AsyncLLM, BeamSearchParams, SamplingParams
@@ -130,7 +131,7 @@ def test_the_story_with_penalties(peer, tellers, backend):
 
 
 def test_random_requests_on_the_cpu(peer, tellers, cpu):
-    rng = random.Random()
+    rng = random.Random(int(np.random.default_rng().integers(2**32)))
     for _ in range(12):
         prompt, params = random_case(rng)
         check(peer, prompt, params, tellers(cpu).beam_search([prompt], params)[0])
@@ -140,7 +141,7 @@ def test_random_requests_on_the_cpu(peer, tellers, cpu):
 def test_many_at_once_in_any_room_find_the_same(peer, tellers, cpu, settings):
     """Beams beside each other and beside ordinary requests, preempted and in small chunks."""
     llm = tellers(cpu, max_model_len=128, block_size=4, **settings)
-    rng = random.Random()
+    rng = random.Random(int(np.random.default_rng().integers(2**32)))
     wide = BeamSearchParams(beam_width=8, max_tokens=30, early_stopping="never")
     cases = [random_case(rng) for _ in range(4)] + [(list(range(1, 60)), wide)]
     plain = SamplingParams(temperature=0.0, max_tokens=20)

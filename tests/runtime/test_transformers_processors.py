@@ -111,7 +111,7 @@ def test_each_processor(teller, peer, backend, chosen):
 
 
 def test_any_combination(teller, peer, cpu):
-    rng = random.Random()
+    rng = random.Random(int(np.random.default_rng().integers(2**32)))
     for _ in range(25):
         prompt = [1] + [rng.randrange(3, 60) for _ in range(rng.choice([0, 4, 40]))]
         check(teller(cpu), peer, prompt, **random_params(rng))
