@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -61,16 +60,17 @@ def serve(job: Job, receive: Callable[[], Message], tell: Callable[[Reply], None
 
 def main() -> None:
     """The rank's process: messages come by standard input, replies go by standard output."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no reply
+    # Files of their own: what a library prints is no reply, and a thread may read on while the interpreter ends.
+    stream, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
 
     def tell(reply: Reply) -> None:
         pickle.dump(reply, replies)
         replies.flush()
 
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    job = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_read, args=(sys.stdin.buffer, messages), daemon=True).start()
+    job = pickle.load(stream)
+    threading.Thread(target=_read, args=(stream, messages), daemon=True).start()
     serve(job, messages.get, tell)
 
 
