@@ -12,17 +12,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 from ..backend.joining import free_addresses
-from ..backend.v1 import Group, Session, StepInputs, StepResult
+from ..backend.v1 import Group, Session, StepInputs, StepResult, Ticket
 from ..errors import BackendError, EngineStoppedError
 from .config import EngineConfig
 from .rank_worker import FAILED, HERE, READY, Job, Message, Reply, serve
 
+T = TypeVar("T")
 _GRACE = 5.0
 """Seconds that a rank has to end by itself."""
 _STARTING = 120.0
@@ -176,6 +177,15 @@ class Ranks:
             time.sleep(0.01)
         return self.broken
 
+    def watch(self, action: Callable[[], T]) -> T:
+        """What the action gives. EngineStoppedError when another rank fails before that; what hangs is left behind."""
+        future = _beside(action)
+        while not future.done():
+            wait([future], timeout=0.5)
+            if not future.done() and (failure := self.failure()):
+                raise EngineStoppedError(failure)
+        return future.result()
+
     def close(self) -> None:
         """Ends the other ranks."""
         self.broken = self.broken or "The ranks have been ended."
@@ -187,28 +197,36 @@ def _stop_all(workers: Sequence[Worker]) -> None:
         worker.stop()
 
 
+def _beside(action: Callable[[], T]) -> Future[T]:
+    """The action, run in a thread that nobody has to wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 @dataclass(frozen=True)
 class RankedTicket:
     """A step that all ranks run. EngineStoppedError where a rank is lost, or the step fails on one: their states differ then."""
 
-    future: Future[StepResult]
+    ticket: Ticket
     ranks: Ranks
 
     def wait(self) -> StepResult:
-        while not self.future.done():
-            try:
-                return self.future.result(timeout=0.5)
-            except TimeoutError:
-                if not self.future.done() and (failure := self.ranks.failure()):
-                    raise EngineStoppedError(failure) from None
-            except Exception:
-                break
         try:
-            return self.future.result()
+            return self.ranks.watch(self.ticket.wait)
+        except EngineStoppedError:
+            raise
         except Exception as error:
-            failure = self.ranks.failure(_GRACE)
-            self.ranks.broken = failure or f"Rank 0 of {self.ranks.group.size} failed: {error}"
-            raise EngineStoppedError(self.ranks.broken) from error
+            failure = self.ranks.failure(_GRACE) or f"Rank 0 of {self.ranks.group.size} failed: {error}"
+            self.ranks.broken = failure
+            raise EngineStoppedError(failure) from error
 
 
 class RankedSession:
@@ -217,18 +235,14 @@ class RankedSession:
     def __init__(self, ranks: Ranks, local: Session) -> None:
         self._ranks = ranks
         self._local = local
-        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="engine-rank-0")
 
     def submit(self, inputs: StepInputs) -> RankedTicket:
         if self._ranks.broken is not None:
             raise EngineStoppedError(self._ranks.broken)
         ticket = self._local.submit(inputs)  # first, since it refuses steps that no rank may run
         self._ranks.send(inputs)
-        return RankedTicket(self._waiting.submit(ticket.wait), self._ranks)
+        return RankedTicket(ticket, self._ranks)
 
     def close(self) -> None:
         """What hangs because a rank is lost is left behind."""
-        closing = threading.Thread(target=self._local.close, daemon=True)
-        closing.start()
-        closing.join(None if self._ranks.broken is None else _GRACE)
-        self._waiting.shutdown(wait=False)
+        wait([_beside(self._local.close)], timeout=None if self._ranks.broken is None else _GRACE)
