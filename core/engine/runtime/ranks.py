@@ -21,13 +21,11 @@ from ..backend.joining import free_addresses
 from ..backend.v1 import Group, Session, StepInputs, StepResult, Ticket
 from ..errors import BackendError, EngineStoppedError
 from .config import EngineConfig
-from .rank_worker import FAILED, HERE, READY, Job, Message, Reply, serve
+from .rank_worker import FAILED, Job, Message, Reply, serve
 
 T = TypeVar("T")
 _GRACE = 5.0
 """Seconds that a rank has to end by itself."""
-_STARTING = 120.0
-"""Seconds that a process may take to start."""
 
 
 class Worker(Protocol):
@@ -125,34 +123,22 @@ class Ranks:
         start = ThreadWorker if where == "threads" else ProcessWorker
         self._workers: list[Worker] = []
         self._stop = weakref.finalize(self, _stop_all, self._workers)
-        for rank in range(1, self.group.size):
+        self._loading = set(range(1, self.group.size))
+        for rank in sorted(self._loading):
             self._workers.append(start(Job(config, replace(self.group, rank=rank))))
-        self._wait_for(HERE, _STARTING)
 
     def wait_until_ready(self) -> None:
-        """BackendError when a rank could not load its part of the model."""
-        self._wait_for(READY, self.group.timeout)
-
-    def _wait_for(self, wanted: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        for rank, worker in enumerate(self._workers, 1):
-            try:
-                reply = worker.replies.get(timeout=max(deadline - time.monotonic(), 0))
-            except queue.Empty:
-                self._fail(f"Rank {rank} of {self.group.size} has not answered for {seconds:g} s.")
-            else:
-                if reply is None or reply[0] != wanted:
-                    self._fail(self._told(rank, reply))
-
-    def _fail(self, sentence: str) -> None:
-        self.close()
-        raise BackendError(sentence)
-
-    def _told(self, rank: int, reply: Reply | None) -> str:
-        """What a rank's last reply means."""
-        if reply is not None and reply[0] == FAILED:
-            return f"Rank {rank} of {self.group.size} failed: {reply[1]}"
-        return f"Rank {rank} of {self.group.size} is lost: {self._workers[rank - 1].how()}."
+        """BackendError when a rank cannot load its part of the model, or takes much longer than this one."""
+        deadline = time.monotonic() + self.group.timeout
+        while self._loading and self.failure() is None:
+            if time.monotonic() > deadline:
+                sentence = (
+                    f"Rank {min(self._loading)} of {self.group.size} has not loaded its part of the model in time."
+                )
+                raise BackendError(sentence)
+            time.sleep(0.01)
+        if self.broken is not None:
+            raise BackendError(self.broken)
 
     def session(self, make: Callable[[], Session]) -> RankedSession:
         """A session of all ranks; ``make`` gives this one's. EngineStoppedError where a rank is lost."""
@@ -168,14 +154,21 @@ class Ranks:
     def failure(self, seconds: float = 0.0) -> str | None:
         """What has become of a rank that has failed or ended, if one has within so many seconds."""
         deadline = time.monotonic() + seconds
-        while self.broken is None:
+        while True:
             for rank, worker in enumerate(self._workers, 1):
-                if not worker.replies.empty():
-                    self.broken = self.broken or self._told(rank, worker.replies.get())
-            if time.monotonic() >= deadline:
-                break
+                while not worker.replies.empty() and self.broken is None:
+                    self._take(rank, worker, worker.replies.get())
+            if self.broken is not None or time.monotonic() >= deadline:
+                return self.broken
             time.sleep(0.01)
-        return self.broken
+
+    def _take(self, rank: int, worker: Worker, reply: Reply | None) -> None:
+        if reply is None:
+            self.broken = f"Rank {rank} of {self.group.size} is lost: {worker.how()}."
+        elif reply[0] == FAILED:
+            self.broken = f"Rank {rank} of {self.group.size} failed: {reply[1]}"
+        else:
+            self._loading.discard(rank)
 
     def watch(self, action: Callable[[], T]) -> T:
         """What the action gives. EngineStoppedError when another rank fails before that; what hangs is left behind."""
