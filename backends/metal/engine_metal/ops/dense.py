@@ -1,0 +1,116 @@
+"""Matrices: embed, linear, head_linear, and the linears of experts."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..operands import Operands
+
+
+def embed(o: Operands) -> tuple[mx.array, ...]:
+    y = o.weight("weight").rows(o["ids"])
+    return (y if o.attr("scale") == 1 else y * o.attr("scale"),)
+
+
+def gather_columns(o: Operands) -> tuple[mx.array, ...]:
+    return (o.wide("x")[:, o.vector("columns").astype(mx.int32)],)
+
+
+def linear(o: Operands) -> tuple[mx.array, ...]:
+    y = o.weight("weight").times(_activation(o))
+    if o.has("bias"):
+        y = y + o.vector("bias")
+    return (y + o.wide("residual") if o.has("residual") else y,)
+
+
+def linear_group(o: Operands) -> tuple[mx.array, ...]:
+    x = _activation(o)
+    products = [weight.times(x) for weight in o.family("weight")]
+    return tuple(
+        y if bias is None else y + bias.array.astype(mx.float32)
+        for y, bias in zip(products, o.family("bias"), strict=True)
+    )
+
+
+def _activation(o: Operands) -> mx.array:
+    """x, rounded to 256 steps of the given scale, or of the row's own, where 8-bit activations are required."""
+    x = o.wide("x")
+    if o.attr("quantized_activation") != "required":
+        return x
+    step = mx.array(o.attr("input_scale"), mx.float32)
+    if not o.attr("input_scale"):
+        most = mx.abs(x).max(axis=-1, keepdims=True)
+        step = mx.where((most > 0) & mx.isfinite(most), most / 127.5, 1.0)
+    return mx.where(mx.isfinite(x), mx.clip(mx.round(x / step), -128, 127) * step, x)
+
+
+def head_linear(o: Operands) -> tuple[mx.array, ...]:
+    x, heads = o.wide("x"), o.bound.call.weights["weight"].shape[0]
+    y = o.weight("weight").times(x.reshape(len(x), heads, -1).swapaxes(0, 1))
+    return (y.swapaxes(0, 1).reshape(len(x), -1),)
+
+
+def concat_heads(o: Operands) -> tuple[mx.array, ...]:
+    parts = [part.reshape(len(part), o.attr("heads"), -1) for part in (o.wide("a"), o.wide("b"))]
+    return (mx.concatenate(parts, axis=2).reshape(len(parts[0]), -1),)
+
+
+def moe_linear(o: Operands) -> tuple[mx.array, ...]:
+    return (_experts(o, o.weight("weight"), o.weight("bias") if o.has("bias") else None),)
+
+
+def moe_linear_group(o: Operands) -> tuple[mx.array, ...]:
+    members = zip(o.family("weight"), o.family("bias"), strict=True)
+    return tuple(_experts(o, weight, bias) for weight, bias in members)
+
+
+def _experts(o: Operands, weight, bias) -> mx.array:
+    x, ids = o.wide("x"), o["ids"]
+    tokens, choices = ids.shape
+    rows = x.reshape(tokens, choices if o.attr("per_choice") else 1, 1, x.shape[1])
+    y = weight.of_experts(rows, ids).reshape(tokens * choices, -1)
+    return y if bias is None else y + bias.array.astype(mx.float32)[ids.reshape(-1)]
+
+
+def moe_route(o: Operands) -> tuple[mx.array, ...]:
+    logits = o.wide("logits")
+    softmax = o.attr("score") == "softmax"
+    scores = mx.softmax(logits, axis=-1, precise=True) if softmax else mx.sigmoid(logits)
+    choice = logits if not o.has("correction_bias") and o.attr("groups") == 1 else scores
+    if o.has("correction_bias"):
+        choice = choice + o.vector("correction_bias")
+    if o.attr("groups") > 1:
+        choice = _of_best_groups(choice, o.attr("groups"), o.attr("groups_kept"), o.attr("group_best"))
+    ids = best_first(choice)[:, : o.attr("k")]
+    weights = mx.take_along_axis(scores, ids, axis=-1)
+    if o.attr("renormalize"):
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return ids.astype(mx.int32), weights * o.attr("scale")
+
+
+def _of_best_groups(choice: mx.array, groups: int, kept: int, best: int) -> mx.array:
+    grouped = choice.reshape(len(choice), groups, -1)
+    totals = mx.sort(grouped, axis=-1)[..., -best:].sum(axis=-1)
+    chosen = best_first(totals)[:, :kept]
+    wanted = (chosen[:, :, None] == mx.arange(groups)).any(axis=1)
+    return mx.where(wanted[..., None], grouped, -mx.inf).reshape(choice.shape)
+
+
+def best_first(values: mx.array) -> mx.array:
+    """Indices of the last axis by descending value, lowest index first on ties: u32. Sorting is not promised to be stable,
+    so the index is a part of what is sorted."""
+    bits = values.astype(mx.float32).view(mx.uint32)
+    # Descending order of numbers as ascending order of words; -0 counts as 0.
+    bits = mx.where(values == 0, mx.array(0, mx.uint32), bits)
+    words = mx.where(bits >> 31, bits, bits ^ mx.array(0x7FFFFFFF, mx.uint32)).astype(mx.uint64)
+    index = mx.arange(values.shape[-1], dtype=mx.uint32).astype(mx.uint64)
+    return (mx.sort(words << 32 | index, axis=-1) & 0xFFFFFFFF).astype(mx.uint32)
+
+
+def moe_combine(o: Operands) -> tuple[mx.array, ...]:
+    weights, y = o.wide("weights"), o.wide("y")
+    chosen = y.reshape(*weights.shape, y.shape[1])
+    total = mx.zeros_like(chosen[:, 0])
+    for choice in range(weights.shape[1]):
+        total = total + weights[:, choice, None] * chosen[:, choice]
+    return (total,)
