@@ -12,7 +12,7 @@ from . import weights
 from .arrays import DTYPES
 from .layouts import PAGES
 from .operands import Op, Operands
-from .ops import cache, dense, rows, step
+from .ops import cache, dense, head, rows, step
 from .ops.rows import ACTIVATIONS, CLAMPED
 
 if TYPE_CHECKING:
@@ -104,4 +104,6 @@ def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
     one("moe_linear", dense.moe_linear, "bias per_choice", alone=False)
     one("moe_linear_group", dense.moe_linear_group, "bias per_choice", alone=False)
     one("moe_combine", dense.moe_combine)
+    one("process_logits", head.process_logits, "typical_p no_repeat_ngram_size candidates")
+    one("sample", head.sample, "candidates targets")
     return offered

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..operands import Operands
+from ..weights import Affine, Dense
+from .order import best_first
 
 
 def embed(o: Operands) -> tuple[mx.array, ...]:
@@ -64,7 +66,7 @@ def moe_linear_group(o: Operands) -> tuple[mx.array, ...]:
     return tuple(_experts(o, weight, bias) for weight, bias in members)
 
 
-def _experts(o: Operands, weight, bias) -> mx.array:
+def _experts(o: Operands, weight: Affine | Dense, bias: Dense | None) -> mx.array:
     x, ids = o.wide("x"), o["ids"]
     tokens, choices = ids.shape
     rows = x.reshape(tokens, choices if o.attr("per_choice") else 1, 1, x.shape[1])
@@ -94,17 +96,6 @@ def _of_best_groups(choice: mx.array, groups: int, kept: int, best: int) -> mx.a
     chosen = best_first(totals)[:, :kept]
     wanted = (chosen[:, :, None] == mx.arange(groups)).any(axis=1)
     return mx.where(wanted[..., None], grouped, -mx.inf).reshape(choice.shape)
-
-
-def best_first(values: mx.array) -> mx.array:
-    """Indices of the last axis by descending value, lowest index first on ties: u32. Sorting is not promised to be stable,
-    so the index is a part of what is sorted."""
-    bits = values.astype(mx.float32).view(mx.uint32)
-    # Descending order of numbers as ascending order of words; -0 counts as 0.
-    bits = mx.where(values == 0, mx.array(0, mx.uint32), bits)
-    words = mx.where(bits >> 31, bits, bits ^ mx.array(0x7FFFFFFF, mx.uint32)).astype(mx.uint64)
-    index = mx.arange(values.shape[-1], dtype=mx.uint32).astype(mx.uint64)
-    return (mx.sort(words << 32 | index, axis=-1) & 0xFFFFFFFF).astype(mx.uint32)
 
 
 def moe_combine(o: Operands) -> tuple[mx.array, ...]:
