@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from math import prod
 from typing import Any
 
@@ -66,7 +67,7 @@ class MetalDevice:
     def describe(self) -> DeviceInfo:
         about = mx.device_info()
         name = f"{'metal' if self.metal else 'mlx'} ({about['device_name']})"
-        details = {"mlx": mx.__version__, "architecture": str(about["architecture"])}
+        details = {"mlx": version("mlx"), "architecture": str(about["architecture"])}
         largest = about.get("max_buffer_length")
         return DeviceInfo(
             name=name,

@@ -85,7 +85,9 @@ def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
         f"k_scale v_scale q_norm k_norm {rope_features} eps weight_offset",
         kv=True,
     )
-    one("attention", cache.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True, alone=False)
+    one(
+        "attention", cache.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True, alone=False
+    )
     one("embed", dense.embed, "scale")
     one("gather_columns", dense.gather_columns)
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def _fields(rows: Array, *widths: int) -> list[Array]:
     """Blocks [rows, blocks, bytes] cut into fields of these widths."""
     blocks = rows.reshape(len(rows), -1, sum(widths))
     ends = np.cumsum([0, *widths])
-    return [np.ascontiguousarray(blocks[..., a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+    return [np.ascontiguousarray(blocks[..., a:b]) for a, b in pairwise(ends)]
 
 
 def _f16(field: Array) -> Array:

@@ -127,8 +127,8 @@ def _affine(ref: WeightRef, progress: Callable[[int], None], check: Callable[[in
         numbers, scales[part], biases[part] = form.split(raw)
         codes[part] = packed_codes(numbers, form)
         progress(raw.nbytes)
-    arrays = (from_host(a.reshape(*ref.shape[:-1], a.shape[-1])) for a in (codes, scales, biases))
-    return Affine(*arrays, form.bits, form.spread)
+    parts = [from_host(a.reshape(*ref.shape[:-1], a.shape[-1])) for a in (codes, scales, biases)]
+    return Affine(parts[0], parts[1], parts[2], form.bits, form.spread)
 
 
 def _spread(x: mx.array) -> mx.array:

@@ -205,6 +205,6 @@ def _first(
     width = found[0].shape[1]
     ids = best_first(order)[:, :width].astype(mx.int32)
     best = mx.take_along_axis(values, ids, axis=-1)
-    short = ((0, 0), (0, width - ids.shape[1]))
+    short = [(0, 0), (0, width - ids.shape[1])]
     take = mx.arange(width) < wanted[:, None]
-    return tuple(mx.where(take, mx.pad(new, short), old) for new, old in zip((ids, best), found, strict=True))
+    return mx.where(take, mx.pad(ids, short), found[0]), mx.where(take, mx.pad(best, short), found[1])

@@ -27,7 +27,9 @@ def _rms(x: mx.array, weight: mx.array, offset: float, eps: float) -> mx.array:
 def layer_norm(o: Operands) -> tuple[mx.array, ...]:
     x = o.wide("x")
     slices = x.reshape(len(x), -1, o.attr("head_dim") or x.shape[1])
-    y = mx.fast.layer_norm(slices, None, None, o.attr("eps")).reshape(x.shape) * o.vector("weight")
+    # Centred before: an f32 variance about a mean far from zero loses digits.
+    centred = slices - slices.mean(axis=-1, keepdims=True)
+    y = mx.fast.layer_norm(centred, None, None, o.attr("eps")).reshape(x.shape) * o.vector("weight")
     return (y + o.vector("bias") if o.has("bias") else y,)
 
 
