@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from math import prod
@@ -39,6 +40,8 @@ class MetalDevice:
             raise ValueError(f"there is one device, number 0, and no number {index}.")
         self.metal = mx.metal.is_available()
         self.memory = WorkingSet(options.get("memory_limit"))
+        # On the CPU a trace runs a C++ compiler for each new chain of elementwise ops, which takes a second.
+        self._traced = os.environ.get("ENGINE_METAL_COMPILE", str(int(self.metal))) == "1"
         self._providers = make_providers(self)
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> mx.array:
@@ -95,4 +98,4 @@ class MetalDevice:
     def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
         if not all(isinstance(bound.provider, MlxProvider) for bound in segment.calls):
             return None  # a forced trip through the device runs references on it
-        return compile_segment(segment, limits)
+        return compile_segment(segment, limits, self._traced)
