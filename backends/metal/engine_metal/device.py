@@ -26,6 +26,7 @@ from engine.backend.v1 import (
 
 from .arrays import DTYPES, from_host, to_host
 from .compile import compile_segment
+from .kernels import Run, run_on_metal
 from .layouts import PAGES
 from .memory import WorkingSet
 from .providers import MlxProvider, make_providers
@@ -33,13 +34,16 @@ from .providers import MlxProvider, make_providers
 
 class MetalDevice:
     """MLX evaluates lazily, each thread in a stream of its own, and only the thread that made a graph can evaluate it. So
-    whatever leaves a method or a segment is evaluated."""
+    whatever leaves a method or a segment is evaluated.
+
+    Options: ``memory_limit``, bytes; ``kernels``, what runs the launches of Metal kernels where there is no Metal."""
 
     def __init__(self, index: int, options: Mapping[str, Any]) -> None:
         if index:
             raise ValueError(f"there is one device, number 0, and no number {index}.")
         self.metal = mx.metal.is_available()
         self.memory = WorkingSet(options.get("memory_limit"))
+        self.kernels: Run | None = options.get("kernels", run_on_metal if self.metal else None)
         # On the CPU a trace runs a C++ compiler for each new chain of elementwise ops, which takes a second.
         self._traced = os.environ.get("ENGINE_METAL_COMPILE", str(int(self.metal))) == "1"
         self._providers = make_providers(self)

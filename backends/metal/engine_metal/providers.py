@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, StepFn, WeightRef
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 Check = Callable[[Call], str | None]
 NO_LAYOUT: frozenset[str] = frozenset()
+ATTENTION = "k_scale v_scale window softcap v_head_dim sinks contiguous"
+ROPE_KV_WRITE = "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset"
 
 
 @dataclass(frozen=True)
@@ -68,26 +71,29 @@ def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
     offered: dict[str, tuple[Provider, ...]] = {}
 
     def one(
-        op: str, function: Op, features: str = "", check: Check | None = None, kv: bool = False, alone: bool = True
+        op: str,
+        function: Op,
+        features: str = "",
+        check: Check | None = None,
+        kv: bool = False,
+        alone: bool = True,
+        name: str = "metal/mlx",
     ) -> None:
         layouts = frozenset({PAGES.name}) if kv else NO_LAYOUT
         known = frozenset(features.split())
-        provider = MlxProvider(op, "metal/mlx", function, device, known, layouts, check, batch_invariant=alone)
-        offered[op] = (provider,)
+        provider = MlxProvider(op, name, function, device, known, layouts, check, batch_invariant=alone)
+        offered[op] = (*offered.get(op, ()), provider)
 
+    if device.kernels is not None:
+        attend = partial(cache.attention_by_kernel, run=device.kernels)
+        one("attention", attend, ATTENTION, name="metal/kernel", kv=True, alone=False)
+        write = partial(cache.rope_kv_write_by_kernel, run=device.kernels)
+        one("rope_kv_write", write, ROPE_KV_WRITE, name="metal/kernel", kv=True)
     one("step_expand", step.step_expand)
     one("kv_copy", cache.kv_copy, kv=True)
     one("kv_write", cache.kv_write, "k_scale v_scale latent", kv=True)
-    rope_features = "rotary_dim interleaved scale"
-    one(
-        "rope_kv_write",
-        cache.rope_kv_write,
-        f"k_scale v_scale q_norm k_norm {rope_features} eps weight_offset",
-        kv=True,
-    )
-    one(
-        "attention", cache.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True, alone=False
-    )
+    one("rope_kv_write", cache.rope_kv_write, ROPE_KV_WRITE, kv=True)
+    one("attention", cache.attention, ATTENTION, kv=True, alone=False)
     one("embed", dense.embed, "scale")
     one("gather_columns", dense.gather_columns)
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)
@@ -97,7 +103,7 @@ def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
     one("rms_norm", rows.rms_norm, "head_dim weight_offset")
     one("layer_norm", rows.layer_norm, "bias head_dim")
     one("add_rms_norm", rows.add_rms_norm, "weight_offset")
-    one("rope", rows.rope, rope_features)
+    one("rope", rows.rope, "rotary_dim interleaved scale")
     one("gated_act", rows.gated_act, "up kind alpha limit", _activation_check)
     one("add", rows.add)
     one("scale_softcap", rows.scale_softcap, "scale softcap")

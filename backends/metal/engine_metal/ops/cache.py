@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import mlx.core as mx
 
+from ..kernels import Run
+from ..kernels.launches import paged_decode, rope_rows
 from ..operands import Operands
 from .rows import rms_normed, turned
 
@@ -12,7 +16,7 @@ CHUNK = 256
 
 
 def kv_write(o: Operands) -> tuple[mx.array, ...]:
-    _write(o, o.wide("new_k"), None if o.attr("latent") else o.wide("new_v"))
+    _write(o, _stored(o, "k", o.wide("new_k")) | ({} if o.attr("latent") else _stored(o, "v", o.wide("new_v"))))
     return ()
 
 
@@ -20,36 +24,41 @@ def rope_kv_write(o: Operands) -> tuple[mx.array, ...]:
     q, k = o.wide("q"), o.wide("new_k")
     if o.has("q_norm"):
         q, k = rms_normed(o, q, "q_norm"), rms_normed(o, k, "k_norm")
-    _write(o, turned(o, k, o.attr("kv_heads")), o.wide("new_v"))
+    _write(o, _stored(o, "k", turned(o, k, o.attr("kv_heads"))) | _stored(o, "v", o.wide("new_v")))
     return (turned(o, q, o.attr("heads")),)
 
 
-def _write(o: Operands, new_k: mx.array, new_v: mx.array | None) -> None:
-    """Tokens with a negative slot are not stored: they repeat what the first of the others stores."""
+def rope_kv_write_by_kernel(o: Operands, run: Run) -> tuple[mx.array, ...]:
+    y, made = rope_rows(o, run)
+    _write(o, made)
+    return (y,)
+
+
+def _write(o: Operands, made: Mapping[str, mx.array]) -> None:
+    """Rows [T, kv_heads, ...] of each state at kv_slots. Tokens with a negative slot are not stored: they repeat what the
+    first of the others stores."""
     slots = o["kv_slots"]
     taken = slots >= 0
     first = mx.argmax(taken)
     stored, source = mx.where(taken, slots, mx.maximum(slots[first], 0)), mx.where(taken, mx.arange(len(slots)), first)
     size = o.state("k").shape[1]
     place = stored // size, stored % size
-    for new, name in ((new_k, "k"), (new_v, "v")):
-        if new is not None:
-            heads = new.reshape(len(new), o.attr("kv_heads"), o.attr("head_dim"))[source]
-            for state, rows in zip((name, f"{name}_scale"), _stored(heads, o.state(name).dtype), strict=False):
-                cache = o.state(state)
-                # Where no token is taken at all, what is there is written back.
-                cache[place] = mx.where(taken.any(), rows, cache[place])
-                o.put_state(state, cache)
+    for name, rows in made.items():
+        cache = o.state(name)
+        # Where no token is taken at all, what is there is written back.
+        cache[place] = mx.where(taken.any(), rows[source], cache[place])
+        o.put_state(name, cache)
 
 
-def _stored(heads: mx.array, dtype: mx.Dtype) -> tuple[mx.array, ...]:
-    """f32 [..., head_dim] in the cache's type; for int8 with the scales."""
+def _stored(o: Operands, name: str, new: mx.array) -> dict[str, mx.array]:
+    """New keys or values [T, kv_heads * head_dim] as their states hold them."""
+    heads, dtype = new.reshape(len(new), o.attr("kv_heads"), o.attr("head_dim")), o.state(name).dtype
     if dtype != mx.int8:
-        return (heads.astype(dtype),)
+        return {name: heads.astype(dtype)}
     scale = mx.abs(heads).max(axis=-1) / 127
     usable = (mx.isfinite(scale) & (scale > 0))[..., None]
-    steps = mx.where(usable, mx.round(heads / mx.where(usable, scale[..., None], 1)), 0)
-    return mx.clip(mx.where(mx.isnan(steps), 0, steps), -127, 127).astype(mx.int8), scale
+    steps = mx.where(usable, mx.round(heads / scale[..., None]), 0)
+    return {name: mx.clip(steps, -127, 127).astype(mx.int8), f"{name}_scale": scale}
 
 
 def kv_copy(o: Operands) -> tuple[mx.array, ...]:
@@ -64,16 +73,24 @@ def kv_copy(o: Operands) -> tuple[mx.array, ...]:
 
 
 def attention(o: Operands) -> tuple[mx.array, ...]:
+    return _attention(o, _decode)
+
+
+def attention_by_kernel(o: Operands, run: Run) -> tuple[mx.array, ...]:
+    return _attention(o, lambda o, count: paged_decode(o, count, run))
+
+
+def _attention(o: Operands, decode: Callable[[Operands, int], mx.array]) -> tuple[mx.array, ...]:
     """Where every sequence has one query all attend at once; else the leading ones that have one, and each of the others by
     itself."""
     tokens, sequences = o.dims.T, o.dims.S
     if tokens == sequences:
-        return (_decode(o, tokens),)
+        return (decode(o, tokens),)
     offsets, starts = o.on_host("query_offsets"), o.on_host("seq_starts")
     singles = 0
     while singles < sequences and offsets[singles + 1] == singles + 1:
         singles += 1
-    parts = [_decode(o, singles)] if singles else []
+    parts = [decode(o, singles)] if singles else []
     for seq in range(singles, sequences):
         start, last = int(starts[seq]), int(offsets[seq + 1])
         for first in range(int(offsets[seq]), last, CHUNK):
@@ -128,14 +145,17 @@ def _pages(o: Operands, kind: str, blocks: mx.array, count: int) -> mx.array:
 def _attend(o: Operands, q: mx.array, k: mx.array, v: mx.array, seen: mx.array) -> mx.array:
     """q [n, rows, heads * head_dim], k and v [n, keys, kv_heads, width], seen [n, rows, keys]: [n, rows, heads * width]."""
     count, rows, heads, kv_heads = q.shape[0], q.shape[1], o.attr("heads"), o.attr("kv_heads")
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    if not o.attr("softcap"):
+        q, sinks = (
+            q.reshape(count, rows, heads, -1).transpose(0, 2, 1, 3),
+            o.vector("sinks") if o.has("sinks") else None,
+        )
+        y = mx.fast.scaled_dot_product_attention(q, k, v, scale=o.attr("scale"), mask=seen[:, None], sinks=sinks)
+        return y.transpose(0, 2, 1, 3).reshape(count, rows, -1)
     q = q.reshape(count, rows, kv_heads, heads // kv_heads, -1).transpose(0, 2, 3, 1, 4)
-    scores = q @ k.transpose(0, 2, 3, 1)[:, :, None] * o.attr("scale")
-    if o.attr("softcap"):
-        scores = o.attr("softcap") * mx.tanh(scores / o.attr("softcap"))
-    scores = mx.where(seen[:, None, None], scores, -mx.inf)
-    if o.has("sinks"):
-        beside = o.vector("sinks").reshape(1, kv_heads, -1, 1, 1)
-        scores = mx.concatenate([scores, mx.broadcast_to(beside, (*scores.shape[:-1], 1))], axis=-1)
-    shares = mx.softmax(scores, axis=-1, precise=True)[..., : seen.shape[-1]]
-    y = shares @ v.transpose(0, 2, 1, 3)[:, :, None]
+    scores = q @ k.swapaxes(2, 3)[:, :, None] * o.attr("scale")
+    scores = o.attr("softcap") * mx.tanh(scores / o.attr("softcap"))
+    shares = mx.softmax(mx.where(seen[:, None, None], scores, -mx.inf), axis=-1, precise=True)
+    y = shares @ v[:, :, None]
     return y.transpose(0, 3, 1, 2, 4).reshape(count, rows, -1)
