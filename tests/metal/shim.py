@@ -10,10 +10,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from engine_metal.arrays import from_host, to_host
-from engine_metal.kernels import Launch
 
 from engine.backend.v1 import HOST_DTYPES
+from engine_metal.arrays import from_host, to_host
+from engine_metal.kernels import Launch
 
 HERE = Path(__file__).parent
 TYPES = {
@@ -40,25 +40,24 @@ def constants(launch: Launch) -> list[str]:
 
 
 def program(launch: Launch, source: str) -> str:
-    """A C++ program that runs the body for each thread of each threadgroup."""
+    """The body as C++, with its arguments bound to the arrays that ``runtime.cpp`` reads: shapes, inputs, outputs."""
     kernel = launch.kernel
+    arguments = [("const int*", f"{name}_shape") for name in shaped(launch, source)]
+    arguments += [(f"const {TYPES[a.dtype][0]}*", name) for name, a in zip(kernel.inputs, launch.inputs, strict=True)]
+    first = len(arguments)
+    arguments += [(f"{TYPES[t][0]}*", name) for name, (_, t) in zip(kernel.outputs, launch.outputs, strict=True)]
     lines = ['#include "metal_shim.h"', *constants(launch)]
-    arguments = [(f"const {TYPES[array.dtype][0]}*", name) for name, array in zip(kernel.inputs, launch.inputs, strict=True)]
-    arguments += [(f"{TYPES[dtype][0]}*", name) for name, (_, dtype) in zip(kernel.outputs, launch.outputs, strict=True)]
-    shapes = [name for name in kernel.inputs if f"{name}_shape" in source]
-    arguments += [("const int*", f"{name}_shape") for name in shapes]
-    lines += [f"static {type_} {name};" for type_, name in arguments]
-    lines += ["static void kernel_body() {", f'#line 1 "{kernel.name}.metal"', source, "}", "int main(int, char** argv) {"]
-    lines += ["std::vector<size_t> sizes;", "auto arrays = shim::read_arrays(argv[1], sizes);", "size_t n = 0;"]
-    lines += [f"{name} = ({type_})arrays[n++];" for type_, name in (arguments[len(kernel.inputs) + len(kernel.outputs) :])]
-    lines += [f"{name} = ({type_})arrays[n++];" for type_, name in arguments[: len(kernel.inputs) + len(kernel.outputs)]]
-    lines += ["shim::body = kernel_body;", "std::mt19937 random(std::atoi(argv[3]));"]
-    lines += ["const int *grid = (const int*)arrays[n], *group = grid + 3;"]
-    lines += ["for (int z = 0; z < grid[2] / group[2]; ++z) for (int y = 0; y < grid[1] / group[1]; ++y)"]
-    lines += ["for (int x = 0; x < grid[0] / group[0]; ++x) { shim::threadgroup_position = {x, y, z};"]
-    lines += ["shim::run_threadgroup(group[0] * group[1] * group[2], random); }"]
-    lines += [f"shim::write_arrays(argv[2], arrays, sizes, {len(shapes) + len(kernel.inputs)});", "}"]
+    lines += [f"const int shim_arrays = {len(arguments)}, shim_first_output = {first};"]
+    lines += [f"static {kind} {name};" for kind, name in arguments]
+    lines += ["void shim_bind(void** arrays) {"]
+    lines += [f"    {name} = ({kind})arrays[{n}];" for n, (kind, name) in enumerate(arguments)]
+    lines += ["}", "void shim_body() {", f'#line 1 "{kernel.name}.metal"', source, "}"]
     return "\n".join(lines) + "\n"
+
+
+def shaped(launch: Launch, source: str) -> list[str]:
+    """The inputs whose shape the body reads, too."""
+    return [name for name in launch.kernel.inputs if f"{name}_shape" in source]
 
 
 class Shim:
@@ -72,7 +71,8 @@ class Shim:
         self.launched.add(launch.kernel.name)
         source = self.change(launch.kernel.name, launch.kernel.source)
         arrays = [to_host(mx.contiguous(array)) for array in launch.inputs]
-        shapes = [np.array(a.shape, np.int32) for name, a in zip(launch.kernel.inputs, arrays, strict=True) if f"{name}_shape" in source]
+        by_name = dict(zip(launch.kernel.inputs, launch.inputs, strict=True))
+        shapes = [np.array(by_name[name].shape, np.int32) for name in shaped(launch, source)]
         outputs = [(shape, HOST_DTYPES[TYPES[dtype][1]]) for shape, dtype in launch.outputs]
         poisoned = [np.full(prod(shape) * dtype.itemsize, POISON, np.uint8) for shape, dtype in outputs]
         sizes = np.array([*launch.grid, *launch.threadgroup], np.int32)
@@ -81,7 +81,8 @@ class Shim:
             for array in (*shapes, *arrays, *poisoned, sizes):
                 file.write(struct.pack("<Q", array.nbytes) + array.tobytes())
         seed = str(np.random.default_rng().integers(1 << 30))
-        ran = subprocess.run([self._built(program(launch, source)), given, made, seed], capture_output=True, text=True, check=False)
+        command = [self._built(program(launch, source)), given, made, seed]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, f"{launch.kernel.name}: {ran.stderr}"
         raw = made.read_bytes()
         found = []
@@ -92,9 +93,16 @@ class Shim:
         return found
 
     def _built(self, text: str) -> Path:
+        runtime = self.folder / "runtime.o"
+        if not runtime.exists():
+            _compile("-c", HERE / "runtime.cpp", "-o", runtime)
         path = self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
         if not path.exists():
             source = path.with_suffix(".cpp")
             source.write_text(text)
-            subprocess.run(["g++", *FLAGS, *SANITIZERS, f"-I{HERE}", source, "-o", path], check=True)
+            _compile(source, runtime, "-o", path)
         return path
+
+
+def _compile(*arguments: str | Path) -> None:
+    subprocess.run(["g++", *FLAGS, *SANITIZERS, f"-I{HERE}", *arguments], check=True)

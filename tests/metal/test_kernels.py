@@ -1,0 +1,101 @@
+"""The Metal kernels: their bodies run on the CPU beside the references, and their texts are those in ``golden``.
+
+ENGINE_UPDATE_GOLDEN=1 writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shim import Shim
+
+from engine.backend.v1 import providers_of
+from engine.ops import OPS
+from engine.testing.checks import check_op
+from engine.testing.running import Bench
+from engine_metal.device import MetalDevice
+from engine_metal.kernels import Launch, launches
+from engine_metal.kernels import _built as built
+
+GOLDEN = Path(__file__).parent / "golden"
+KERNELS = {"attention": launches.PAGED_ATTENTION, "rope_kv_write": launches.ROPE_ROWS}
+BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_bodies_agree_with_the_references(op, shim):
+    checked = check_op(MetalDevice(0, {"kernels": shim}), OPS[op], np.random.default_rng())
+    assert checked.ran and not checked.refused
+    assert shim.launched == {KERNELS[op].name}
+
+
+@pytest.mark.parametrize(
+    ("op", "old", "new"),
+    [
+        ("attention", BARRIER, ""),
+        ("attention", BARRIER, f"if (lane) {{\n{BARRIER}\n}} else {{\n{BARRIER}\n}}"),
+        ("attention", "key <= last", "key <= last + 1"),
+        ("attention", "key <= last", "key < last"),
+        ("attention", "pages + key / BLOCK", "pages + key / BLOCK + 1"),
+        ("attention", "d < DV; ++n", "d < DV + LANES; ++n"),
+        ("attention", "y[(size_t(seq)", "if (head || d) y[(size_t(seq)"),
+        ("rope_kv_write", BARRIER, ""),
+        ("rope_kv_write", "simd_sum(squares)", "squares"),
+        ("rope_kv_write", "whole[d + distance]", "whole[d + distance + ROTARY]"),
+    ],
+)
+def test_the_shim_finds_what_is_wrong(op, old, new, shim_folder):
+    def change(name: str, source: str) -> str:
+        assert old in source
+        return source.replace(old, new)
+
+    device = MetalDevice(0, {"kernels": Shim(shim_folder, change)})
+    with pytest.raises(AssertionError, match=f"{KERNELS[op].name}|{op}"):
+        check_op(device, OPS[op], np.random.default_rng())
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_the_text_is_the_golden_one(op):
+    """What a launch hands to MLX, of every case of the op that takes other arguments."""
+    found: list[Launch] = []
+
+    def keep(launch: Launch):
+        found.append(launch)
+        raise _LaunchedError
+
+    device = MetalDevice(0, {"kernels": keep})
+    for case in OPS[op].cases(np.random.default_rng(0)):
+        bench = Bench(device, OPS[op], case)
+        provider = providers_of(device)[op][0]
+        with suppress(_LaunchedError), bench.loaded(provider, bench.case) as frame:
+            bench.bind(provider)(frame)
+    assert found
+    text = "\n".join(dict.fromkeys(map(_described, found))) + "\n" + KERNELS[op].source
+    path = GOLDEN / f"{KERNELS[op].name}.txt"
+    if os.environ.get("ENGINE_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs; ENGINE_UPDATE_GOLDEN=1 writes it anew."
+
+
+class _LaunchedError(Exception):
+    """A launch came as far as it need."""
+
+
+def _described(launch: Launch) -> str:
+    given = [f"{name} {_type(a.dtype)}" for name, a in zip(launch.kernel.inputs, launch.inputs, strict=True)]
+    made = [f"{name} {_type(t)}" for name, (_, t) in zip(launch.kernel.outputs, launch.outputs, strict=True)]
+    template = [f"{name}={_type(value)}" for name, value in launch.template]
+    return f"<{', '.join(template)}> ({', '.join(given)}) -> ({', '.join(made)}), threads {launch.threadgroup}"
+
+
+def _type(value) -> str:
+    return str(value).removeprefix("mlx.core.")
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda kernel: kernel.name)
+def test_mlx_takes_the_kernel(kernel):
+    assert callable(built(kernel))
