@@ -16,7 +16,7 @@ import tiny_models
 from engine.backend.registry import open_device
 from engine.errors import EngineError
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu", "metal")
 SHARED = Path(__file__).parents[2] / "shared"
 REQUIRE_ALL = bool(os.environ.get("ENGINE_TEST_REQUIRE_ALL"))
 

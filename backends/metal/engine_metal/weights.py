@@ -124,7 +124,8 @@ def _affine(ref: WeightRef, progress: Callable[[int], None], check: Callable[[in
     for first in range(0, total, step):
         raw = np.ascontiguousarray(ref.rows(first, min(first + step, total)))
         part = slice(first, first + len(raw))
-        numbers, scales[part], biases[part] = form.split(raw)
+        with np.errstate(all="ignore"):  # a damaged block's scales may be infinite, which is their value
+            numbers, scales[part], biases[part] = form.split(raw)
         codes[part] = packed_codes(numbers, form)
         progress(raw.nbytes)
     parts = [from_host(a.reshape(*ref.shape[:-1], a.shape[-1])) for a in (codes, scales, biases)]
