@@ -27,4 +27,4 @@ def shim(shim_folder) -> Shim:
 
 @pytest.fixture(scope="session")
 def device() -> MetalDevice:
-    return MetalDevice(0, {})
+    return MetalDevice({})

@@ -10,7 +10,6 @@ import numpy as np
 import psutil
 import pytest
 
-import engine_metal
 from engine.backend.registry import discover
 from engine.backend.v1 import Dims, MemoryInfo
 from engine.errors import EngineError
@@ -44,14 +43,9 @@ def test_without_metal_it_is_never_chosen_before_another():
     assert "CPU" in found["metal"].reason
 
 
-def test_there_is_one_device():
-    with pytest.raises(ValueError, match="number 0"):
-        engine_metal.manifest.open(1, {})
-
-
 def test_more_than_the_working_set_is_refused(limit):
     room = 1 << 20
-    device = MetalDevice(0, {"memory_limit": mx.get_active_memory() + room})
+    device = MetalDevice({"memory_limit": mx.get_active_memory() + room})
     assert device.memory_info().free <= room
     device.alloc((room // 8,), "f32")
     with pytest.raises(MemoryError, match="working set"):

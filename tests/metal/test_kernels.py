@@ -28,7 +28,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @pytest.mark.parametrize("op", KERNELS)
 def test_bodies_agree_with_the_references(op, shim):
-    checked = check_op(MetalDevice(0, {"kernels": shim}), OPS[op], np.random.default_rng())
+    checked = check_op(MetalDevice({"kernels": shim}), OPS[op], np.random.default_rng())
     assert checked.ran and not checked.refused
     assert shim.launched == {KERNELS[op].name}
 
@@ -53,7 +53,7 @@ def test_the_shim_finds_what_is_wrong(op, old, new, shim_folder):
         assert old in source
         return source.replace(old, new)
 
-    device = MetalDevice(0, {"kernels": Shim(shim_folder, change)})
+    device = MetalDevice({"kernels": Shim(shim_folder, change)})
     with pytest.raises(AssertionError, match=f"{KERNELS[op].name}|{op}"):
         check_op(device, OPS[op], np.random.default_rng())
 
@@ -67,7 +67,7 @@ def test_the_text_is_the_golden_one(op):
         found.append(launch)
         raise _LaunchedError
 
-    device = MetalDevice(0, {"kernels": keep})
+    device = MetalDevice({"kernels": keep})
     for case in OPS[op].cases(np.random.default_rng(0)):
         bench = Bench(device, OPS[op], case)
         provider = providers_of(device)[op][0]

@@ -21,7 +21,8 @@ def _probe() -> Probe:
 def _open(index: int, options: Mapping[str, Any]) -> Device:
     from .device import MetalDevice
 
-    return MetalDevice(index, options)
+    # A machine has one, whatever number its rank has among others.
+    return MetalDevice(options)
 
 
 manifest = Manifest("metal", API, _probe, _open)

@@ -30,6 +30,7 @@ from .kernels import Run, run_on_metal
 from .layouts import PAGES
 from .memory import WorkingSet
 from .providers import MlxProvider, make_providers
+from .ring import Ranks, RingCollectives
 
 
 class MetalDevice:
@@ -38,9 +39,7 @@ class MetalDevice:
 
     Options: ``memory_limit``, bytes; ``kernels``, what runs the launches of Metal kernels where there is no Metal."""
 
-    def __init__(self, index: int, options: Mapping[str, Any]) -> None:
-        if index:
-            raise ValueError(f"there is one device, number 0, and no number {index}.")
+    def __init__(self, options: Mapping[str, Any]) -> None:
         self.metal = mx.metal.is_available()
         self.memory = WorkingSet(options.get("memory_limit"))
         self.kernels: Run | None = options.get("kernels", run_on_metal if self.metal else None)
@@ -90,6 +89,9 @@ class MetalDevice:
 
     def providers(self) -> Mapping[str, Sequence[Provider]]:
         return self._providers
+
+    def collectives(self, group: Ranks) -> RingCollectives:
+        return RingCollectives(group)
 
     def export_blocks(self, state: mx.array, blocks: Array) -> Array:
         return to_host(state[from_host(blocks)])
