@@ -6,8 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.backend.v1 import Dims, providers_of
 from engine.formats import FORMATS
+from engine.ops import OPS, Case
 from engine.testing.cases import CaseWeight
+from engine.testing.checks import check_case
+from engine.testing.running import Bench
+from engine_metal.ops.dense import SORTED
 from engine_metal.repack import REPACKED
 from engine_metal.weights import CHUNK, Affine, Dense, pack
 
@@ -71,3 +76,23 @@ def test_a_matrix_is_repacked_in_pieces():
     x = np.random.default_rng().standard_normal((2, width), np.float32)
     got = np.array(packed.handle.times(mx.array(x)))[:, -4:]
     np.testing.assert_allclose(got, x @ weight.dense()[-4:].T, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("format_", ["F32", "F16", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("per_choice", [False, True])
+def test_many_choices_are_sorted_by_expert(format_, per_choice, device):
+    """As many as are sorted, with an expert that nobody chose."""
+    rng = np.random.default_rng()
+    experts, choices = 7, 3
+    tokens = SORTED // choices + 5
+    ids = np.stack([rng.permutation(experts - 1)[:choices] for _ in range(tokens)]).astype(np.int32)
+    raw = FORMATS[format_].encode(rng.standard_normal((experts * 24, 64), np.float32) / np.float32(8))
+    x = rng.standard_normal((tokens * choices if per_choice else tokens, 64), np.float32)
+    case = Case(
+        f"{format_}, {tokens} tokens",
+        Dims(T=tokens),
+        {"x": x, "ids": ids},
+        {"weight": (format_, raw, (experts, 24, 64))},
+        attrs={"per_choice": per_choice},
+    )
+    check_case(Bench(device, OPS["moe_linear"], case), providers_of(device)["moe_linear"][0], None, rng)

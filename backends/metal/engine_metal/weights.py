@@ -37,8 +37,8 @@ class Affine:
             x, self.codes, self.scales, self.biases, transpose=True, group_size=GROUP, bits=self.bits
         )
 
-    def of_experts(self, x: mx.array, ids: mx.array) -> mx.array:
-        """x f32 [T, k or 1, 1, K] through the matrices ``ids`` [T, k]: f32 [T, k, 1, N]."""
+    def of_experts(self, x: mx.array, ids: mx.array, in_order: bool = False) -> mx.array:
+        """x f32 [rows, 1, K], each row through the matrix ``ids`` [rows]: f32 [rows, 1, N]. ``in_order``: ids ascend."""
         x = _spread(x) if self.spread else x
         return mx.gather_qmm(
             x,
@@ -49,6 +49,7 @@ class Affine:
             transpose=True,
             group_size=GROUP,
             bits=self.bits,
+            sorted_indices=in_order,
         )
 
     def rows(self, ids: mx.array) -> mx.array:
@@ -79,10 +80,10 @@ class Dense:
     def times(self, x: mx.array) -> mx.array:
         return x @ self.array.astype(mx.float32).swapaxes(-1, -2)
 
-    def of_experts(self, x: mx.array, ids: mx.array) -> mx.array:
+    def of_experts(self, x: mx.array, ids: mx.array, in_order: bool = False) -> mx.array:
         if ids.size < self.array.shape[0]:  # few: only these are widened
             return x @ self.array[ids].astype(mx.float32).swapaxes(-1, -2)
-        return mx.gather_mm(x, self.array.astype(mx.float32).swapaxes(-1, -2), rhs_indices=ids)
+        return mx.gather_mm(x, self.array.astype(mx.float32).swapaxes(-1, -2), rhs_indices=ids, sorted_indices=in_order)
 
     def rows(self, ids: mx.array) -> mx.array:
         return self.array[ids].astype(mx.float32)

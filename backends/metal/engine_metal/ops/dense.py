@@ -8,6 +8,9 @@ from ..operands import Operands
 from ..weights import Affine, Dense
 from .order import best_first
 
+SORTED = 64
+"""From so many choices on rows are sorted by expert, so that each expert's matrix is read once."""
+
 
 def embed(o: Operands) -> tuple[mx.array, ...]:
     y = o.weight("weight").rows(o["ids"])
@@ -67,11 +70,14 @@ def moe_linear_group(o: Operands) -> tuple[mx.array, ...]:
 
 
 def _experts(o: Operands, weight: Affine | Dense, bias: Dense | None) -> mx.array:
-    x, ids = o.wide("x"), o["ids"]
-    tokens, choices = ids.shape
-    rows = x.reshape(tokens, choices if o.attr("per_choice") else 1, 1, x.shape[1])
-    y = weight.of_experts(rows, ids).reshape(tokens * choices, -1)
-    return y if bias is None else y + bias.array.astype(mx.float32)[ids.reshape(-1)]
+    x, ids = o.wide("x"), o["ids"].reshape(-1)
+    rows = mx.arange(ids.size) // (1 if o.attr("per_choice") else o["ids"].shape[1])
+    if ids.size < SORTED:
+        y = weight.of_experts(x[rows, None], ids)
+    else:
+        order = mx.argsort(ids)
+        y = weight.of_experts(x[rows[order], None], ids[order], in_order=True)[mx.argsort(order)]
+    return y[:, 0] if bias is None else y[:, 0] + bias.array.astype(mx.float32)[ids]
 
 
 def moe_route(o: Operands) -> tuple[mx.array, ...]:
