@@ -9,6 +9,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from shim import Shim
@@ -22,7 +23,11 @@ from engine_metal.kernels import Launch, launches
 from engine_metal.kernels import _built as built
 
 GOLDEN = Path(__file__).parent / "golden"
-KERNELS = {"attention": launches.PAGED_ATTENTION, "rope_kv_write": launches.ROPE_ROWS}
+KERNELS = {
+    "attention": launches.PAGED_ATTENTION,
+    "rope_kv_write": launches.ROPE_ROWS,
+    "linear": launches.DENSE_ROWS,
+}
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 
@@ -43,6 +48,9 @@ def test_bodies_agree_with_the_references(op, shim):
         ("attention", "pages + key / BLOCK", "pages + key / BLOCK + 1"),
         ("attention", "d < DV; ++n", "d < DV + LANES; ++n"),
         ("attention", "y[(size_t(seq)", "if (head || d) y[(size_t(seq)"),
+        ("linear", "x[from + n]", "x[n]"),
+        ("linear", "weights + n", "weights + n + 1"),
+        ("linear", "lane == 0", "lane == 0 && column"),
         ("rope_kv_write", BARRIER, ""),
         ("rope_kv_write", "simd_sum(squares)", "squares"),
         ("rope_kv_write", "whole[d + distance]", "whole[d + distance + ROTARY]"),
@@ -56,6 +64,24 @@ def test_the_shim_finds_what_is_wrong(op, old, new, shim_folder):
     device = MetalDevice({"kernels": Shim(shim_folder, change)})
     with pytest.raises(AssertionError, match=f"{KERNELS[op].name}|{op}"):
         check_op(device, OPS[op], np.random.default_rng())
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (3, 5, 131), (2, 33, 254)])
+def test_rows_of_any_width(rows, columns, depth, dtype, shim):
+    """The catalogue's widths are multiples of what a lane takes at a time."""
+    rng = np.random.default_rng()
+    x, weight = (mx.array(rng.standard_normal((n, depth), np.float32)) for n in (rows, columns))
+    got = np.array(launches.dense_rows(x, weight.astype(dtype), shim))
+    want = np.array(x).astype(np.float64) @ np.array(weight.astype(dtype).astype(mx.float32)).T
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_s_end_is_seen(shim_folder):
+    faulty = Shim(shim_folder, lambda _, source: source.replace("min(k + WIDTH, K)", "k + WIDTH"))
+    x, weight = mx.ones((2, 131)), mx.ones((3, 131), dtype=mx.float16)
+    with pytest.raises(AssertionError, match="dense_rows"):
+        launches.dense_rows(x, weight, faulty)
 
 
 @pytest.mark.parametrize("op", KERNELS)

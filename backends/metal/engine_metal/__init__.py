@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from engine.backend.v1 import API, Device, Manifest, Probe
 def _probe() -> Probe:
     if find_spec("mlx") is None:
         return Probe(False, "MLX is not installed; on a Mac with Apple silicon run: pip install 'engine[metal]'")
-    if sys.platform != "darwin":
+    if (sys.platform, platform.machine()) != ("darwin", "arm64"):
         return Probe(True, "MLX's CPU build, for tests; there is no Metal on this system.", score=-10)
     return Probe(True, "MLX on Apple's GPU.", score=50)
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from engine.backend.v1 import Array, BoundCall, Dims, Frame
 
+from .kernels import Run
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -18,6 +20,8 @@ class Operands:
 
     bound: BoundCall
     frame: Frame
+    kernels: Run | None
+    """What launches Metal kernels, where there are any."""
 
     @property
     def dims(self) -> Dims:

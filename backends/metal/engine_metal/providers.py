@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, StepFn, WeightRef
@@ -54,7 +53,7 @@ class MlxProvider:
         outputs = [(value.id, DTYPES[value.dtype]) for value in bound.call.outputs]
 
         def run(frame: Frame) -> None:
-            made = self.function(Operands(bound, frame))
+            made = self.function(Operands(bound, frame, self.device.kernels))
             for (key, dtype), array in zip(outputs, made, strict=True):
                 frame.values[key] = array.astype(dtype)
 
@@ -68,6 +67,7 @@ def _activation_check(call: Call) -> str | None:
 
 def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
     """The providers of each op, bound to a device."""
+    name = "metal/mlx" if device.kernels is None else "metal/kernels"
     offered: dict[str, tuple[Provider, ...]] = {}
 
     def one(
@@ -77,18 +77,12 @@ def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
         check: Check | None = None,
         kv: bool = False,
         alone: bool = True,
-        name: str = "metal/mlx",
     ) -> None:
         layouts = frozenset({PAGES.name}) if kv else NO_LAYOUT
         known = frozenset(features.split())
         provider = MlxProvider(op, name, function, device, known, layouts, check, batch_invariant=alone)
-        offered[op] = (*offered.get(op, ()), provider)
+        offered[op] = (provider,)
 
-    if device.kernels is not None:
-        attend = partial(cache.attention_by_kernel, run=device.kernels)
-        one("attention", attend, ATTENTION, name="metal/kernel", kv=True, alone=False)
-        write = partial(cache.rope_kv_write_by_kernel, run=device.kernels)
-        one("rope_kv_write", write, ROPE_KV_WRITE, name="metal/kernel", kv=True)
     one("step_expand", step.step_expand)
     one("kv_copy", cache.kv_copy, kv=True)
     one("kv_write", cache.kv_write, "k_scale v_scale latent", kv=True)

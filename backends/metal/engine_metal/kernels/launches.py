@@ -19,8 +19,17 @@ ROPE_ROWS = Kernel(
     ("q", "new_k", "new_v", "positions", "inv_freq", "q_norm", "k_norm", "params"),
     ("y", "k", "v", "k_scale", "v_scale"),
 )
+DENSE_ROWS = Kernel("dense_rows", ("x", "weight"), ("y",))
 ABSENT = mx.array([0.0])
 """In the place of an operand that a call has not."""
+
+
+def dense_rows(x: mx.array, weight: mx.array, run: Run) -> mx.array:
+    """x f32 [rows, K] times the transposed weight [N, K] in any type: f32 [rows, N]."""
+    rows, (columns, depth) = len(x), weight.shape
+    template = [("K", depth), ("N", columns)]
+    outputs = [((rows, columns), mx.float32)]
+    return run(Launch(DENSE_ROWS, [x, weight], template, (LANES, columns, rows), (LANES, 1, 1), outputs))[0]
 
 
 def paged_decode(o: Operands, count: int, run: Run) -> mx.array:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import mlx.core as mx
 
-from ..kernels import Run
 from ..kernels.launches import paged_decode, rope_rows
 from ..operands import Operands
 from .rows import rms_normed, turned
@@ -21,17 +20,15 @@ def kv_write(o: Operands) -> tuple[mx.array, ...]:
 
 
 def rope_kv_write(o: Operands) -> tuple[mx.array, ...]:
+    if o.kernels is not None:
+        y, made = rope_rows(o, o.kernels)
+        _write(o, made)
+        return (y,)
     q, k = o.wide("q"), o.wide("new_k")
     if o.has("q_norm"):
         q, k = rms_normed(o, q, "q_norm"), rms_normed(o, k, "k_norm")
     _write(o, _stored(o, "k", turned(o, k, o.attr("kv_heads"))) | _stored(o, "v", o.wide("new_v")))
     return (turned(o, q, o.attr("heads")),)
-
-
-def rope_kv_write_by_kernel(o: Operands, run: Run) -> tuple[mx.array, ...]:
-    y, made = rope_rows(o, run)
-    _write(o, made)
-    return (y,)
 
 
 def _write(o: Operands, made: Mapping[str, mx.array]) -> None:
@@ -73,24 +70,16 @@ def kv_copy(o: Operands) -> tuple[mx.array, ...]:
 
 
 def attention(o: Operands) -> tuple[mx.array, ...]:
-    return _attention(o, _decode)
-
-
-def attention_by_kernel(o: Operands, run: Run) -> tuple[mx.array, ...]:
-    return _attention(o, lambda o, count: paged_decode(o, count, run))
-
-
-def _attention(o: Operands, decode: Callable[[Operands, int], mx.array]) -> tuple[mx.array, ...]:
     """Where every sequence has one query all attend at once; else the leading ones that have one, and each of the others by
     itself."""
     tokens, sequences = o.dims.T, o.dims.S
     if tokens == sequences:
-        return (decode(o, tokens),)
+        return (_decode(o, tokens),)
     offsets, starts = o.on_host("query_offsets"), o.on_host("seq_starts")
     singles = 0
     while singles < sequences and offsets[singles + 1] == singles + 1:
         singles += 1
-    parts = [decode(o, singles)] if singles else []
+    parts = [_decode(o, singles)] if singles else []
     for seq in range(singles, sequences):
         start, last = int(starts[seq]), int(offsets[seq + 1])
         for first in range(int(offsets[seq]), last, CHUNK):
@@ -119,6 +108,8 @@ def _chunk(o: Operands, seq: int, first: int, count: int, start: int) -> mx.arra
 
 def _decode(o: Operands, count: int) -> mx.array:
     """The first ``count`` sequences, of one query each."""
+    if o.kernels is not None:
+        return paged_decode(o, count, o.kernels)
     window, table = o.attr("window"), o["page_table"][:count]
     starts = o["seq_starts"][:count, None]
     keys = mx.arange(table.shape[1] * o.attr("block_size"))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from ..kernels.launches import dense_rows
 from ..operands import Operands
 from ..weights import Affine, Dense
 from .order import best_first
 
 SORTED = 64
 """From so many choices on rows are sorted by expert, so that each expert's matrix is read once."""
+
+FEW = 8
+"""Up to so many rows take 16-bit weights as they are; for more a matrix is widened once."""
 
 
 def embed(o: Operands) -> tuple[mx.array, ...]:
@@ -22,7 +26,7 @@ def gather_columns(o: Operands) -> tuple[mx.array, ...]:
 
 
 def linear(o: Operands) -> tuple[mx.array, ...]:
-    y = o.weight("weight").times(_activation(o))
+    y = _product(o, o.weight("weight"), _activation(o))
     if o.has("bias"):
         y = y + o.vector("bias")
     return (y + o.wide("residual") if o.has("residual") else y,)
@@ -30,11 +34,17 @@ def linear(o: Operands) -> tuple[mx.array, ...]:
 
 def linear_group(o: Operands) -> tuple[mx.array, ...]:
     x = _activation(o)
-    products = [weight.times(x) for weight in o.family("weight")]
+    products = [_product(o, weight, x) for weight in o.family("weight")]
     return tuple(
         y if bias is None else y + bias.array.astype(mx.float32)
         for y, bias in zip(products, o.family("bias"), strict=True)
     )
+
+
+def _product(o: Operands, weight: Affine | Dense, x: mx.array) -> mx.array:
+    if o.kernels is not None and isinstance(weight, Dense) and weight.array.dtype != mx.float32 and len(x) <= FEW:
+        return dense_rows(x, weight.array, o.kernels)
+    return weight.times(x)
 
 
 def _activation(o: Operands) -> mx.array:
