@@ -6,11 +6,10 @@ import shutil
 
 import pytest
 
-pytest.importorskip("mlx.core")
 
-from shim import Shim
-
-from engine_metal.device import MetalDevice
+def pytest_pycollect_makemodule(module_path, parent):
+    """The modules of this folder import MLX at once."""
+    pytest.importorskip("mlx.core")
 
 
 @pytest.fixture(scope="session")
@@ -21,10 +20,14 @@ def shim_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def shim(shim_folder) -> Shim:
+def shim(shim_folder):
+    from shim import Shim
+
     return Shim(shim_folder)
 
 
 @pytest.fixture(scope="session")
-def device() -> MetalDevice:
+def device():
+    from engine_metal.device import MetalDevice
+
     return MetalDevice({})
