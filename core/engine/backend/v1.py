@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from .collectives import Collectives as Collectives
+from .collectives import CollectivesManifest as CollectivesManifest
+from .collectives import Group as Group
+from .collectives import collectives_of as collectives_of
+
 if TYPE_CHECKING:
     from ..ops import OPS as OPS
     from ..program.execute import StepSession as StepSession
@@ -280,7 +285,8 @@ class DeviceInfo:
     ``roles``: storage tags of the roles act and residual. ``kv_layouts`` in order of preference. ``buckets``: sizes of T
     that step inputs would be padded to, empty for exact sizes; this core does not pad yet and refuses a device that has
     any. ``max_in_flight``: submitted steps at a time. ``alignment``, ``dtypes`` and ``invariant_buckets`` are shown, and
-    decide nothing yet.
+    decide nothing yet. ``ranks`` (api 1.1): where the ranks of a group live, in "processes" of their own or in "threads" of
+    one; each opens the device whose index is its rank.
     """
 
     name: str
@@ -295,6 +301,7 @@ class DeviceInfo:
     max_in_flight: int = 1
     invariant_buckets: tuple[int, ...] | None = None
     details: Mapping[str, str] = field(default_factory=dict)
+    ranks: str = "processes"
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from ..formats.tokenizer import Tokenizer
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
 from .core import Health
-from .engine import Engine, Params, Prompt
+from .engine import Engine, Params
 from .load import Progress, load
 from .outputs import RequestOutput
+from .prompt import Prompt, plain
 
 
 class AsyncLLM:
@@ -62,8 +63,9 @@ class AsyncLLM:
         def sink(output: RequestOutput) -> None:
             loop.call_soon_threadsafe(outputs.put_nowait, output)
 
-        ids = await asyncio.to_thread(self.engine.encode, prompt)
-        text = prompt if isinstance(prompt, str) else None
+        given = plain(prompt)
+        ids = await asyncio.to_thread(self.engine.encode, given)
+        text = given if isinstance(given, str) else None
         submitted = await self._submit(text, ids, params, sink, request_id, priority, stream)
         finished = False
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
-from operator import index
 
 from ..errors import RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
@@ -20,7 +19,6 @@ from .request import Request, Sink
 from .stage3 import Stage3
 
 Params = SamplingParams | BeamSearchParams
-Prompt = str | Sequence[int]
 
 
 class Engine:
@@ -52,16 +50,15 @@ class Engine:
     def _stop_string(self, request_id: str, index: int) -> None:
         self._core.finish(request_id, index)
 
-    def encode(self, prompt: Prompt, parse_special: bool = False) -> tuple[int, ...]:
+    def encode(self, prompt: str | tuple[int, ...], parse_special: bool = False) -> tuple[int, ...]:
         """Stage 1: text with the tokenizer's BOS, or ids as they are."""
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt, add_special=not parse_special, parse_special=parse_special))
-        ids = tuple(index(i) for i in prompt)
         vocab = self.loaded.program.vocab
-        wrong = next((i for i in ids if not 0 <= i < vocab), None)
+        wrong = next((i for i in prompt if not 0 <= i < vocab), None)
         if wrong is not None:
             raise RequestError(f"The prompt has the token id {wrong}; this model's ids go from 0 to {vocab - 1}.")
-        return ids
+        return prompt
 
     def submit(
         self,
@@ -176,6 +173,7 @@ class Engine:
             self._closed = True
             self._core.close()
             self._stage3.close()
+            self.loaded.close()
 
 
-__all__ = ["Engine", "Params", "Prompt"]
+__all__ = ["Engine", "Params"]

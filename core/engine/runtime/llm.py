@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Generator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,9 +12,10 @@ from ..errors import RequestError
 from ..formats.tokenizer import Tokenizer
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
-from .engine import Engine, Params, Prompt
+from .engine import Engine, Params
 from .load import Loaded, Progress, load
 from .outputs import RequestOutput
+from .prompt import Prompt, listed, plain
 
 Message = Mapping[str, Any]
 P = TypeVar("P", SamplingParams, BeamSearchParams)
@@ -41,12 +41,12 @@ class LLM:
         on_output: Callable[[RequestOutput], None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt (a text, or token ids); results in the order of the prompts. ``on_output`` sees every
-        output as it comes."""
-        listed = _listed(prompts)
-        params = _params(sampling_params, SamplingParams, len(listed))
-        encoded = [self.engine.encode(prompt) for prompt in listed]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        """Complete each prompt (a text, token ids, or a mapping of either); results in the order of the prompts.
+        ``on_output`` sees every output as it comes."""
+        given = listed(prompts)
+        params = _params(sampling_params, SamplingParams, len(given))
+        encoded = [self.engine.encode(prompt) for prompt in given]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(texts, encoded, params, on_output, priority)
 
     def beam_search(
@@ -55,11 +55,11 @@ class LLM:
         params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt (a text, or token ids) by beam search; each output's sequences come best first."""
-        listed = _listed(prompts)
-        encoded = [self.engine.encode(prompt) for prompt in listed]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        return self._run(texts, encoded, _params(params, BeamSearchParams, len(listed)), None, priority)
+        """Complete each prompt by beam search; each output's sequences come best first."""
+        given = listed(prompts)
+        encoded = [self.engine.encode(prompt) for prompt in given]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+        return self._run(texts, encoded, _params(params, BeamSearchParams, len(given)), None, priority)
 
     def chat(
         self,
@@ -87,9 +87,10 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams, parse_special: bool = False
     ) -> Generator[RequestOutput, None, None]:
         """One request's outputs as they come. Closing the iterator aborts the request."""
-        ids = self.engine.encode(prompt, parse_special)
+        given = plain(prompt)
+        ids = self.engine.encode(given, parse_special)
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        request_id = self.engine.submit(prompt if isinstance(prompt, str) else None, ids, params, outputs.put)
+        request_id = self.engine.submit(given if isinstance(given, str) else None, ids, params, outputs.put)
         finished = False
         try:
             while not finished:
@@ -148,14 +149,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, or several: a text, ids, or a sequence of either."""
-    if isinstance(prompts, str):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    return [items] if items and isinstance(items[0], Integral) else items
 
 
 def _params(given: P | Sequence[P] | None, kind: type[P], count: int) -> list[P]:

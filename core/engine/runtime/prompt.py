@@ -1,0 +1,58 @@
+"""What a caller may give as a prompt: a text, token ids, or either in a mapping, in the field's forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypedDict
+
+from ..errors import RequestError
+
+_FORMS = "a text, a sequence of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+
+
+class TextPrompt(TypedDict):
+    """A text, to be encoded by the model's tokenizer."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """Token ids, taken as they are."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+def plain(prompt: Prompt) -> str | tuple[int, ...]:
+    """The prompt as a text or as ids. Raises RequestError for anything else."""
+    content: Any = prompt
+    if isinstance(prompt, Mapping):
+        content = _content(prompt)
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Iterable) or isinstance(content, bytes | Mapping):
+        raise RequestError(f"A prompt of type {type(content).__name__} is not known; give {_FORMS}.")
+    ids = tuple(content)
+    wrong = [i for i in ids if not isinstance(i, Integral)]
+    if wrong:
+        raise RequestError(f"The prompt has {wrong[0]!r} in the place of a token id; give {_FORMS}.")
+    return tuple(int(i) for i in ids)
+
+
+def _content(prompt: Mapping[str, Any]) -> Any:
+    if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+        return prompt["prompt"]
+    if set(prompt) == {"prompt_token_ids"} and not isinstance(prompt["prompt_token_ids"], str):
+        return prompt["prompt_token_ids"]
+    raise RequestError(f"A prompt with the keys {', '.join(map(repr, prompt))} is not known; give {_FORMS}.")
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[str | tuple[int, ...]]:
+    """One prompt, or a sequence of them, each as a text or ids. Integers in a sequence make it one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [plain(prompts)]
+    items: list[Any] = list(prompts)
+    return [plain(items)] if items and isinstance(items[0], Integral) else [plain(item) for item in items]
