@@ -16,7 +16,7 @@ import tiny_models
 from engine.backend.registry import open_device
 from engine.errors import EngineError
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu", "metal")
 SHARED = Path(__file__).parents[2] / "shared"
 REQUIRE_ALL = bool(os.environ.get("ENGINE_TEST_REQUIRE_ALL"))
 
@@ -86,9 +86,9 @@ def unavailable() -> dict[str, str | None]:
     return {name: _unavailable(name) for name in BACKENDS}
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "metal")) for name in BACKENDS])
 def backend(request, unavailable) -> str:
-    """Each in-tree backend that can be opened here."""
+    """Each in-tree backend that can be opened here; metal, which is slow on MLX's CPU build, among the slow tests."""
     if unavailable[request.param]:
         pytest.skip(unavailable[request.param])
     return request.param

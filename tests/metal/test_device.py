@@ -1,0 +1,119 @@
+"""The device: its memory, its traces, and decoding without growth."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import psutil
+import pytest
+
+from engine.backend.registry import discover
+from engine.backend.v1 import Dims, MemoryInfo
+from engine.errors import EngineError
+from engine.runtime.llm import LLM
+from engine.sampling import SamplingParams
+from engine.testing.models import answers
+from engine_metal.compile import TRACES, compile_segment
+from engine_metal.device import MetalDevice
+
+SETTINGS = {"max_model_len": 128, "max_num_seqs": 2, "block_size": 64}
+
+
+@pytest.fixture
+def limit():
+    """Sets MLX's limits back."""
+    before = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 40)
+    yield
+    mx.set_memory_limit(before[0]), mx.set_cache_limit(before[1])
+
+
+def test_the_probe_imports_no_mlx():
+    code = "import sys, engine_metal; print(engine_metal.manifest.probe()); assert 'mlx.core' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "available=True" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="on a Mac it is the first choice")
+def test_without_metal_it_is_never_chosen_before_another():
+    found = {backend.name: backend.probe for backend in discover()}
+    assert found["metal"].available and found["metal"].score < min(found["cpu"].score, found["reference"].score)
+    assert "CPU" in found["metal"].reason
+
+
+def test_more_than_the_working_set_is_refused(limit):
+    room = 1 << 20
+    device = MetalDevice({"memory_limit": mx.get_active_memory() + room})
+    assert device.memory_info().free <= room
+    device.alloc((room // 8,), "f32")
+    with pytest.raises(MemoryError, match="working set"):
+        device.alloc((room // 4 + 1,), "f32")
+
+
+def decoded(llm: LLM, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=tokens, ignore_eos=True)
+    return [tuple(out.outputs[0].token_ids) for out in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_decoding_takes_no_more_memory_a_token(traced, llama, monkeypatch):
+    """Bytes of arrays and of the process after some hundred tokens, and after some hundred more."""
+    monkeypatch.setenv("ENGINE_METAL_COMPILE", str(int(traced)))
+    process = psutil.Process()
+    with LLM(llama, backend="metal", **SETTINGS) as llm:
+        seen = []
+        for _ in range(5):
+            decoded(llm, [[5, 6, 7]], 115)
+            seen.append((mx.get_active_memory(), mx.get_cache_memory(), process.memory_info().rss))
+    active, cached, resident = zip(*seen[1:], strict=True)
+    # 345 tokens: a number of each would be seen.
+    assert max(active) - min(active) < 345 * 4
+    assert max(cached) - min(cached) < 1 << 20
+    assert resident[-1] - resident[0] < 345 << 10
+
+
+def test_traced_steps_give_the_same_tokens(llama, monkeypatch):
+    prompts = [np.random.default_rng().integers(3, 200, n).tolist() for n in (3, 20)]
+    found = []
+    for traced in "01":
+        monkeypatch.setenv("ENGINE_METAL_COMPILE", traced)
+        found.append(answers(llama, "metal", prompts, 40, **SETTINGS))
+    for eager, trace in zip(*found, strict=True):
+        assert eager.outputs[0].token_ids == trace.outputs[0].token_ids
+
+
+def test_traces_are_few(llama, monkeypatch):
+    """A page table grows with the context; its traces are for powers of two, and no more than TRACES are kept."""
+    monkeypatch.setenv("ENGINE_METAL_COMPILE", "1")
+    made = []
+
+    def counted(segment, limits, traced):
+        made.append(compile_segment(segment, limits, traced))
+        return made[-1]
+
+    monkeypatch.setattr("engine_metal.device.compile_segment", counted)
+    with LLM(llama, backend="metal", **{**SETTINGS, "block_size": 8}) as llm:
+        decoded(llm, [[5, 6, 7]], 60)
+        body = made[0]
+        assert {dims.P for dims in body._traces} == {1, 2, 4, 8}
+        assert all(dims.T == dims.S == 1 for dims in body._traces)
+        for width in range(TRACES + 5):
+            body._trace(Dims(T=1, S=1, P=width))
+        assert len(body._traces) == TRACES
+
+
+def test_no_room_for_a_model_is_a_sentence(llama, limit, monkeypatch):
+    monkeypatch.setattr("engine_metal.memory.available_memory", lambda: MemoryInfo(1 << 10, 1 << 10))
+    with pytest.raises((EngineError, MemoryError), match="memory"):
+        LLM(llama, backend="metal", **SETTINGS)
+
+
+def test_swapped_blocks_come_back(device):
+    state = device.alloc((6, 4, 2, 8), "bf16")
+    rows = np.random.default_rng().integers(0, 1 << 15, (2, 4, 2, 8), np.uint16)
+    state = device.import_blocks(state, np.array([4, 1], np.int32), rows)
+    found = device.export_blocks(state, np.array([1, 4, 0], np.int32))
+    np.testing.assert_array_equal(found[:2], rows[::-1])
+    assert not found[2].any()
