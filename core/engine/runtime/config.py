@@ -23,7 +23,8 @@ class EngineConfig:
     ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for allocators
     that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
     (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares
-    the model out among devices (``program/rules.py``); what it does not name is ``backend``'s.
+    the model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``warm_up``: a device that
+    takes steps of fixed sizes compiles all of them at once, and not each when it first comes.
     """
 
     model: Path
@@ -48,6 +49,7 @@ class EngineConfig:
     round_trip: bool = False
     keep: tuple[str, ...] = ()
     watchdog_s: float = 300.0
+    warm_up: bool = True
 
     @property
     def rules(self) -> Rules:

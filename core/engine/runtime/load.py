@@ -15,6 +15,7 @@ from ..models import Model, load_model
 from ..program.build import Program
 from ..program.execute import StepSession, swap_refusal
 from ..program.pack import Packing
+from ..program.padding import common_buckets
 from ..program.place import Placement, Placer
 from ..program.plan import MemoryPlan, Pools, check_device, kv_bytes_a_block, make_limits, make_plan
 from ..program.shard import shard
@@ -54,12 +55,16 @@ class Loaded:
         return find_allocator(self.config.kv_allocator).make(spec)
 
     def session(self) -> Session:
-        """A new session of the plan, once its weights are packed; states start empty. ConfigError where the device has no
-        room for it."""
+        """A new session of the plan, once its weights are packed; states start empty, and what devices compile for steps of
+        fixed sizes is compiled. ConfigError where the device has no room for it."""
         try:
             self.packing.finish()
             # A device's own session knows that device alone.
-            return self.device.session(self.plan) if len(self.devices) == 1 else StepSession(self.devices, self.plan)
+            one = len(self.devices) == 1
+            session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
+            if self.config.warm_up and isinstance(session, StepSession):
+                session.warm_up()
+            return session
         except MemoryError as error:
             needed = (self.memory.kv + self.memory.history) / 1e9
             raise ConfigError(
@@ -84,7 +89,8 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
     packing = Packing(placement, report)
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES)
-    plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep)
+    buckets = common_buckets([device.describe().buckets for device in devices.values()])
+    plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep, buckets)
     for place, device in devices.items():
         check_device(plan, device.describe(), place)
     if config.preemption == "swap" and (why := swap_refusal(devices, plan)):
