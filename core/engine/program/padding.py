@@ -13,7 +13,7 @@ from math import ceil
 
 import numpy as np
 
-from ..backend.v1 import HOST_DTYPES, Array, Dims, Plan, StepInputs, StepResult, Value
+from ..backend.v1 import HOST_DTYPES, Array, Dims, Plan, StepInputs, StepResult
 
 _FILLS: Mapping[str, float] = {
     "token_ids": -1,  # FROM_HISTORY: nothing is written there

@@ -1,0 +1,81 @@
+"""Segments as compiled functions: what lies between ops that compile themselves becomes one function, its states donated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import jax
+
+from engine.backend.v1 import BoundCall, Frame, Segment, StepFn, Value
+
+from .given import DTYPES, Given
+from .ops import OPS
+
+
+def compile_segment(segment: Segment) -> StepFn:
+    """A function that runs the segment's calls, one compiled function after the other."""
+    kept = {value.id for value in segment.outputs}
+    runs = [(own, tuple(run)) for own, run in groupby(segment.calls, key=lambda bound: OPS[bound.call.op].bind is None)]
+    fns: list[StepFn] = []
+    for n, (together, calls) in enumerate(runs):
+        later = {value.id for _, run in runs[n + 1 :] for bound in run for value in bound.call.inputs.values()}
+        fns += [compile_calls(calls, kept | later)] if together else [bind_call(bound) for bound in calls]
+
+    def run(frame: Frame) -> None:
+        for fn in fns:
+            fn(frame)
+
+    return run
+
+
+def bind_call(bound: BoundCall) -> StepFn:
+    """A call by itself."""
+    bind = OPS[bound.call.op].bind
+    return compile_calls((bound,), {value.id for value in bound.call.outputs}) if bind is None else bind(bound.call)
+
+
+def compile_calls(calls: Sequence[BoundCall], wanted: set[int]) -> StepFn:
+    """One compiled function for these calls, which leaves the values ``wanted``."""
+    functions = [OPS[bound.call.op].make(bound.call) for bound in calls]  # type: ignore[misc]
+    weights = [{name: packed.handle for name, packed in bound.weights.items()} for bound in calls]
+    made = {value.id for bound in calls for value in bound.call.outputs}
+    read = {value.id for bound in calls for value in bound.call.inputs.values()} - made
+    written = {state for bound in calls if bound.call.op == "kv_write" for state in bound.call.states.values()}
+    seen = {state for bound in calls for state in bound.call.states.values()} - written
+
+    def step(
+        changing: dict[str, Any], fixed: dict[str, Any], weights: Sequence[Mapping[str, Any]], values: dict[int, Any]
+    ) -> tuple[dict[str, Any], dict[int, Any]]:
+        values, states = dict(values), {**fixed, **changing}
+        for bound, function, own in zip(calls, functions, weights, strict=True):
+            call = bound.call
+            given = Given(
+                {name: values[value.id] for name, value in call.inputs.items()},
+                own,
+                {name: states[state] for name, state in call.states.items()},
+            )
+            for value, array in zip(call.outputs, function(given), strict=True):
+                values[value.id] = _as_stored(array, value)
+            states |= {state: given.states[name] for name, state in call.states.items()}
+        return {state: states[state] for state in written}, {key: values[key] for key in made & wanted}
+
+    compiled = jax.jit(step, donate_argnums=0)
+
+    def run(frame: Frame) -> None:
+        states, values = frame.states, frame.values
+        changed, found = compiled(
+            {name: states[name] for name in written},
+            {name: states[name] for name in seen},
+            weights,
+            {key: values[key] for key in read},
+        )
+        states.update(changed)
+        values.update(found)
+
+    return run
+
+
+def _as_stored(array: jax.Array, value: Value) -> jax.Array:
+    return array.astype(DTYPES[value.dtype])

@@ -1,0 +1,104 @@
+"""A device of JAX: values are its arrays, states are donated and replaced, segments run as compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from engine.backend.v1 import (
+    HOST_DTYPES,
+    Array,
+    DeviceInfo,
+    Limits,
+    MemoryInfo,
+    Plan,
+    Provider,
+    Segment,
+    Session,
+    StepFn,
+    StepSession,
+    available_memory,
+)
+
+from .cache import PAGED
+from .compile import compile_segment
+from .given import DTYPES
+from .options import Options
+from .providers import JaxProvider, make_providers
+
+
+class JaxDevice:
+    """Device number ``index`` of a platform. ValueError where there is none."""
+
+    def __init__(self, index: int, options: Options) -> None:
+        devices = jax.devices(options.platform)
+        if index >= len(devices):
+            raise ValueError(f"There are {len(devices)} devices of JAX, and number {index} is none of them.")
+        self.device = devices[index]
+        self.options = options
+        self._providers = make_providers(self._put)
+        self._compiled: dict[int, tuple[Segment, StepFn]] = {}
+
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
+        return jnp.zeros(shape, DTYPES[dtype], device=self.device)
+
+    def free(self, value: jax.Array) -> None:
+        """What nobody refers to any more is gone."""
+
+    def copy_in(self, array: Array) -> jax.Array:
+        return self._put(np.array(array, order="C"))  # JAX may go on reading what it was given
+
+    def copy_out(self, value: jax.Array) -> Array:
+        found = np.array(value)
+        return found.view(np.uint16) if value.dtype == jnp.bfloat16 else found
+
+    def fence(self) -> None:
+        """Transfers are waited for where they are read, and so is what is computed; a value made last is done last."""
+        jax.device_put(np.zeros(1), self.device).block_until_ready()
+
+    def memory_info(self) -> MemoryInfo:
+        stats = self.device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            return available_memory()
+        return MemoryInfo(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"])
+
+    def describe(self) -> DeviceInfo:
+        act = self.options.dtype or ("bf16" if self.device.platform == "tpu" else "f32")
+        return DeviceInfo(
+            name=f"{self.device.device_kind} ({self.device.platform}:{self.device.id})",
+            backend="jax",
+            buckets=self.options.buckets,
+            kv_layouts=(PAGED,),
+            dtypes=frozenset(DTYPES),
+            roles={"act": act, "residual": "f32"},
+            writes="replace",
+            details={"jax": jax.__version__, "platform": self.device.platform},
+        )
+
+    def session(self, plan: Plan) -> Session:
+        return StepSession(self, plan)
+
+    def providers(self) -> Mapping[str, Sequence[Provider]]:
+        return self._providers
+
+    def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
+        if not all(isinstance(bound.provider, JaxProvider) for bound in segment.calls):
+            return None  # a forced trip through the device runs references on it
+        if id(segment) not in self._compiled:  # a plan's next session finds all that this one has compiled
+            self._compiled[id(segment)] = segment, compile_segment(segment)
+        return self._compiled[id(segment)][1]
+
+    def export_blocks(self, state: jax.Array, blocks: Array) -> Array:
+        return self.copy_out(state[blocks])
+
+    def import_blocks(self, state: jax.Array, blocks: Array, rows: Array) -> jax.Array:
+        return state.at[blocks].set(self._put(np.array(rows)))
+
+    def _put(self, array: Array) -> jax.Array:
+        """An array of the host's, which must not change any more, on the device; bf16 as itself."""
+        stored = array.view(jnp.bfloat16) if array.dtype == HOST_DTYPES["bf16"] else array
+        return jax.device_put(stored, self.device)

@@ -1,0 +1,85 @@
+"""Weights on the device: plain numbers, or the codes of a quantized matrix with a scale a group, exactly as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from engine.backend.v1 import Array, Packed, WeightRef
+
+from .blocks import DECODERS, Codes
+
+PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+ROWS = 4096
+"""Rows read at a time."""
+
+
+@partial(jax.tree_util.register_dataclass)
+@dataclass(frozen=True)
+class Weight:
+    """Numbers [..., N, K] = (codes - zero) * scale - low, with a scale and a low for each group of codes along K; those of
+    plain numbers are their codes, without a scale. Codes of four bits lie two a byte: of each group the first half in the
+    low bits, the other half in the high bits."""
+
+    codes: jax.Array
+    scale: jax.Array | None = None
+    low: jax.Array | None = None
+    zero: int = field(default=0, metadata={"static": True})
+    packed: bool = field(default=False, metadata={"static": True})
+
+    def dense(self) -> jax.Array:
+        """The numbers, f32 where they are quantized, else as they are stored."""
+        if self.scale is None:
+            return self.codes
+        lead, groups = self.codes.shape[:-1], self.scale.shape[-1]
+        codes = self.codes.reshape(*lead, groups, -1)
+        if self.packed:
+            codes = jnp.concatenate([codes & 15, codes >> 4], axis=-1)
+        numbers = (codes.astype(jnp.int32) - self.zero).astype(jnp.float32)
+        numbers = numbers * self.scale[..., None].astype(jnp.float32)
+        if self.low is not None:
+            numbers = numbers - self.low[..., None]
+        return numbers.reshape(*lead, -1)
+
+    def take(self, rows: Any) -> Weight:
+        """The entries ``rows`` of the first axis, as a weight."""
+        return jax.tree.map(lambda array: array[rows], self)
+
+    def as_dtype(self, dtype: DTypeLike) -> jax.Array:
+        return self.dense().astype(dtype)
+
+
+def pack(ref: WeightRef, put: Callable[[Array], jax.Array], progress: Callable[[int], None]) -> Packed:
+    """The weight on the device. Formats of blocks keep their bits; those that this backend cannot unpack become f32."""
+    if ref.format in PLAIN and len(ref.shape) > 1:
+        pieces = [ref.rows(first, first + ROWS) for first in range(0, int(np.prod(ref.shape[:-1])), ROWS)]
+        numbers = np.concatenate([np.ascontiguousarray(piece).view(PLAIN[ref.format]) for piece in pieces])
+        weight = Weight(put(numbers.reshape(ref.shape)))
+    elif ref.format in DECODERS and len(ref.shape) > 1:
+        weight = _quantized(ref, put)
+    else:
+        weight = Weight(put(np.array(ref.dense(), np.float32)))
+    progress(ref.rows().nbytes)
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weight))
+    return Packed(weight, nbytes, lambda: np.asarray(weight.as_dtype(jnp.float32)))
+
+
+def _quantized(ref: WeightRef, put: Callable[[Array], jax.Array]) -> Weight:
+    total, (*lead, width) = int(np.prod(ref.shape[:-1])), ref.shape
+    parts = [DECODERS[ref.format](ref.rows(first, min(first + ROWS, total))) for first in range(0, total, ROWS)]
+
+    def whole(pick: Callable[[Codes], Array | None]) -> jax.Array | None:
+        found = [array for array in map(pick, parts) if array is not None]
+        return put(np.concatenate(found).reshape(*lead, -1)) if found else None
+
+    codes = whole(lambda part: part.codes)
+    assert codes is not None
+    packed = codes.shape[-1] < width
+    return Weight(codes, whole(lambda part: part.scale), whole(lambda part: part.low), parts[0].zero, packed)
