@@ -53,7 +53,8 @@ def _stored(state: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _to_bytes(new: jax.Array) -> tuple[jax.Array, jax.Array]:
     """int8 [T, heads, head_dim] and scales f32 [T, heads]: absmax / 127, to nearest, ties to even."""
-    scale = jnp.abs(new).max(axis=-1) / 127
+    most = jnp.abs(new).max(axis=-1)
+    scale = jnp.where(jnp.isnan(new).any(axis=-1), jnp.nan, most) / 127  # XLA's maximum may lose a NaN
     usable = (jnp.isfinite(scale) & (scale > 0))[..., None]
     steps = jnp.where(usable, new / jnp.where(usable, scale[..., None], 1), 0)
     return jnp.clip(jnp.round(steps), -127, 127).astype(jnp.int8), scale

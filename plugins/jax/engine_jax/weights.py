@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -58,11 +59,11 @@ class Weight:
 
 def pack(ref: WeightRef, put: Callable[[Array], jax.Array], progress: Callable[[int], None]) -> Packed:
     """The weight on the device. Formats of blocks keep their bits; those that this backend cannot unpack become f32."""
-    if ref.format in PLAIN and len(ref.shape) > 1:
-        pieces = [ref.rows(first, first + ROWS) for first in range(0, int(np.prod(ref.shape[:-1])), ROWS)]
-        numbers = np.concatenate([np.ascontiguousarray(piece).view(PLAIN[ref.format]) for piece in pieces])
-        weight = Weight(put(numbers.reshape(ref.shape)))
-    elif ref.format in DECODERS and len(ref.shape) > 1:
+    matrix = len(ref.shape) > 1
+    if matrix and ref.format in PLAIN:
+        numbers = [np.ascontiguousarray(rows).view(PLAIN[ref.format]) for rows in _read(ref)]
+        weight = Weight(put(np.concatenate(numbers).reshape(ref.shape)))
+    elif matrix and ref.format in DECODERS:
         weight = _quantized(ref, put)
     else:
         weight = Weight(put(np.array(ref.dense(), np.float32)))
@@ -71,15 +72,21 @@ def pack(ref: WeightRef, put: Callable[[Array], jax.Array], progress: Callable[[
     return Packed(weight, nbytes, lambda: np.asarray(weight.as_dtype(jnp.float32)))
 
 
-def _quantized(ref: WeightRef, put: Callable[[Array], jax.Array]) -> Weight:
-    total, (*lead, width) = int(np.prod(ref.shape[:-1])), ref.shape
-    parts = [DECODERS[ref.format](ref.rows(first, min(first + ROWS, total))) for first in range(0, total, ROWS)]
+def _read(ref: WeightRef) -> Iterator[Array]:
+    """The stored rows of all leading axes, some at a time."""
+    total = prod(ref.shape[:-1])
+    return (ref.rows(first, min(first + ROWS, total)) for first in range(0, total, ROWS))
 
-    def whole(pick: Callable[[Codes], Array | None]) -> jax.Array | None:
-        found = [array for array in map(pick, parts) if array is not None]
+
+def _quantized(ref: WeightRef, put: Callable[[Array], jax.Array]) -> Weight:
+    *lead, width = ref.shape
+    parts = [DECODERS[ref.format](rows) for rows in _read(ref)]
+
+    def whole(arrays: Sequence[Array | None]) -> jax.Array | None:
+        found = [array for array in arrays if array is not None]
         return put(np.concatenate(found).reshape(*lead, -1)) if found else None
 
-    codes = whole(lambda part: part.codes)
+    codes = whole([part.codes for part in parts])
     assert codes is not None
-    packed = codes.shape[-1] < width
-    return Weight(codes, whole(lambda part: part.scale), whole(lambda part: part.low), parts[0].zero, packed)
+    scale, low = whole([part.scale for part in parts]), whole([part.low for part in parts])
+    return Weight(codes, scale, low, parts[0].zero, packed=codes.shape[-1] < width)
