@@ -1,4 +1,5 @@
-"""Attention over the paged cache, in XLA's operations: tiles of queries, each over as many blocks as it sees."""
+"""Attention over the paged cache, in XLA's operations: tiles of queries, each over as many blocks as it sees. Decode steps
+take the Pallas kernel where that is wanted."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 
 from engine.backend.v1 import Call
 
-from .given import EXACT, Function, Given, Op
+from .given import EXACT, Function, Given, Op, Site
+from .kernel import paged_attention
+from .shape import Shape
 
 _TILE = 16
 """Queries of a sequence that are taken together in prompts."""
@@ -18,29 +21,6 @@ _CHUNK = 128
 """Cache entries that are looked at together."""
 _AT_ONCE = 4
 """Tiles that are taken together in prompts."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a call of attention says of itself. ``value_dim``: that of a latent cache's values, else 0."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    block_size: int
-    window: int
-    softcap: float
-    value_dim: int
-
-    @property
-    def out_dim(self) -> int:
-        return self.value_dim or self.head_dim
-
-    @staticmethod
-    def of(call: Call) -> Shape:
-        names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap", "v_head_dim")
-        return Shape(*(call.attr(name) for name in names))
 
 
 @dataclass(frozen=True)
@@ -75,8 +55,8 @@ def attention(given: Given, shape: Shape) -> jax.Array:
     """softmax(scale * q k^T) v over what each token sees: f32 [T, heads * out_dim]."""
     q, offsets = given.wide("q"), given.inputs["query_offsets"]
     starts, table = given.inputs["seq_starts"], given.inputs["page_table"]
-    tokens, sequences = len(q), len(starts)
-    tile = 1 if tokens <= sequences else _TILE
+    tokens = len(q)
+    tile = 1 if _is_decode(given) else _TILE
     tiles = tiles_of(offsets, tokens, tile)
     group = shape.heads // shape.kv_heads
     queries = q.reshape(tokens, shape.kv_heads, group, shape.head_dim)[tiles.rows]
@@ -145,9 +125,20 @@ def _read(states: Mapping[str, jax.Array], kind: str, block: jax.Array, offset: 
     return found if scale is None else found * scale[block, offset][..., None]
 
 
-def _attention(call: Call) -> Function:
+def _attention(call: Call, site: Site) -> Function:
     shape = Shape.of(call)
-    return lambda given: (attention(given, shape),)
+
+    def run(given: Given) -> tuple[jax.Array, ...]:
+        if site.pallas and _is_decode(given):
+            return (paged_attention(given, shape, site.interpret),)
+        return (attention(given, shape),)
+
+    return run
+
+
+def _is_decode(given: Given) -> bool:
+    """A step that may have a sequence for each of its tokens."""
+    return len(given.inputs["q"]) <= len(given.inputs["seq_starts"])
 
 
 FEATURES = frozenset({"window", "softcap", "v_head_dim", "sinks", "contiguous", "k_scale", "v_scale"})

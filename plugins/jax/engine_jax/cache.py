@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from engine.backend.v1 import Call, Frame, KVLayout, KVSpec, StepFn
 
-from .given import Function, Given, Op
+from .given import Function, Given, Op, Site
 
 
 def _shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
@@ -26,7 +26,7 @@ PAGED = KVLayout("jax.paged", ("f32", "f16", "bf16", "int8"), _shapes)
 """k and v [blocks, block_size, kv_heads, head_dim]; for int8 a scale a token and head, f32."""
 
 
-def _kv_write(call: Call) -> Function:
+def _kv_write(call: Call, site: Site) -> Function:
     kv_heads, head_dim = call.attr("kv_heads"), call.attr("head_dim")
 
     def run(given: Given) -> tuple[jax.Array, ...]:

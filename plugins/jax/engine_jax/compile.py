@@ -10,18 +10,18 @@ import jax
 
 from engine.backend.v1 import BoundCall, Frame, Segment, StepFn, Value
 
-from .given import DTYPES, Given
+from .given import DTYPES, Given, Site
 from .ops import OPS
 
 
-def compile_segment(segment: Segment) -> StepFn:
+def compile_segment(segment: Segment, site: Site) -> StepFn:
     """A function that runs the segment's calls, one compiled function after the other."""
     kept = {value.id for value in segment.outputs}
     runs = [(own, tuple(run)) for own, run in groupby(segment.calls, key=lambda bound: OPS[bound.call.op].bind is None)]
     fns: list[StepFn] = []
     for n, (together, calls) in enumerate(runs):
         later = {value.id for _, run in runs[n + 1 :] for bound in run for value in bound.call.inputs.values()}
-        fns += [compile_calls(calls, kept | later)] if together else [bind_call(bound) for bound in calls]
+        fns += [compile_calls(calls, kept | later, site)] if together else [bind_call(bound, site) for bound in calls]
 
     def run(frame: Frame) -> None:
         for fn in fns:
@@ -30,15 +30,16 @@ def compile_segment(segment: Segment) -> StepFn:
     return run
 
 
-def bind_call(bound: BoundCall) -> StepFn:
+def bind_call(bound: BoundCall, site: Site) -> StepFn:
     """A call by itself."""
     bind = OPS[bound.call.op].bind
-    return compile_calls((bound,), {value.id for value in bound.call.outputs}) if bind is None else bind(bound.call)
+    outputs = {value.id for value in bound.call.outputs}
+    return compile_calls((bound,), outputs, site) if bind is None else bind(bound.call)
 
 
-def compile_calls(calls: Sequence[BoundCall], wanted: set[int]) -> StepFn:
+def compile_calls(calls: Sequence[BoundCall], wanted: set[int], site: Site) -> StepFn:
     """One compiled function for these calls, which leaves the values ``wanted``."""
-    functions = [OPS[bound.call.op].make(bound.call) for bound in calls]  # type: ignore[misc]
+    functions = [OPS[bound.call.op].make(bound.call, site) for bound in calls]  # type: ignore[misc]
     weights = [{name: packed.handle for name, packed in bound.weights.items()} for bound in calls]
     made = {value.id for bound in calls for value in bound.call.outputs}
     read = {value.id for bound in calls for value in bound.call.inputs.values()} - made

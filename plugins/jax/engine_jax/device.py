@@ -26,7 +26,7 @@ from engine.backend.v1 import (
 
 from .cache import PAGED
 from .compile import compile_segment
-from .given import DTYPES
+from .given import DTYPES, Site
 from .options import Options
 from .providers import JaxProvider, make_providers
 
@@ -40,7 +40,9 @@ class JaxDevice:
             raise ValueError(f"There are {len(devices)} devices of JAX, and number {index} is none of them.")
         self.device = devices[index]
         self.options = options
-        self._providers = make_providers(self._put)
+        on_tpu = self.device.platform == "tpu"
+        self.site = Site(on_tpu if options.pallas is None else options.pallas, interpret=not on_tpu)
+        self._providers = make_providers(self._put, self.site)
         self._compiled: dict[int, tuple[Segment, StepFn]] = {}
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
@@ -89,7 +91,7 @@ class JaxDevice:
         if not all(isinstance(bound.provider, JaxProvider) for bound in segment.calls):
             return None  # a forced trip through the device runs references on it
         if id(segment) not in self._compiled:  # a plan's next session finds all that this one has compiled
-            self._compiled[id(segment)] = segment, compile_segment(segment)
+            self._compiled[id(segment)] = segment, compile_segment(segment, self.site)
         return self._compiled[id(segment)][1]
 
     def export_blocks(self, state: jax.Array, blocks: Array) -> Array:

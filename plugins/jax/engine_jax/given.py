@@ -43,17 +43,26 @@ class Given:
         return self.weights[name].as_dtype(jnp.float32) if name in self.weights else None
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where functions will run. ``pallas``: decode attention is the Pallas kernel, which Python runs where XLA cannot
+    (``interpret``)."""
+
+    pallas: bool = False
+    interpret: bool = True
+
+
 Function = Callable[[Given], tuple[jax.Array, ...]]
 """From the arguments to the outputs, as a part of any compiled function."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """``make(call)`` gives a function to trace, ``bind(call)`` one that runs by itself, as compiled functions of its own; an
-    op has one of the two. ``refuse`` says why a call cannot be taken."""
+    """``make(call, site)`` gives a function to trace, ``bind(call)`` one that runs by itself, as compiled functions of its own;
+    an op has one of the two. ``refuse`` says why a call cannot be taken."""
 
     features: frozenset[str] = frozenset()
-    make: Callable[[Call], Function] | None = None
+    make: Callable[[Call, Site], Function] | None = None
     bind: Callable[[Call], StepFn] | None = None
     refuse: Callable[[Call], str | None] = lambda call: None
     cached: bool = False

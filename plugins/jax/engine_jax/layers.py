@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from engine.backend.v1 import Call
 
-from .given import EXACT, Function, Given, Op, dot
+from .given import EXACT, Function, Given, Op, Site, dot
 
 
-def _embed(call: Call) -> Function:
+def _embed(call: Call, site: Site) -> Function:
     scale = call.attr("scale")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
@@ -31,7 +31,7 @@ def _rounded(x: jax.Array, scale: float) -> jax.Array:
     return jnp.where(jnp.isfinite(x), jnp.clip(jnp.round(x / step), -128, 127) * step, x)
 
 
-def _linear(call: Call) -> Function:
+def _linear(call: Call, site: Site) -> Function:
     rounds = call.attr("quantized_activation") == "required"
     scale = call.attr("input_scale")
 
@@ -46,7 +46,7 @@ def _linear(call: Call) -> Function:
     return run
 
 
-def _head_linear(call: Call) -> Function:
+def _head_linear(call: Call, site: Site) -> Function:
     def run(given: Given) -> tuple[jax.Array, ...]:
         weight, x = given.weights["weight"].as_dtype(jnp.float32), given.wide("x")
         parts = x.reshape(len(x), weight.shape[0], weight.shape[2])
@@ -55,7 +55,7 @@ def _head_linear(call: Call) -> Function:
     return run
 
 
-def _concat_heads(call: Call) -> Function:
+def _concat_heads(call: Call, site: Site) -> Function:
     heads = call.attr("heads")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
@@ -65,14 +65,14 @@ def _concat_heads(call: Call) -> Function:
     return run
 
 
-def _gather_columns(call: Call) -> Function:
+def _gather_columns(call: Call, site: Site) -> Function:
     def run(given: Given) -> tuple[jax.Array, ...]:
         return (given.wide("x")[:, given.weights["columns"].as_dtype(jnp.int32)],)
 
     return run
 
 
-def _gather_rows(call: Call) -> Function:
+def _gather_rows(call: Call, site: Site) -> Function:
     return lambda given: (given.inputs["x"][given.inputs["rows"]],)
 
 
@@ -82,7 +82,7 @@ def _normed(x: jax.Array, weight: jax.Array, eps: float, head_dim: int, offset: 
     return (slices * jax.lax.rsqrt(square + eps) * (weight + offset)).reshape(x.shape)
 
 
-def _rms_norm(call: Call) -> Function:
+def _rms_norm(call: Call, site: Site) -> Function:
     eps, head_dim, offset = call.attr("eps"), call.attr("head_dim"), call.attr("weight_offset")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
@@ -92,7 +92,7 @@ def _rms_norm(call: Call) -> Function:
     return run
 
 
-def _add_rms_norm(call: Call) -> Function:
+def _add_rms_norm(call: Call, site: Site) -> Function:
     eps, offset = call.attr("eps"), call.attr("weight_offset")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
@@ -102,7 +102,7 @@ def _add_rms_norm(call: Call) -> Function:
     return run
 
 
-def _layer_norm(call: Call) -> Function:
+def _layer_norm(call: Call, site: Site) -> Function:
     eps, head_dim = call.attr("eps"), call.attr("head_dim")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
@@ -117,7 +117,7 @@ def _layer_norm(call: Call) -> Function:
     return run
 
 
-def _rope(call: Call) -> Function:
+def _rope(call: Call, site: Site) -> Function:
     heads, head_dim, scale = call.attr("heads"), call.attr("head_dim"), call.attr("scale")
     rotary, interleaved = call.attr("rotary_dim") or head_dim, call.attr("interleaved")
 
@@ -156,7 +156,7 @@ _KINDS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 _CLAMPED = "clamped_swiglu"
 
 
-def _gated_act(call: Call) -> Function:
+def _gated_act(call: Call, site: Site) -> Function:
     kind, alpha, limit = call.attr("kind"), call.attr("alpha"), call.attr("limit")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
@@ -175,11 +175,11 @@ def _known_kind(call: Call) -> str | None:
     return None if kind in _KINDS or (kind == _CLAMPED and "up" in call.inputs) else f"jax has no activation {kind}."
 
 
-def _add(call: Call) -> Function:
+def _add(call: Call, site: Site) -> Function:
     return lambda given: (given.wide("a") + given.wide("b"),)
 
 
-def _scale_softcap(call: Call) -> Function:
+def _scale_softcap(call: Call, site: Site) -> Function:
     scale, cap = call.attr("scale"), call.attr("softcap")
 
     def run(given: Given) -> tuple[jax.Array, ...]:

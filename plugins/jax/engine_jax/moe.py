@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from engine.backend.v1 import Call
 
-from .given import Function, Given, Op, dot
+from .given import Function, Given, Op, Site, dot
 from .weights import Weight
 
 
-def _moe_route(call: Call) -> Function:
+def _moe_route(call: Call, site: Site) -> Function:
     k, score, scale = call.attr("k"), call.attr("score"), call.attr("scale")
     renormalize, groups = call.attr("renormalize"), call.attr("groups")
     kept, best = call.attr("groups_kept"), call.attr("group_best")
@@ -48,7 +48,7 @@ def _known_score(call: Call) -> str | None:
     return None if score in ("softmax", "sigmoid") else f"jax has no score {score} for experts."
 
 
-def _moe_linear(call: Call) -> Function:
+def _moe_linear(call: Call, site: Site) -> Function:
     per_choice = call.attr("per_choice")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
@@ -78,7 +78,7 @@ def _expert_by_expert(x: jax.Array, experts: jax.Array, weight: Weight) -> jax.A
     return jax.lax.scan(one, empty, (jnp.arange(len(weight.codes)), weight))[0]
 
 
-def _moe_combine(call: Call) -> Function:
+def _moe_combine(call: Call, site: Site) -> Function:
     def run(given: Given) -> tuple[jax.Array, ...]:
         weights = given.wide("weights")
         y = given.wide("y").reshape(*weights.shape, -1)

@@ -12,6 +12,7 @@ from engine.backend.v1 import Array, BoundCall, Call, Limits, Packed, Provider, 
 from . import weights
 from .cache import PAGED
 from .compile import bind_call
+from .given import Site
 from .ops import OPS
 
 
@@ -21,6 +22,7 @@ class JaxProvider:
 
     op: str
     put: Callable[[Array], jax.Array] = field(repr=False)
+    site: Site
     packer: str = "jax"
     batch_invariant: bool = False
 
@@ -46,8 +48,8 @@ class JaxProvider:
         return weights.pack(ref, self.put, progress)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
-        return bind_call(bound)
+        return bind_call(bound, self.site)
 
 
-def make_providers(put: Callable[[Array], jax.Array]) -> Mapping[str, Sequence[Provider]]:
-    return {op: (JaxProvider(op, put),) for op in OPS}
+def make_providers(put: Callable[[Array], jax.Array], site: Site) -> Mapping[str, Sequence[Provider]]:
+    return {op: (JaxProvider(op, put, site),) for op in OPS}

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from engine.backend.v1 import Array, Packed, WeightRef
 
-from .blocks import DECODERS, Codes
+from .blocks import DECODERS
 
 PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 ROWS = 4096
