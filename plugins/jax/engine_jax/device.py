@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,15 @@ from engine.backend.v1 import (
 )
 
 from .cache import PAGED
+from .collectives import JaxCollectives
 from .compile import compile_segment
 from .given import DTYPES, Site
 from .options import Options
 from .providers import JaxProvider, make_providers
+
+
+if TYPE_CHECKING:
+    from engine.backend.v1 import Group
 
 
 class JaxDevice:
@@ -99,6 +104,10 @@ class JaxDevice:
 
     def import_blocks(self, state: jax.Array, blocks: Array, rows: Array) -> jax.Array:
         return state.at[blocks].set(self._put(np.array(rows)))
+
+    def collectives(self, group: Group) -> JaxCollectives:
+        """Joins the group's other ranks, which are threads of this process with a device each."""
+        return JaxCollectives(group, self.device)
 
     def _put(self, array: Array) -> jax.Array:
         """An array of the host's, which must not change any more, on the device; bf16 as itself."""
