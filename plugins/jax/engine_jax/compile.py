@@ -12,6 +12,7 @@ from engine.backend.v1 import BoundCall, Frame, Segment, StepFn, Value
 
 from .given import DTYPES, Given, Site
 from .ops import OPS
+from .sharing import Sharing, share_weights
 
 
 def compile_segment(segment: Segment, site: Site) -> StepFn:
@@ -40,7 +41,9 @@ def bind_call(bound: BoundCall, site: Site) -> StepFn:
 def compile_calls(calls: Sequence[BoundCall], wanted: set[int], site: Site) -> StepFn:
     """One compiled function for these calls, which leaves the values ``wanted``."""
     functions = [OPS[bound.call.op].make(bound.call, site) for bound in calls]  # type: ignore[misc]
-    weights = [{name: packed.handle for name, packed in bound.weights.items()} for bound in calls]
+    if not site.sharing.alone:
+        share_weights(calls, site.sharing)
+    weights = [{name: packed.handle.weight for name, packed in bound.weights.items()} for bound in calls]
     made = {value.id for bound in calls for value in bound.call.outputs}
     read = {value.id for bound in calls for value in bound.call.inputs.values()} - made
     written = {state for bound in calls if bound.call.op == "kv_write" for state in bound.call.states.values()}
@@ -60,7 +63,8 @@ def compile_calls(calls: Sequence[BoundCall], wanted: set[int], site: Site) -> S
             for value, array in zip(call.outputs, function(given), strict=True):
                 values[value.id] = _as_stored(array, value)
             states |= {state: given.states[name] for name, state in call.states.items()}
-        return {state: states[state] for state in written}, {key: values[key] for key in made & wanted}
+        changed = {state: _in_place(states[state], site.sharing) for state in written}
+        return changed, {key: values[key] for key in made & wanted}
 
     compiled = jax.jit(step, donate_argnums=0)
 
@@ -76,6 +80,11 @@ def compile_calls(calls: Sequence[BoundCall], wanted: set[int], site: Site) -> S
         values.update(found)
 
     return run
+
+
+def _in_place(state: jax.Array, sharing: Sharing) -> jax.Array:
+    """The state shared out as it was, so that the next step finds it so."""
+    return state if sharing.alone else jax.lax.with_sharding_constraint(state, sharing.of_state(state.shape))
 
 
 def _as_stored(array: jax.Array, value: Value) -> jax.Array:

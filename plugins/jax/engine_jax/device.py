@@ -30,28 +30,34 @@ from .compile import compile_segment
 from .given import DTYPES, Site
 from .options import Options
 from .providers import JaxProvider, make_providers
-
+from .sharing import Sharing
 
 if TYPE_CHECKING:
     from engine.backend.v1 import Group
 
 
 class JaxDevice:
-    """Device number ``index`` of a platform. ValueError where there is none."""
+    """Device number ``index`` of a platform, or as many as the options say from there on. ValueError where there are not
+    enough."""
 
     def __init__(self, index: int, options: Options) -> None:
         devices = jax.devices(options.platform)
-        if index >= len(devices):
-            raise ValueError(f"There are {len(devices)} devices of JAX, and number {index} is none of them.")
+        if index + options.devices > len(devices):
+            raise ValueError(
+                f"JAX has {len(devices)} devices here, and those from number {index} to"
+                f" {index + options.devices - 1} are asked for; ask for fewer."
+            )
+        self.sharing = Sharing(tuple(devices[index : index + options.devices]))
         self.device = devices[index]
         self.options = options
         on_tpu = self.device.platform == "tpu"
-        self.site = Site(on_tpu if options.pallas is None else options.pallas, interpret=not on_tpu)
+        pallas = self.sharing.alone and (on_tpu if options.pallas is None else options.pallas)
+        self.site = Site(self.sharing, pallas, interpret=not on_tpu)
         self._providers = make_providers(self._put, self.site)
         self._compiled: dict[int, tuple[Segment, StepFn]] = {}
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
-        return jnp.zeros(shape, DTYPES[dtype], device=self.device)
+        return jnp.zeros(shape, DTYPES[dtype], device=self.sharing.of_state(shape))
 
     def free(self, value: jax.Array) -> None:
         """What nobody refers to any more is gone."""
@@ -71,12 +77,13 @@ class JaxDevice:
         stats = self.device.memory_stats() or {}
         if "bytes_limit" not in stats:
             return available_memory()
-        return MemoryInfo(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"])
+        total, count = stats["bytes_limit"], len(self.sharing.devices)
+        return MemoryInfo(count * total, count * (total - stats["bytes_in_use"]))
 
     def describe(self) -> DeviceInfo:
         act = self.options.dtype or ("bf16" if self.device.platform == "tpu" else "f32")
         return DeviceInfo(
-            name=f"{self.device.device_kind} ({self.device.platform}:{self.device.id})",
+            name=f"{self.device.device_kind} ({', '.join(str(device) for device in self.sharing.devices)})",
             backend="jax",
             buckets=self.options.buckets,
             kv_layouts=(PAGED,),
@@ -112,4 +119,4 @@ class JaxDevice:
     def _put(self, array: Array) -> jax.Array:
         """An array of the host's, which must not change any more, on the device; bf16 as itself."""
         stored = array.view(jnp.bfloat16) if array.dtype == HOST_DTYPES["bf16"] else array
-        return jax.device_put(stored, self.device)
+        return jax.device_put(stored, self.sharing.everywhere(stored.ndim))

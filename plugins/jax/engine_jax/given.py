@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from engine.backend.v1 import Call, StepFn
 
+from .sharing import Sharing
 from .weights import Weight
 
 DTYPES: Mapping[str, Any] = {
@@ -45,9 +46,10 @@ class Given:
 
 @dataclass(frozen=True)
 class Site:
-    """Where functions will run. ``pallas``: decode attention is the Pallas kernel, which Python runs where XLA cannot
-    (``interpret``)."""
+    """Where functions will run. ``sharing``: on which devices; ``pallas``: decode attention is the Pallas kernel, which
+    Python runs where XLA cannot (``interpret``)."""
 
+    sharing: Sharing
     pallas: bool = False
     interpret: bool = True
 

@@ -57,6 +57,14 @@ class Weight:
         return self.dense().astype(dtype)
 
 
+@dataclass
+class Held:
+    """A packed weight's place: several devices may share it out later."""
+
+    weight: Weight
+    shared: bool = False
+
+
 def pack(ref: WeightRef, put: Callable[[Array], jax.Array], progress: Callable[[int], None]) -> Packed:
     """The weight on the device. Formats of blocks keep their bits; those that this backend cannot unpack become f32."""
     matrix = len(ref.shape) > 1
@@ -69,7 +77,8 @@ def pack(ref: WeightRef, put: Callable[[Array], jax.Array], progress: Callable[[
         weight = Weight(put(np.array(ref.dense(), np.float32)))
     progress(ref.rows().nbytes)
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weight))
-    return Packed(weight, nbytes, lambda: np.asarray(weight.as_dtype(jnp.float32)))
+    held = Held(weight)
+    return Packed(held, nbytes, lambda: np.asarray(held.weight.as_dtype(jnp.float32)))
 
 
 def _read(ref: WeightRef) -> Iterator[Array]:

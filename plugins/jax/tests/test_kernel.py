@@ -33,7 +33,7 @@ def test_agrees_with_the_reference(number):
     bench = Bench(device, SPEC, case)
     provider = device.providers()["attention"][0]
     bench.bind(provider)
-    weights = {name: packed.handle for name, packed in bench.packed[provider.packer].items()}
+    weights = {name: packed.handle.weight for name, packed in bench.packed[provider.packer].items()}
     states = {name: device.copy_in(array) for name, array in bench.states(case).items()}
     given = Given({name: jnp.asarray(array) for name, array in case.inputs.items()}, weights, states)
     shape = Shape.of(bench.call)
