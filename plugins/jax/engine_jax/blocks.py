@@ -40,6 +40,12 @@ def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(len(array), -1)
 
 
+def _paired(codes: Array) -> Array:
+    """Codes of at most four bits [..., group], two a byte: the first half of each group, and the other half above it."""
+    half = codes.shape[-1] // 2
+    return codes[..., :half] | codes[..., half:] << 4
+
+
 def _nibbles(raw: Array) -> Array:
     """[..., bytes] as [..., 2, bytes]: low bits, then high bits."""
     return np.stack([raw & 15, raw >> 4], axis=-2)
@@ -89,10 +95,9 @@ def _six_bits(scales: Array) -> tuple[Array, Array]:
 def _q4_k(raw: Array) -> Codes:
     d, least, packed, qs = _fields(raw, 2, 2, 12, 128)
     scale, low = _six_bits(packed)
-    # Of 64 codes the low bits are a group of 32 and the high bits the next one; a group's halves share bytes here.
-    codes = _nibbles(qs.reshape(*qs.shape[:2], 4, 32)).reshape(*qs.shape[:2], 8, 2, 16)
-    paired = codes[..., 0, :] | codes[..., 1, :] << 4
-    return Codes(_flat(paired), _flat(scale * _singles(d)), _flat(low * _singles(least)))
+    # Of 64 codes the low bits are a group of 32 and the high bits the next one.
+    codes = _nibbles(qs.reshape(*qs.shape[:2], 4, 32)).reshape(*qs.shape[:2], 8, 32)
+    return Codes(_flat(_paired(codes)), _flat(scale * _singles(d)), _flat(low * _singles(least)))
 
 
 def _q5_k(raw: Array) -> Codes:
@@ -122,7 +127,8 @@ def _two_bits(raw: Array) -> Array:
 def _q2_k(raw: Array) -> Codes:
     scales, qs, d, least = _fields(raw, 16, 64, 2, 2)
     scale, low = (scales & 15).astype(np.float32), (scales >> 4).astype(np.float32)
-    return Codes(_flat(_two_bits(qs).astype(np.int8)), _flat(scale * _singles(d)), _flat(low * _singles(least)))
+    codes = _paired(_two_bits(qs).reshape(*qs.shape[:2], 16, 16))
+    return Codes(_flat(codes), _flat(scale * _singles(d)), _flat(low * _singles(least)))
 
 
 def _q3_k(raw: Array) -> Codes:
@@ -132,7 +138,8 @@ def _q3_k(raw: Array) -> Codes:
     low = _nibbles(packed[..., :8]).reshape(*packed.shape[:2], 16)
     top = packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     scale = (low | top.reshape(low.shape) << 4).astype(np.float32) - 32
-    return Codes(_flat(codes.astype(np.int8)), _flat(scale * _singles(d)), zero=4)
+    codes = _paired(codes.reshape(*codes.shape[:2], 16, 16))
+    return Codes(_flat(codes), _flat(scale * _singles(d)), zero=4)
 
 
 DECODERS: Mapping[str, Callable[[Array], Codes]] = {
