@@ -24,6 +24,7 @@ def test_the_catalogue_is_whole():
         *("rope", "gated_act"),
         *("add", "kv_write", "kv_copy", "attention", "moe_route", "moe_linear", "moe_combine"),
         *("process_logits", "sample", "scale_softcap", "head_linear", "concat_heads"),
+        *("all_reduce", "all_gather"),
     }
 
 

@@ -106,7 +106,13 @@ def quantize(low: Lowering) -> None:
 
 
 def gather_columns(low: Lowering) -> None:
-    low.emit("gather_columns", low.inputs("x"), [_weight(low, "columns")], rows_dim=_rows_dim(low, "x"))
+    low.emit(
+        "gather_columns",
+        low.inputs("x"),
+        [_weight(low, "columns")],
+        width=_width(low, "x"),
+        rows_dim=_rows_dim(low, "x"),
+    )
 
 
 def _activation(low: Lowering) -> list[int]:

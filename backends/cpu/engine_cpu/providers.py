@@ -140,7 +140,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True)
     one("embed", lower.embed, "scale", _embed_check)
     one("quantize", lower.quantize, "scale", _quantize_check)
-    one("gather_columns", lower.gather_columns)
+    one("gather_columns", lower.gather_columns, "chosen")
     one("linear", lower.linear, "residual bias quantized_activation input_scale", _linear_check)
     one("linear_group", lower.linear, "bias quantized_activation input_scale", _linear_check)
     one("head_linear", lower.head_linear, check=_matrix_check)

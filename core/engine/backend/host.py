@@ -1,4 +1,4 @@
-"""Memory of the host, for devices that live in it."""
+"""Memory and cores of the host, for devices that live in it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def available_memory() -> MemoryInfo:
     if limit is not None:
         total, free = min(total, limit[0]), min(free, limit[1])
     return MemoryInfo(total, free)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _container_limit() -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import pluggy
 
 from ..errors import BackendError
-from .v1 import API, Device, Manifest, Probe
+from .v1 import API, CollectivesManifest, Device, Manifest, Probe
 
 GROUP = "engine.backends"
 hookspec = pluggy.HookspecMarker("engine")
@@ -54,10 +54,10 @@ def discover() -> tuple[Backend, ...]:
 def _load(point: EntryPoint) -> Backend:
     try:
         manifest = _manifest(point)
-        return Backend(point.name, manifest, _probe(manifest))
+        return Backend(point.name, manifest, probed(manifest))
     except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the engine along
         reason = f"The backend plugin {point.name} ({point.value}) could not be loaded: {type(error).__name__}: {error}"
-        return Backend(point.name, None, Probe(False, _line(reason)))
+        return Backend(point.name, None, Probe(False, line(reason)))
 
 
 def _manifest(point: EntryPoint) -> Manifest:
@@ -73,20 +73,21 @@ def _manifest(point: EntryPoint) -> Manifest:
     return loaded
 
 
-def _probe(manifest: Manifest) -> Probe:
+def probed(manifest: Manifest | CollectivesManifest, what: str = "backend") -> Probe:
+    """What a manifest's probe says, whatever the plugin does, if it was made for an API that this engine has."""
     if not _compatible(manifest.api):
-        return Probe(False, f"The backend {manifest.name} was made for API {manifest.api}, this engine has {API}.")
+        return Probe(False, f"The {what} {manifest.name} was made for API {manifest.api}, this engine has {API}.")
     try:
         probe = manifest.probe()
     except (Exception, SystemExit) as error:
-        return Probe(False, _line(f"The probe of the backend {manifest.name} failed: {type(error).__name__}: {error}"))
+        return Probe(False, line(f"The probe of the {what} {manifest.name} failed: {type(error).__name__}: {error}"))
     if not isinstance(probe, Probe):
-        return Probe(False, f"The probe of the backend {manifest.name} gave {type(probe).__name__} and not a Probe.")
+        return Probe(False, f"The probe of the {what} {manifest.name} gave {type(probe).__name__} and not a Probe.")
     return probe
 
 
-def _line(text: str) -> str:
-    """One line, whatever the plugin's exception says."""
+def line(text: str) -> str:
+    """The text as one line, whatever the plugin's exception says."""
     return " ".join(text.split())
 
 
@@ -131,5 +132,5 @@ def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device
         return chosen.manifest.open(index, options)
     except Exception as error:
         raise BackendError(
-            _line(f"The backend {chosen.name} could not be opened: {type(error).__name__}: {error}")
+            line(f"The backend {chosen.name} could not be opened: {type(error).__name__}: {error}")
         ) from error

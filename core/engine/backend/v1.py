@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from .collectives import Collectives as Collectives
+from .collectives import CollectivesManifest as CollectivesManifest
+from .collectives import Group as Group
+from .collectives import collectives_of as collectives_of
+
 if TYPE_CHECKING:
     from ..ops import OPS as OPS
     from ..program.execute import StepSession as StepSession
@@ -282,7 +287,8 @@ class DeviceInfo:
     that it holds; a cache or a role that would need another is refused. ``buckets`` (honoured from api 1.1 on): the sizes of
     T that steps are padded to, empty for exact sizes; the other counts follow from T or take one of a few sizes, so that
     what was compiled for a step fits the next (``Plan.buckets``). ``max_in_flight``: submitted steps at a time.
-    ``alignment`` and ``invariant_buckets`` are shown, and decide nothing yet.
+    ``ranks`` (api 1.1): where the ranks of a group live, in "processes" of their own or in "threads" of one; each opens the
+    device whose index is its rank. ``alignment`` and ``invariant_buckets`` are shown, and decide nothing yet.
     """
 
     name: str
@@ -297,6 +303,7 @@ class DeviceInfo:
     max_in_flight: int = 1
     invariant_buckets: tuple[int, ...] | None = None
     details: Mapping[str, str] = field(default_factory=dict)
+    ranks: str = "processes"
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def describe_device(device: Device) -> dict[str, Any]:
 def model_report(path: Path, engine: EngineOptions) -> dict[str, Any]:
     """The device, and the model as it would be run: loaded, but no step of it is run."""
     loaded = open_loaded(path, engine.settings())
+    loaded.close()
     config = loaded.model.config
     sizes = {name: value for name, value in vars(config).items() if isinstance(value, (int, float, str))}
     model = {

@@ -36,7 +36,15 @@ class EngineOptions:
             " names is the backend's.",
         ),
     ] = None
-    threads: Annotated[int | None, typer.Option(help="Threads of the CPU; all cores if not given.")] = None
+    threads: Annotated[int | None, typer.Option(help="Threads of the CPU, for each rank; all cores if not given.")] = (
+        None
+    )
+    tensor_parallel: Annotated[
+        int, typer.Option(metavar="RANKS", help="Share each layer among so many ranks, processes of this machine.")
+    ] = 1
+    collectives: Annotated[
+        str, typer.Option(help="How ranks exchange values: auto, or by name, such as gloo or a plugin's.")
+    ] = "auto"
     kv_dtype: Annotated[
         str | None,
         typer.Option(help="Dtype of the KV cache: f32, f16, bf16 or int8. [default: f16; of engine perplexity f32]"),
@@ -65,6 +73,8 @@ class EngineOptions:
             "backend": self.backend,
             "place": self.place,
             "threads": self.threads,
+            "tensor_parallel_size": self.tensor_parallel,
+            "collectives": self.collectives,
             "kv_cache_dtype": self.kv_dtype or kv_dtype,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_batch_tokens,

@@ -77,8 +77,9 @@ def _rounded(x: Array, scale: float) -> Array:
     return np.where(np.isfinite(x), np.clip(np.rint(x / step), -128, 127) * step, x).astype(np.float32)
 
 
-def gather_columns(*, x: Array, columns: Array) -> tuple[Array]:
-    """x [rows, K] with its columns in the order of ``columns`` f32 [K], whole numbers: f32 [rows, K]."""
+def gather_columns(*, x: Array, columns: Array, chosen: bool = False) -> tuple[Array]:
+    """x [rows, K] with its columns in the order of ``columns`` f32 [N], whole numbers: f32 [rows, N]. ``chosen``: these are
+    some columns; otherwise all of them are there, once."""
     return (np.ascontiguousarray(x[:, columns.astype(np.intp)], np.float32),)
 
 
@@ -212,6 +213,12 @@ def gather_columns_cases(rng: Generator) -> Iterator[Case]:
         columns = rng.permutation(width).astype(np.float32)
         weights = {"columns": ("F32", columns.view(np.uint8).reshape(1, -1), (width,))}
         yield Case(f"{rows}x{width}", Dims(T=rows), {"x": rng.standard_normal((rows, width), np.float32)}, weights)
+    for rows, width, low, high in ((1, 64, 32, 64), (19, 33, 0, 16), (2, 300, 7, 8)):
+        weights = {
+            "columns": ("F32", np.arange(low, high, dtype=np.float32).view(np.uint8).reshape(1, -1), (high - low,))
+        }
+        x = rng.standard_normal((rows, width), np.float32)
+        yield Case(f"{rows}x{width}, {low} to {high}", Dims(T=rows), {"x": x}, weights, attrs={"chosen": True})
 
 
 def quantize_cases(rng: Generator) -> Iterator[Case]:
@@ -262,6 +269,7 @@ SPECS = (
         inputs=("x",),
         weights=("columns",),
         outputs=("y",),
+        attrs={"chosen": False},
         reference=gather_columns,
         cases=gather_columns_cases,
     ),

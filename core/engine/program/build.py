@@ -320,10 +320,10 @@ class Builder:
         ids, weights = self.call("moe_route", {"logits": logits}, outs, chosen_by, k=used, **routing)
         around = self._scope
         self._scope = f"{around}.experts"
-        gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, per_choice=False)
-        up = self._moe_linear(x, ids, experts.up, experts.up_bias, per_choice=False)
+        gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, ("mlp", "embed"), per_choice=False)
+        up = self._moe_linear(x, ids, experts.up, experts.up_bias, ("mlp", "embed"), per_choice=False)
         act = self.gated_act(gate, up, **experts.act)
-        down = self._moe_linear(act, ids, experts.down, experts.down_bias, per_choice=True)
+        down = self._moe_linear(act, ids, experts.down, experts.down_bias, ("embed", "mlp"), per_choice=True)
         out = [("moe_out", x.shape, "act")]
         combined = self.call("moe_combine", {"y": down, "weights": weights}, out)[0]
         self._scope = around
@@ -338,16 +338,23 @@ class Builder:
         weights = self.call("moe_route", {"logits": logits}, outs, **routing)[1]
         return self.call("moe_combine", {"y": y, "weights": weights}, [(f"{y.name}.gated", y.shape, "act")])[0]
 
-    def _moe_linear(self, x: Value, ids: Value, weight: WeightRef, bias: WeightRef | None, per_choice: bool) -> Value:
+    def _moe_linear(
+        self,
+        x: Value,
+        ids: Value,
+        weight: WeightRef,
+        bias: WeightRef | None,
+        axes: tuple[str, str],
+        per_choice: bool,
+    ) -> Value:
         n, rows = weight.shape[1], f"T*{ids.shape[1]}"
         if input_spec(weight).scale:
             raise ModelError(
                 f"{weight.name} has a static activation scale, which is supported for single matrices only."
             )
-        self.name_axes(weight, "experts", "mlp", "embed")
+        self.name_axes(weight, "experts", *axes)
         if bias is not None:
             self._needs(bias, weight.shape[:2])
-            self.name_axes(bias, "experts", "mlp")
         out = [(weight.name.removesuffix(".weight"), (rows, n), "act")]
         weights = {"weight": weight, "bias": bias}
         return self.call("moe_linear", {"x": x, "ids": ids}, out, weights, per_choice=per_choice)[0]

@@ -27,6 +27,7 @@ from ..backend.v1 import (
 )
 from ..errors import EngineStoppedError
 from .bounds import Bounds
+from .group import CollectiveProvider
 from .padding import Padding
 from .transfers import Transfer, by_place, converted, transfers
 
@@ -138,7 +139,8 @@ class StepSession:
         return None if place in self._plan.round_trips else block_access_of(self._devices[place])
 
     def _bind(self, segment: Segment) -> StepFn:
-        own = segment.place != "host" and segment.place not in self._plan.round_trips
+        exchange = isinstance(segment.calls[0].provider, CollectiveProvider)
+        own = segment.place != "host" and segment.place not in self._plan.round_trips and not exchange
         compiled = compile_of(self._devices[segment.place]) if own else None
         if compiled is not None:
             whole = compiled(segment, self._plan.limits, self._states[segment.place])

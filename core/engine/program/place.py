@@ -13,6 +13,8 @@ from ..ops.kv import PLAIN
 from .build import Program
 from .features import refusal
 from .fuse import fuse
+from .group import OPS as GROUP_OPS
+from .group import Rank
 from .reference import ReferenceProvider
 from .rules import Rules
 from .transfers import by_place
@@ -105,7 +107,8 @@ class _Homes:
 
 
 class Placer:
-    """Chooses once, at load. ``devices``: one, whose place is "device", or several by the names that ``rules`` have."""
+    """Chooses once, at load. ``devices``: one, whose place is "device", or several by the names that ``rules`` have.
+    ``rank``: of the group that runs the program, if there are several."""
 
     def __init__(
         self,
@@ -113,11 +116,13 @@ class Placer:
         without: Sequence[str] = (),
         round_trip: bool = False,
         rules: Rules | None = None,
+        rank: Rank | None = None,
     ) -> None:
         unknown = [op for op in without if op not in OPS]
         if unknown:
             raise PlacementError(f"There is no op {unknown[0]!r}; the ops are: {', '.join(OPS)}.")
         self._rules = rules or Rules()
+        self._rank = rank
         self._sites = {}
         for place, device in by_place(devices).items():
             found = {} if round_trip else providers_of(device)
@@ -190,6 +195,8 @@ class Placer:
         return tuple(result)
 
     def _placed(self, call: Call, site: _Site, homes: _Homes) -> PlacedCall:
+        if self._rank is not None and call.op in GROUP_OPS:
+            return self._exchanged(call, site, self._rank)
         layout = homes.layout_of(call)
         home = next((homes.places[state] for state in call.states.values()), site.place)
         there = _stored(call, site.info.roles)
@@ -198,6 +205,14 @@ class Placer:
             return PlacedCall(there, provider, site.place, layout)
         why = why or "not every op on the same state can run on the device."
         return PlacedCall(self._on_host(call, site), ReferenceProvider(call.op), "host", layout, why)
+
+    def _exchanged(self, call: Call, site: _Site, rank: Rank) -> PlacedCall:
+        """By the device's own provider once it has joined the group, else by the collectives that were joined."""
+        there = _stored(call, site.info.roles)
+        if rank.own is None:
+            return PlacedCall(there, rank.provider(call.op), "host")
+        offered = None if site.round_trip else site.find(there, None)[0]
+        return PlacedCall(there, offered or rank.provider(call.op), site.place)
 
     def _on_host(self, call: Call, site: _Site) -> Call:
         """Values on the host are stored as on the device, or in f32 where several devices may want them."""

@@ -1,4 +1,5 @@
-"""Maximal runs of calls on one place, with what enters and leaves each: the borders where values are transferred."""
+"""Maximal runs of calls on one place, with what enters and leaves each: the borders where values are transferred. What ranks
+exchange by collectives is a run of its own, which no device compiles."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from ..backend.v1 import BoundCall, Packed, Segment, Value
+from .group import CollectiveProvider
 from .place import PlacedCall, Placement
 
 
@@ -13,8 +15,8 @@ def segments(
     placement: Placement, packed: Mapping[tuple[str, str, str], Packed], keep: Sequence[str]
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
     """Body and head segments. Values named in ``keep`` count as used outside."""
-    body = [tuple(run) for _, run in groupby(placement.body, key=lambda placed: placed.place)]
-    head = [tuple(run) for _, run in groupby(placement.head, key=lambda placed: placed.place)]
+    body = [tuple(run) for _, run in groupby(placement.body, key=_where)]
+    head = [tuple(run) for _, run in groupby(placement.head, key=_where)]
     runs = [("body", run) for run in body] + [("head", run) for run in head]
     readers = [_reads(run) for _, run in runs]
     built: list[Segment] = []
@@ -27,6 +29,10 @@ def segments(
         calls = tuple(_bound(placed, packed) for placed in run)
         built.append(Segment(f"{part}.{n}", run[0].place, calls, inputs, outputs))
     return tuple(built[: len(body)]), tuple(built[len(body) :])
+
+
+def _where(placed: PlacedCall) -> tuple[str, bool]:
+    return placed.place, isinstance(placed.provider, CollectiveProvider)
 
 
 _RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")

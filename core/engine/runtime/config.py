@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..backend.host import cores
 from ..errors import ConfigError
 from ..program.rules import Rules, parse_rules
 
 KV_DTYPES = ("f32", "f16", "bf16", "int8")
 PREEMPTIONS = ("recompute", "swap")
 MAX_SWAP_SPACE = 1 << 20
+MAX_RANKS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +25,18 @@ class EngineConfig:
     ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for allocators
     that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
     (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares
-    the model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``warm_up``: a device that
-    takes steps of fixed sizes compiles all of them at once, and not each when it first comes.
+    the model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``tensor_parallel_size``:
+    ranks that share each layer, with ``threads`` each; ``collectives`` names how they exchange values ("auto": the device's
+    own, or the best over the host). ``warm_up``: a device that takes steps of fixed sizes compiles all of them at once, and
+    not each when it first comes.
     """
 
     model: Path
     backend: str = "auto"
     place: str | None = None
     threads: int | None = None
+    tensor_parallel_size: int = 1
+    collectives: str = "auto"
     kv_cache_dtype: str = "f16"
     block_size: int = 16
     max_model_len: int | None = None
@@ -56,6 +62,13 @@ class EngineConfig:
         """Which device runs what; all on one without ``place``."""
         return Rules() if self.place is None else parse_rules(self.place, self.backend)
 
+    @property
+    def threads_a_rank(self) -> int | None:
+        """The threads of the CPU for one rank: ranks of one machine share its cores."""
+        if self.threads is not None or self.tensor_parallel_size == 1:
+            return self.threads
+        return max(cores() // self.tensor_parallel_size, 1)
+
     def __post_init__(self) -> None:
         if self.rules.complete and self.backend != "auto":
             raise ConfigError("--place gives the rest to a device, and --backend names one for it, too; leave one out.")
@@ -70,9 +83,15 @@ class EngineConfig:
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise ConfigError(f"The block size is {self.block_size}; it must be a power of two from 1 to 256.")
         sizes = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "kv_cache_tokens")
-        for name in (*sizes, "threads"):
+        for name in (*sizes, "threads", "tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
+        if self.tensor_parallel_size > 1 and self.place is not None:
+            raise ConfigError("A model is shared by place or by tensor_parallel_size, not by both; leave one out.")
+        if self.tensor_parallel_size > 1 and self.preemption == "swap":
+            raise ConfigError("Ranks cannot swap to the host; with tensor_parallel_size preempt by recomputation.")
+        if self.tensor_parallel_size > MAX_RANKS:
+            raise ConfigError(f"tensor_parallel_size is {self.tensor_parallel_size}; it may be at most {MAX_RANKS}.")
         if self.max_num_seqs > 4096 or self.max_num_batched_tokens > 1 << 16:
             raise ConfigError("max_num_seqs may be at most 4096, and max_num_batched_tokens at most 65536.")

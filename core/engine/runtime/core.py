@@ -177,7 +177,8 @@ class EngineCore:
                 if self._in_flight:
                     self._finish_step()
         except Exception as error:  # the loop itself is broken: every request is told, and none waits for ever
-            self._failure = EngineStoppedError(f"The step loop failed: {type(error).__name__}: {error}")
+            sentence = f"The step loop failed: {type(error).__name__}: {error}"
+            self._failure = error if isinstance(error, EngineStoppedError) else EngineStoppedError(sentence)
         finally:
             for request in {id(m.request): m.request for m in self._members.values()}.values():
                 self._abort(

@@ -176,6 +176,7 @@ class Engine:
             self._closed = True
             self._core.close()
             self._stage3.close()
+            self.loaded.close()
 
 
 __all__ = ["Engine", "Params", "Prompt"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..backend.joining import join_group, join_on
 from ..backend.registry import open_device, open_place
-from ..backend.v1 import Device, Plan, Session
-from ..errors import ConfigError
+from ..backend.v1 import Device, Group, Plan, Session
+from ..errors import BackendError, ConfigError, EngineError
 from ..formats import Checkpoint, open_checkpoint
 from ..kv import AllocatorSpec, KVAllocator, find_allocator, find_predictor
 from ..models import Model, load_model
 from ..program.build import Program
 from ..program.execute import StepSession, swap_refusal
+from ..program.group import Rank
 from ..program.pack import Packing
 from ..program.padding import common_buckets
 from ..program.place import Placement, Placer
@@ -22,6 +24,7 @@ from ..program.shard import shard
 from ..program.weights import stored_bytes
 from ..sampling.beam import MAX_CANDIDATES
 from .config import EngineConfig
+from .ranks import Ranks
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much is done, of how much)"""
@@ -42,6 +45,9 @@ class Loaded:
     memory: MemoryPlan
     max_model_len: int
     notices: tuple[str, ...]
+    rank: Rank | None = None
+    ranks: Ranks | None = None
+    """The others, where this is the first of several."""
 
     @property
     def device(self) -> Device:
@@ -59,12 +65,7 @@ class Loaded:
         fixed sizes is compiled. ConfigError where the device has no room for it."""
         try:
             self.packing.finish()
-            # A device's own session knows that device alone.
-            one = len(self.devices) == 1
-            session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
-            if self.config.warm_up and isinstance(session, StepSession):
-                session.warm_up()
-            return session
+            return self._session() if self.ranks is None else self.ranks.session(self._session)
         except MemoryError as error:
             needed = (self.memory.kv + self.memory.history) / 1e9
             raise ConfigError(
@@ -72,19 +73,71 @@ class Loaded:
                 " max_num_seqs."
             ) from error
 
+    def _session(self) -> Session:
+        # A device's own session knows that device alone.
+        one = len(self.devices) == 1
+        session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
+        if self.config.warm_up and isinstance(session, StepSession):
+            session.warm_up()
+        return session
 
-def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
-    """Open, build, fuse, shard, place, pack, plan. Raises an EngineError that says what is wrong."""
+    def close(self) -> None:
+        """Leaves the group, and ends the other ranks, where there are any."""
+        if self.rank is not None:
+            self.rank.close()
+        if self.ranks is not None:
+            self.ranks.close()
+
+
+def load(config: EngineConfig, progress: Progress | None = None, group: Group | None = None) -> Loaded:
+    """Open, build, shard, fuse, place, pack, plan. ``group``: the rank that this is of several, which must all load the
+    same; its collectives are joined here. Raises an EngineError that says what is wrong."""
     checkpoint = open_checkpoint(config.model)
     model = load_model(checkpoint, config.max_model_len)
-    devices = _open_devices(config)
+    devices = _open_devices(config, 0 if group is None else group.rank)
+    if group is not None or config.tensor_parallel_size == 1:
+        return _load(config, checkpoint, model, devices, progress, group)
+    ranks = Ranks(config, devices["device"].describe().ranks)
+    try:
+        loaded = _load(config, checkpoint, model, devices, progress, ranks.group)
+        ranks.wait_until_ready()
+    except BaseException as error:
+        # What keeps this rank from its group is most often another's fault.
+        other = (
+            ranks.failure(_SECONDS) if isinstance(error, BackendError) or not isinstance(error, EngineError) else None
+        )
+        ranks.close()
+        if other is None or not isinstance(error, Exception):
+            raise
+        raise BackendError(other) from error
+    return replace(loaded, ranks=ranks)
+
+
+_SECONDS = 1.0
+"""What another rank has to say comes this much later at most."""
+
+
+def _load(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: Model,
+    devices: Mapping[str, Device],
+    progress: Progress | None,
+    group: Group | None,
+) -> Loaded:
     allocator = find_allocator(config.kv_allocator)
-    built = model.program(config.block_size, config.kv_cache_dtype, allocator.windows, allocator.contiguous)
-    program = shard(built, ranks=1)
-    placer = Placer(devices, config.without, config.round_trip, config.rules)
+    program = model.program(config.block_size, config.kv_cache_dtype, allocator.windows, allocator.contiguous)
+    rank = None
+    if group is not None:
+        program = shard(program, group.rank, group.size)
+        rank = _join(devices["device"], group, config.collectives)
+    placer = Placer(devices, config.without, config.round_trip, config.rules, rank)
     placement = placer.place(program, config.strict, config.fused)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
     length, blocks = _sizes(config, model, devices, placement, notices)
+    if rank is not None:
+        length, *counts = rank.least((length, *blocks))
+        blocks = tuple(counts)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     packing = Packing(placement, report)
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
@@ -95,15 +148,23 @@ def load(config: EngineConfig, progress: Progress | None = None) -> Loaded:
         check_device(plan, device.describe(), place)
     if config.preemption == "swap" and (why := swap_refusal(devices, plan)):
         raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
-    return Loaded(config, checkpoint, model, devices, program, placement, plan, packing, memory, length, tuple(notices))
+    return Loaded(
+        config, checkpoint, model, devices, program, placement, plan, packing, memory, length, tuple(notices), rank
+    )
 
 
-def _open_devices(config: EngineConfig) -> dict[str, Device]:
-    """The device that is asked for, or several by the names that the rules have for them."""
-    options = {"threads": config.threads}
+def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
+    """The device that is asked for, by its index, or several by the names that the rules have for them."""
+    options = {"threads": config.threads_a_rank}
     if config.place is None:
-        return {"device": open_device(config.backend, options)}
+        return {"device": open_device(config.backend, options, index)}
     return {name: open_place(name, options) for name in config.rules.devices}
+
+
+def _join(device: Device, group: Group, collectives: str) -> Rank:
+    """Waits for the other ranks. BackendError where they do not come, or nothing joins them."""
+    own = join_on(device, group) if collectives == "auto" else None
+    return Rank(group, device, own, None if own is not None else join_group(group, collectives))
 
 
 def _fallback_notice(placement: Placement) -> str:
@@ -136,8 +197,8 @@ def _sizes(
 
 
 def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Placement) -> list[Pools]:
-    """The pools as each device with a cache sees them: its layers' bytes and its share of the memory. Several devices may
-    lie in the same memory, so each takes its part of what is free there."""
+    """The pools as each device with a cache sees them: its layers' bytes and its share of the memory. Several devices, and
+    ranks, may lie in the same memory, so each takes its part of what is free there."""
     weights: Counter[str] = Counter()
     refs = {(placed.place, ref.name): ref for placed in placement.calls for ref in placed.call.weights.values()}
     for (place, _), ref in refs.items():
@@ -146,7 +207,9 @@ def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Place
     total = sum(map(sum, sizes.values()))
     pools = []
     for place, a_block in sizes.items():
-        budget = max(devices[place].memory_info().free - weights[place], 0) // (2 * len(sizes))
+        budget = max(devices[place].memory_info().free - weights[place], 0) // (
+            2 * len(sizes) * config.tensor_parallel_size
+        )
         if config.kv_cache_memory is not None:
             budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
         groups, sequences, chunk = placement.program.groups, config.max_num_seqs, config.max_num_batched_tokens

@@ -1,4 +1,5 @@
-"""The pytest plugin: ``pytest --engine-backend NAME --mode support|test|perf|fuzz [--engine-seed N] [--engine-model PATH]``.
+"""The pytest plugin: ``pytest --engine-backend NAME --mode support|test|perf|fuzz [--engine-seed N] [--engine-model PATH]``,
+or ``pytest --engine-collectives NAME``.
 
 Without test files on the command line it runs the kit's own suite. Cases are random; each report names the seed that gives
 them again.
@@ -19,6 +20,7 @@ SUITE = Path(__file__).parent / "suite"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("engine", "conformance of backends of engine")
     group.addoption("--engine-backend", metavar="NAME", help="the backend to examine")
+    group.addoption("--engine-collectives", metavar="NAME", help="the collectives over host arrays to examine")
     group.addoption("--mode", choices=MODES, default="test", help="what to examine: " + ", ".join(MODES))
     group.addoption("--engine-option", action="append", default=[], metavar="KEY=JSON", help="an option of the device")
     group.addoption("--engine-seed", type=int, help="the seed of an earlier run")
@@ -30,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     known = early_config.known_args_namespace
-    if known.engine_backend and not known.file_or_dir:
+    if (known.engine_backend or known.engine_collectives) and not known.file_or_dir:
         args.append(str(SUITE))
 
 

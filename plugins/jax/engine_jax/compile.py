@@ -8,27 +8,39 @@ from typing import Any
 
 import jax
 
-from engine.backend.v1 import BoundCall, Frame, Segment, StepFn, Value
+from engine.backend.v1 import BoundCall, Frame, Limits, Segment, StepFn, Value
 
 from .given import DTYPES, Given, Site
 from .ops import OPS
 from .sharing import Sharing, share_weights
 
+PACKER = "jax"
+"""What this backend's providers have in common."""
 
-def compile_segment(segment: Segment, site: Site) -> StepFn:
-    """A function that runs the segment's calls, one compiled function after the other."""
+
+def compile_segment(segment: Segment, limits: Limits, site: Site) -> StepFn:
+    """A function that runs the segment's calls, one compiled function after the other. Providers that are not this backend's,
+    such as a group's collectives, run between them."""
     kept = {value.id for value in segment.outputs}
-    runs = [(own, tuple(run)) for own, run in groupby(segment.calls, key=lambda bound: OPS[bound.call.op].bind is None)]
+    runs = [(together, tuple(run)) for together, run in groupby(segment.calls, key=_can_be_joined)]
     fns: list[StepFn] = []
     for n, (together, calls) in enumerate(runs):
         later = {value.id for _, run in runs[n + 1 :] for bound in run for value in bound.call.inputs.values()}
-        fns += [compile_calls(calls, kept | later, site)] if together else [bind_call(bound, site) for bound in calls]
+        fns += (
+            [compile_calls(calls, kept | later, site)]
+            if together
+            else [bound.provider.bind(bound, limits) for bound in calls]
+        )
 
     def run(frame: Frame) -> None:
         for fn in fns:
             fn(frame)
 
     return run
+
+
+def _can_be_joined(bound: BoundCall) -> bool:
+    return bound.provider.packer == PACKER and OPS[bound.call.op].make is not None
 
 
 def bind_call(bound: BoundCall, site: Site) -> StepFn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from engine.backend.v1 import (
     HOST_DTYPES,
     Array,
     DeviceInfo,
+    Group,
     Limits,
     MemoryInfo,
     Plan,
@@ -29,11 +30,8 @@ from .collectives import JaxCollectives
 from .compile import compile_segment
 from .given import DTYPES, Site
 from .options import Options
-from .providers import JaxProvider, make_providers
+from .providers import make_providers
 from .sharing import Sharing
-
-if TYPE_CHECKING:
-    from engine.backend.v1 import Group
 
 
 class JaxDevice:
@@ -88,6 +86,7 @@ class JaxDevice:
             buckets=self.options.buckets,
             kv_layouts=(PAGED,),
             dtypes=frozenset(DTYPES),
+            ranks="threads",
             roles={"act": act, "residual": "f32"},
             writes="replace",
             details={"jax": jax.__version__, "platform": self.device.platform},
@@ -100,10 +99,8 @@ class JaxDevice:
         return self._providers
 
     def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
-        if not all(isinstance(bound.provider, JaxProvider) for bound in segment.calls):
-            return None  # a forced trip through the device runs references on it
         if id(segment) not in self._compiled:  # a plan's next session finds all that this one has compiled
-            self._compiled[id(segment)] = segment, compile_segment(segment, self.site)
+            self._compiled[id(segment)] = segment, compile_segment(segment, limits, self.site)
         return self._compiled[id(segment)][1]
 
     def export_blocks(self, state: jax.Array, blocks: Array) -> Array:
@@ -114,6 +111,8 @@ class JaxDevice:
 
     def collectives(self, group: Group) -> JaxCollectives:
         """Joins the group's other ranks, which are threads of this process with a device each."""
+        if not self.sharing.alone:
+            raise ValueError("A model is shared out by the option devices or by ranks, not by both; leave one out.")
         return JaxCollectives(group, self.device)
 
     def _put(self, array: Array) -> jax.Array:

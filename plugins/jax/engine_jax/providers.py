@@ -11,7 +11,7 @@ from engine.backend.v1 import Array, BoundCall, Call, Limits, Packed, Provider, 
 
 from . import weights
 from .cache import PAGED
-from .compile import bind_call
+from .compile import PACKER, bind_call
 from .given import Site
 from .ops import OPS
 
@@ -23,7 +23,7 @@ class JaxProvider:
     op: str
     put: Callable[[Array], jax.Array] = field(repr=False)
     site: Site
-    packer: str = "jax"
+    packer: str = PACKER
     batch_invariant: bool = False
 
     @property

@@ -201,35 +201,39 @@ class GatherRows final : public Kernel {
   int64_t width_;
 };
 
-// x [T or R, K], columns plain f32 [K], whole numbers -> x with its columns in that order. Numbers: rows_dim.
+// x [T or R, K], columns plain f32 [N], whole numbers -> these columns of x. Numbers: width (K), rows_dim.
 class GatherColumns final : public Kernel {
  public:
   explicit GatherColumns(const KernelArgs& args)
-      : x_(args.inputs.at(0)), y_(args.outputs.at(0)), rows_(args), width_(args.weights.at(0)->columns) {
+      : x_(args.inputs.at(0)),
+        y_(args.outputs.at(0)),
+        rows_(args),
+        width_(args.integer("width")),
+        count_(args.weights.at(0)->columns) {
     const PackedWeight& columns = *args.weights[0];
     if (columns.family != "plain") throw std::invalid_argument("gather_columns takes its columns as a plain weight.");
-    for (int64_t k = 0; k < width_; ++k) {
+    for (int64_t k = 0; k < count_; ++k) {
       const float column = columns.f32()[k];
       if (!(column >= 0 && column < static_cast<float>(width_)))
-        throw std::invalid_argument("gather_columns needs columns from 0 to one less than their number.");
+        throw std::invalid_argument("gather_columns needs columns from 0 to one less than the width of its input.");
       columns_.push_back(static_cast<int32_t>(column));
     }
   }
 
-  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * width_); }
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * count_); }
 
   void run(const Frame& frame, const Team& team, int) override {
-    const Range range = share(rows_.count(frame.dims) * width_, team);
+    const Range range = share(rows_.count(frame.dims) * count_, team);
     for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t row = i / width_;
-      output<float>(frame, y_)[i] = input<float>(frame, x_)[row * width_ + columns_[i - row * width_]];
+      const int64_t row = i / count_;
+      output<float>(frame, y_)[i] = input<float>(frame, x_)[row * width_ + columns_[i - row * count_]];
     }
   }
 
  private:
   int x_, y_;
   RowsDim rows_;
-  int64_t width_;
+  int64_t width_, count_;
   std::vector<int32_t> columns_;
 };
 

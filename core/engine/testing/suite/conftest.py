@@ -6,20 +6,26 @@ import numpy as np
 import pytest
 
 from engine.backend.registry import open_device
+from engine.backend.v1 import collectives_of
 from engine.testing.checks import ops_of
+from engine.testing.collectives import Subject
 from engine.testing.plugin import device_options
 
-_FILES = {"support": ("test_support",), "test": ("test_device", "test_ops", "test_programs"), "perf": ("test_perf",)}
+_FILES = {"support": ("test_support",), "perf": ("test_perf",)}
+_FILES["test"] = ("test_device", "test_ops", "test_programs", "test_collectives")
 _FILES["fuzz"] = ("test_fuzz",)
 
 
 def pytest_ignore_collect(collection_path, config):
     name = collection_path.stem
+    if config.getoption("--engine-collectives"):
+        return True if name.startswith("test_") and name != "test_collectives" else None
     return True if name.startswith("test_") and name not in _FILES[config.getoption("--mode")] else None
 
 
 def pytest_report_header(config):
-    return f"engine: backend {config.getoption('--engine-backend')}, seed {_seed(config)}"
+    examined = config.getoption("--engine-collectives") or f"backend {config.getoption('--engine-backend')}"
+    return f"engine: {examined}, seed {_seed(config)}"
 
 
 def _seed(config) -> int:
@@ -51,6 +57,18 @@ def device(pytestconfig):
 @pytest.fixture(scope="session")
 def backend(pytestconfig) -> str:
     return pytestconfig.getoption("--engine-backend")
+
+
+@pytest.fixture(scope="session")
+def subject(pytestconfig) -> Subject:
+    """The collectives to examine; a backend's, which may have none."""
+    if name := pytestconfig.getoption("--engine-collectives"):
+        return Subject(name)
+    device = _open(pytestconfig)
+    if collectives_of(device) is None:
+        pytest.skip("the device offers no collectives of its own.")
+    options = device_options(pytestconfig)
+    return Subject("", pytestconfig.getoption("--engine-backend"), options, device.describe().ranks)
 
 
 @pytest.fixture

@@ -1,0 +1,187 @@
+"""Tensor parallelism with real processes over gloo, and with threads: tokens of one process, and ends without hanging."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import tiny_models
+
+from engine import LLM, SamplingParams
+from engine.errors import BackendError, ConfigError, EngineStoppedError
+from engine.formats import open_checkpoint
+from engine.quantize.mix import quant_type
+from engine.quantize.to_gguf import quantize_to_gguf
+from engine.testing.checkpoints import write_checkpoint
+from engine.testing.collectives import CHECKS, Subject
+from engine.testing.models import compare_answers, random_prompts
+
+pytest.importorskip("torch")
+TWO = {"tensor_parallel_size": 2, "collectives": "gloo", "threads": 1}
+GREEDY = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 2, "prompt_logprobs": 0}
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=7, max_tokens=40, n=2)
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def worker(llm: LLM) -> int:
+    """The process of rank 1."""
+    return llm.loaded.ranks._workers[0]._process.pid
+
+
+@pytest.mark.shared
+def test_stories_on_two_processes(stories, backend):
+    """Sampling too, whose penalties read a history that each rank has for itself; beams and forks copy in all ranks."""
+    path, before = stories / "stories260K-f32.gguf", children()
+    prompts = [[1, 403, 407, 261, 378], [1], list(range(300, 340))]
+    settings = {"backend": backend, "max_model_len": 128, "kv_cache_dtype": "f32"}
+    with LLM(path, **settings, threads=1) as alone:
+        want, sampled = alone.generate(prompts, SamplingParams(**GREEDY)), alone.generate(prompts, SAMPLED)
+    with LLM(path, **settings, **TWO) as llm:
+        got, again = llm.generate(prompts, SamplingParams(**GREEDY)), llm.generate(prompts, SAMPLED)
+        assert llm.loaded.plan.states[0].shape != alone.loaded.plan.states[0].shape, (
+            "each rank has half of the KV heads"
+        )
+    compare_answers(got, want, 2e-3)
+    assert [[c.token_ids for c in o.outputs] for o in again] == [[c.token_ids for c in o.outputs] for o in sampled]
+    assert children() <= before, "a rank's process is left"
+
+
+@pytest.mark.parametrize("kind", ["moe", "quantized"])
+def test_models_on_two_processes(kind, tmp_path, cpu):
+    rng = np.random.default_rng(5)
+    path = write_checkpoint("mixtral", tmp_path / "hf", rng)
+    if kind == "quantized":
+        tiny_models.write_llama(tmp_path, rng)
+        path = tmp_path / "model.gguf"
+        quantize_to_gguf(open_checkpoint(tmp_path), path, quant_type("Q8_0"))
+    prompts = random_prompts(rng)
+    settings = {"backend": cpu, "max_model_len": 128, "kv_cache_dtype": "f32"}
+    with LLM(path, **settings, threads=1) as alone:
+        want = alone.generate(prompts, SamplingParams(**GREEDY))
+    with LLM(path, **settings, **TWO) as llm:
+        got = llm.generate(prompts, SamplingParams(**GREEDY))
+    compare_answers(got, want, 2e-3 if kind == "moe" else 0.3)
+
+
+@pytest.fixture
+def endless(llama, cpu):
+    """A model on two processes, and a request that goes on for long."""
+    with LLM(llama, backend=cpu, watchdog_s=2.0, **TWO) as llm:
+        yield llm, SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_rank_ends_requests_with_a_sentence(how, endless):
+    llm, params = endless
+    pid = worker(llm)
+    threading.Timer(0.1, os.kill, (pid, how)).start()
+    began = time.monotonic()
+    sentences = set()
+    while not sentences and time.monotonic() - began < 30:
+        sentences = _errors(llm, params)
+    assert time.monotonic() - began < 30
+    assert all("Rank 1 of 2 is lost" in s or "Rank 0 of 2 failed" in s or "seems to hang" in s for s in sentences)
+    with pytest.raises(EngineStoppedError, match=r"Rank|seems to hang"):
+        llm.generate([[1, 2]], params)
+    llm.close()
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def _errors(llm: LLM, params: SamplingParams) -> set[str]:
+    """What requests ended with that did not end well."""
+    try:
+        outputs = llm.generate([[1, 2, 3], [4]], params)
+    except EngineStoppedError as error:
+        return {str(error)}
+    return {str(c.stop_reason) for o in outputs for c in o.outputs if c.finish_reason == "error"}
+
+
+def test_a_model_that_is_forgotten_leaves_no_process(llama, cpu):
+    llm = LLM(llama, backend=cpu, **TWO)
+    process = psutil.Process(worker(llm))
+    llm.loaded.ranks._workers[0]._input.close()  # as when this process is killed
+    process.wait(15)
+    del llm
+    gc.collect()
+
+
+def test_what_a_rank_cannot_do_is_told_at_once(llama, cpu, install, tmp_path):
+    for settings, sentence in (
+        ({"collectives": "nobody"}, "There are no collectives 'nobody'"),
+        ({"backend": "nobody", "collectives": "gloo"}, "There is no backend 'nobody'"),
+    ):
+        with pytest.raises(BackendError, match=sentence):
+            LLM(llama, **{"backend": cpu, "tensor_parallel_size": 2, **settings})
+    install("engine.collectives", "late", "late_ones:manifest", LATE)
+    before = children()
+    with pytest.raises(
+        BackendError, match=r"Rank 1 of 2 failed: Rank 1 of 2 could not join its group through late: no port"
+    ):
+        LLM(llama, backend=cpu, tensor_parallel_size=2, collectives="late")
+    assert children() <= before
+
+
+LATE = """
+import time
+from engine.backend.v1 import API, CollectivesManifest, Probe
+
+def join(group):
+    if group.rank:
+        raise OSError("no port")
+    time.sleep(0.5)
+    raise OSError("nobody came")
+
+manifest = CollectivesManifest("late", API, lambda: Probe(True, "late"), join)
+"""
+
+
+def test_settings_are_checked(llama):
+    for settings, sentence in (
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be at least 1"),
+        ({"tensor_parallel_size": 65}, "it may be at most 64"),
+        ({"tensor_parallel_size": 2, "place": "head: cpu"}, "not by both"),
+        ({"tensor_parallel_size": 2, "preemption": "swap"}, "preempt by recomputation"),
+        ({"tensor_parallel_size": 3}, "cannot be shared by 3 ranks"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            LLM(llama, backend="reference", **settings)
+
+
+@pytest.fixture
+def threaded(install):
+    """A backend whose ranks are threads, with collectives over values of its own."""
+    install("engine.backends", "threaded", "thread_group:threaded")
+    return "threaded"
+
+
+def test_ranks_in_threads_exchange_values_of_their_device(llama, threaded):
+    prompts = random_prompts(np.random.default_rng())
+    settings = {"backend": threaded, "max_model_len": 96, "kv_cache_dtype": "f32"}
+    with LLM(llama, **settings) as alone:
+        want = alone.generate(prompts, SamplingParams(**GREEDY))
+    with LLM(llama, **settings, tensor_parallel_size=2) as llm:
+        exchanges = [p for p in llm.loaded.placement.calls if p.call.op in ("all_reduce", "all_gather")]
+        assert len(exchanges) == 5 and {placed.place for placed in exchanges} == {"device"}
+        got = llm.generate(prompts, SamplingParams(**GREEDY))
+    compare_answers(got, want, 2e-3)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_kit_passes_a_devices_collectives_in_threads(check, threaded):
+    function, ranks = CHECKS[check]
+    Subject("", threaded, where="threads").check(function, ranks, int(np.random.default_rng().integers(2**32)))
+
+
+@pytest.mark.parametrize("check", [pytest.param(c, marks=[] if c == "values" else pytest.mark.slow) for c in CHECKS])
+def test_the_kit_passes_gloo(check):
+    function, ranks = CHECKS[check]
+    Subject("gloo").check(function, ranks, int(np.random.default_rng().integers(2**32)))
