@@ -71,6 +71,12 @@ def _copied(states: dict[str, jax.Array], copies: jax.Array) -> dict[str, jax.Ar
     return jax.lax.fori_loop(0, len(copies), copy, states)
 
 
+@partial(jax.jit, donate_argnums=0)
+def with_blocks(state: jax.Array, blocks: jax.Array, rows: jax.Array) -> jax.Array:
+    """The state with these rows as its entries ``blocks``."""
+    return state.at[blocks].set(rows)
+
+
 def _kv_copy(call: Call) -> StepFn:
     copies, names = call.inputs["block_copies"].id, tuple(call.states.values())
 

@@ -25,6 +25,7 @@ from engine.backend.v1 import (
     available_memory,
 )
 
+from . import cache
 from .cache import PAGED
 from .collectives import JaxCollectives
 from .compile import compile_segment
@@ -104,10 +105,10 @@ class JaxDevice:
         return self._compiled[id(segment)][1]
 
     def export_blocks(self, state: jax.Array, blocks: Array) -> Array:
-        return self.copy_out(state[blocks])
+        return self.copy_out(state[_padded(blocks)])[: len(blocks)]
 
     def import_blocks(self, state: jax.Array, blocks: Array, rows: Array) -> jax.Array:
-        return state.at[blocks].set(self._put(np.array(rows)))
+        return cache.with_blocks(state, _padded(blocks), self._put(_padded(rows)))
 
     def collectives(self, group: Group) -> JaxCollectives:
         """Joins the group's other ranks, which are threads of this process with a device each."""
@@ -119,3 +120,9 @@ class JaxDevice:
         """An array of the host's, which must not change any more, on the device; bf16 as itself."""
         stored = array.view(jnp.bfloat16) if array.dtype == HOST_DTYPES["bf16"] else array
         return jax.device_put(stored, self.sharing.everywhere(stored.ndim))
+
+
+def _padded(array: Array) -> Array:
+    """With as many zeros behind it as a power of two asks for, so that few sizes are compiled; block 0 is nobody's."""
+    more = (1 << max(len(array) - 1, 0).bit_length()) - len(array)
+    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])

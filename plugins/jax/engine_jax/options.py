@@ -35,7 +35,7 @@ def _platform(value: Any) -> str:
 
 
 def _buckets(value: Any) -> tuple[int, ...]:
-    sizes = [int(part) for part in value.split(",")] if isinstance(value, str) else [int(part) for part in value]
+    sizes = [int(part) for part in value.split(",") if part.strip()] if isinstance(value, str) else [int(part) for part in value]
     if not sizes or min(sizes) < 1:
         raise ValueError(f"buckets are sizes of at least 1, such as 16,64,512, and not {value!r}.")
     return tuple(sorted(set(sizes)))
