@@ -61,7 +61,7 @@ def attention(given: Given, shape: Shape) -> jax.Array:
     group = shape.heads // shape.kv_heads
     queries = q.reshape(tokens, shape.kv_heads, group, shape.head_dim)[tiles.rows]
     positions = starts[tiles.seqs][:, None] + tiles.rows - offsets[tiles.seqs][:, None]
-    sinks = given.vector("sinks")
+    sinks = given.optional("sinks")
 
     def one(work: tuple[jax.Array, ...]) -> jax.Array:
         return _attend(given.states, shape, sinks, *work)

@@ -57,6 +57,11 @@ def _fifth(codes: Array, high: Array) -> Array:
     return (codes | bits << 4).astype(np.int8)
 
 
+@np.errstate(invalid="ignore")  # 0 times infinity is NaN, as in the reference
+def _times(scale: Array, d: Array) -> Array:
+    return _flat(scale * _singles(d))
+
+
 def _q4_0(raw: Array) -> Codes:
     d, qs = _fields(raw, 2, 16)
     return Codes(_flat(qs), _flat(_halves(d)), zero=8)
@@ -97,7 +102,7 @@ def _q4_k(raw: Array) -> Codes:
     scale, low = _six_bits(packed)
     # Of 64 codes the low bits are a group of 32 and the high bits the next one.
     codes = _nibbles(qs.reshape(*qs.shape[:2], 4, 32)).reshape(*qs.shape[:2], 8, 32)
-    return Codes(_flat(_paired(codes)), _flat(scale * _singles(d)), _flat(low * _singles(least)))
+    return Codes(_flat(_paired(codes)), _times(scale, d), _times(low, least))
 
 
 def _q5_k(raw: Array) -> Codes:
@@ -105,7 +110,7 @@ def _q5_k(raw: Array) -> Codes:
     scale, low = _six_bits(packed)
     codes = _nibbles(qs.reshape(*qs.shape[:2], 4, 32)).reshape(*qs.shape[:2], 8, 32)
     fifth = high[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return Codes(_flat((codes | fifth << 4).astype(np.int8)), _flat(scale * _singles(d)), _flat(low * _singles(least)))
+    return Codes(_flat((codes | fifth << 4).astype(np.int8)), _times(scale, d), _times(low, least))
 
 
 def _q6_k(raw: Array) -> Codes:
@@ -115,7 +120,7 @@ def _q6_k(raw: Array) -> Codes:
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     high = high_bits.reshape(*shape, 2, 1, 32) >> shifts & 3
     codes = (low | high << 4).astype(np.int8) - 32
-    return Codes(_flat(codes), _flat(scales.view(np.int8) * _singles(d)))
+    return Codes(_flat(codes), _times(scales.view(np.int8), d))
 
 
 def _two_bits(raw: Array) -> Array:
@@ -128,7 +133,7 @@ def _q2_k(raw: Array) -> Codes:
     scales, qs, d, least = _fields(raw, 16, 64, 2, 2)
     scale, low = (scales & 15).astype(np.float32), (scales >> 4).astype(np.float32)
     codes = _paired(_two_bits(qs).reshape(*qs.shape[:2], 16, 16))
-    return Codes(_flat(codes), _flat(scale * _singles(d)), _flat(low * _singles(least)))
+    return Codes(_flat(codes), _times(scale, d), _times(low, least))
 
 
 def _q3_k(raw: Array) -> Codes:
@@ -139,7 +144,7 @@ def _q3_k(raw: Array) -> Codes:
     top = packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     scale = (low | top.reshape(low.shape) << 4).astype(np.float32) - 32
     codes = _paired(codes.reshape(*codes.shape[:2], 16, 16))
-    return Codes(_flat(codes), _flat(scale * _singles(d)), zero=4)
+    return Codes(_flat(codes), _times(scale, d), zero=4)
 
 
 DECODERS: Mapping[str, Callable[[Array], Codes]] = {

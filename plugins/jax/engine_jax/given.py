@@ -39,9 +39,13 @@ class Given:
         """An input in f32, whatever it is kept in."""
         return self.inputs[name].astype(jnp.float32)
 
-    def vector(self, name: str) -> jax.Array | None:
+    def vector(self, name: str) -> jax.Array:
+        """A weight in f32."""
+        return self.weights[name].as_dtype(jnp.float32)
+
+    def optional(self, name: str) -> jax.Array | None:
         """A weight in f32, or None where there is none of that name."""
-        return self.weights[name].as_dtype(jnp.float32) if name in self.weights else None
+        return self.vector(name) if name in self.weights else None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jax.experimental.pallas import tpu as pltpu
 from .given import EXACT, Given
 from .shape import Shape
 
+_KINDS: tuple[str, ...] = ("k", "v", "k_scale", "v_scale")
+
 
 def paged_attention(given: Given, shape: Shape, interpret: bool) -> jax.Array:
     """softmax(scale * q k^T) v over what each token sees: f32 [T, heads * out_dim]. For steps of few tokens a sequence."""
@@ -21,11 +24,10 @@ def paged_attention(given: Given, shape: Shape, interpret: bool) -> jax.Array:
     sequence = jnp.searchsorted(offsets[1:], tokens, side="right")
     ends = given.inputs["seq_starts"][sequence] + tokens - offsets[sequence] + 1
     tables = given.inputs["page_table"][sequence]
-    sinks = given.vector("sinks")
+    sinks = given.optional("sinks")
     if sinks is None:
         sinks = jnp.full(shape.heads, -jnp.inf, jnp.float32)
-    names = [name for name in ("k", "v", "k_scale", "v_scale") if name in given.states]
-    states = {name: given.states[name] for name in names}
+    states = {name: given.states[name] for name in _KINDS if name in given.states}
     y = _call(q.reshape(len(q), shape.heads, shape.head_dim), tables, ends, sinks[:, None], states, shape, interpret)
     return y.reshape(len(q), -1)
 
@@ -74,21 +76,22 @@ def _call(
     return result
 
 
-def _kernel(tables, ends, q, sinks, *refs, shape: Shape, names: tuple[str, ...]):  # type: ignore[no-untyped-def]
+def _kernel(tables: Any, ends: Any, q: Any, sinks: Any, *refs: Any, shape: Shape, names: tuple[str, ...]) -> None:
+    """One block for one token; the arguments are references to what the specs of the call put in fast memory."""
     states, (y, most, total, mixed) = dict(zip(names, refs, strict=False)), refs[len(names) :]
     token, page, size = pl.program_id(0), pl.program_id(1), shape.block_size
     end = ends[token]
     start = jnp.maximum(end - shape.window, 0) if shape.window else 0
 
     @pl.when(page == 0)
-    def _():
+    def _() -> None:
         given = sinks[...] > -jnp.inf
         most[...] = sinks[...]
         total[...] = jnp.where(given, 1.0, 0.0)
         mixed[...] = jnp.zeros_like(mixed)
 
     @pl.when((page * size < end) & ((page + 1) * size > start))
-    def _():
+    def _() -> None:
         entries = page * size + jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
         seen = (entries >= start) & (entries < end)
         group = shape.heads // shape.kv_heads
@@ -111,11 +114,11 @@ def _kernel(tables, ends, q, sinks, *refs, shape: Shape, names: tuple[str, ...])
             mixed[rows] = mixed[rows] * kept + added
 
     @pl.when(page == pl.num_programs(1) - 1)
-    def _():
+    def _() -> None:
         y[0] = mixed[...] / total[...]
 
 
-def _read(states, kind: str, head: int):  # type: ignore[no-untyped-def]
+def _read(states: Mapping[str, Any], kind: str, head: int) -> jax.Array:
     """A head's entries of the block, f32 [block_size, head_dim]."""
     found = states[kind][0, :, head].astype(jnp.float32)
     scale = states.get(f"{kind}_scale")

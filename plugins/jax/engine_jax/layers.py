@@ -38,7 +38,7 @@ def _linear(call: Call, site: Site) -> Function:
     def run(given: Given) -> tuple[jax.Array, ...]:
         x = _rounded(given.wide("x"), scale) if rounds else given.inputs["x"]
         y = dot(x, given.weights["weight"].dense())
-        bias = given.vector("bias")
+        bias = given.optional("bias")
         if bias is not None:
             y = y + bias
         return (y + given.wide("residual") if "residual" in given.inputs else y,)
@@ -48,7 +48,7 @@ def _linear(call: Call, site: Site) -> Function:
 
 def _head_linear(call: Call, site: Site) -> Function:
     def run(given: Given) -> tuple[jax.Array, ...]:
-        weight, x = given.weights["weight"].as_dtype(jnp.float32), given.wide("x")
+        weight, x = given.vector("weight"), given.wide("x")
         parts = x.reshape(len(x), weight.shape[0], weight.shape[2])
         return (jnp.einsum("thk,hnk->thn", parts, weight, precision=EXACT).reshape(len(x), -1),)
 
@@ -86,7 +86,7 @@ def _rms_norm(call: Call, site: Site) -> Function:
     eps, head_dim, offset = call.attr("eps"), call.attr("head_dim"), call.attr("weight_offset")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
-        weight = given.weights["weight"].as_dtype(jnp.float32)
+        weight = given.vector("weight")
         return (_normed(given.wide("x"), weight, eps, head_dim, offset),)
 
     return run
@@ -97,7 +97,7 @@ def _add_rms_norm(call: Call, site: Site) -> Function:
 
     def run(given: Given) -> tuple[jax.Array, ...]:
         total = given.wide("x") + given.wide("residual")
-        return total, _normed(total, given.weights["weight"].as_dtype(jnp.float32), eps, 0, offset)
+        return total, _normed(total, given.vector("weight"), eps, 0, offset)
 
     return run
 
@@ -111,7 +111,7 @@ def _layer_norm(call: Call, site: Site) -> Function:
         centred = slices - slices.mean(axis=-1, keepdims=True)
         variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
         y = (centred * jax.lax.rsqrt(variance + eps)).reshape(x.shape) * given.vector("weight")
-        bias = given.vector("bias")
+        bias = given.optional("bias")
         return (y if bias is None else y + bias,)
 
     return run

@@ -19,7 +19,7 @@ def _moe_route(call: Call, site: Site) -> Function:
     kept, best = call.attr("groups_kept"), call.attr("group_best")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
-        logits, bias = given.wide("logits"), given.vector("correction_bias")
+        logits, bias = given.wide("logits"), given.optional("correction_bias")
         scores = jax.nn.softmax(logits, axis=-1) if score == "softmax" else 1 / (1 + jnp.exp(-logits))
         choice = logits if bias is None and groups == 1 else scores
         if bias is not None:
@@ -54,7 +54,7 @@ def _moe_linear(call: Call, site: Site) -> Function:
     def run(given: Given) -> tuple[jax.Array, ...]:
         ids, weight = given.inputs["ids"], given.weights["weight"]
         x = given.inputs["x"] if per_choice else jnp.repeat(given.inputs["x"], ids.shape[1], axis=0)
-        experts, bias = ids.reshape(-1), given.vector("bias")
+        experts, bias = ids.reshape(-1), given.optional("bias")
         few = len(experts) <= len(weight.codes)
         y = _row_by_row(x, experts, weight) if few else _expert_by_expert(x, experts, weight)
         return (y if bias is None else y + bias[experts],)

@@ -26,7 +26,7 @@ class Options:
 def options_of(given: Mapping[str, Any]) -> Options:
     """The options that are given, the others from the environment; ValueError for one that will not do."""
     found = {name: given.get(name, os.environ.get(f"ENGINE_JAX_{name.upper()}")) for name in Options.__annotations__}
-    read = {name: _READ[name](value) for name, value in found.items() if value is not None}
+    read: dict[str, Any] = {name: _READ[name](value) for name, value in found.items() if value is not None}
     return Options(**read)
 
 
@@ -35,7 +35,11 @@ def _platform(value: Any) -> str:
 
 
 def _buckets(value: Any) -> tuple[int, ...]:
-    sizes = [int(part) for part in value.split(",") if part.strip()] if isinstance(value, str) else [int(part) for part in value]
+    sizes = (
+        [int(part) for part in value.split(",") if part.strip()]
+        if isinstance(value, str)
+        else [int(part) for part in value]
+    )
     if not sizes or min(sizes) < 1:
         raise ValueError(f"buckets are sizes of at least 1, such as 16,64,512, and not {value!r}.")
     return tuple(sorted(set(sizes)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from engine_jax.device import JaxDevice
-from engine_jax.options import options_of
 
 from engine import LLM
 from engine.testing.checkpoints import write_checkpoint
 from engine.testing.collectives import CHECKS, Subject
 from engine.testing.models import answers, compare_answers, random_prompts
+from engine_jax.device import JaxDevice
+from engine_jax.options import options_of
 
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
 

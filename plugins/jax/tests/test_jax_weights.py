@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_jax.blocks import DECODERS
-from engine_jax.weights import PLAIN, ROWS, pack
 
 from engine.formats import FORMATS
 from engine.testing.cases import CaseWeight
+from engine_jax.blocks import DECODERS
+from engine_jax.weights import PLAIN, ROWS, pack
 
 SHAPES = [(5, 512), (3, 7, 256)]
 BITS = {"Q4_0": 4.5, "Q4_1": 5.5, "Q8_0": 8.5, "Q2_K": 8, "Q3_K": 6, "Q4_K": 6, "Q5_K": 10, "Q6_K": 10}

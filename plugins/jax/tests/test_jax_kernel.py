@@ -6,29 +6,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engine_jax.device import JaxDevice
-from engine_jax.given import Given
-from engine_jax.kernel import paged_attention
-from engine_jax.options import options_of
-from engine_jax.shape import Shape
 
 from engine.ops import OPS
 from engine.testing.checkpoints import write_checkpoint
 from engine.testing.compare import Bound, close
 from engine.testing.models import answers, compare_answers, random_prompts
 from engine.testing.running import Bench
+from engine_jax.device import JaxDevice
+from engine_jax.given import Given
+from engine_jax.kernel import paged_attention
+from engine_jax.options import options_of
+from engine_jax.shape import Shape
 
 SPEC = OPS["attention"]
-CASES = len(list(SPEC.cases(np.random.default_rng(0))))
 MOST = 1500
 """Blocks looked at: each takes Python a millisecond."""
+CASES = [
+    number
+    for number, case in enumerate(SPEC.cases(np.random.default_rng(0)))
+    if case.dims.T * case.dims.P * case.attrs["kv_heads"] <= MOST
+]
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", CASES)
 def test_agrees_with_the_reference(number):
     case = list(SPEC.cases(np.random.default_rng()))[number]
-    if case.dims.T * case.dims.P * case.attrs["kv_heads"] > MOST:
-        pytest.skip("too many blocks for Python")
     device = JaxDevice(0, options_of({"platform": "cpu"}))
     bench = Bench(device, SPEC, case)
     provider = device.providers()["attention"][0]
@@ -43,15 +45,14 @@ def test_agrees_with_the_reference(number):
     close(case.name, bound, np.asarray(found(given.states, given.inputs)), want)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
-def test_a_model_decodes_with_it(kv_dtype, tmp_path, monkeypatch):
+def test_a_model_decodes_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_JAX_PALLAS", "1")
     monkeypatch.setenv("ENGINE_JAX_BUCKETS", "4,64")
     rng = np.random.default_rng()
     model = write_checkpoint("gpt_oss", tmp_path / "gpt_oss", rng)
     prompts = random_prompts(rng, (1, 9, 30))
     got, want = (
-        answers(model, backend, prompts, 4, kv_cache_dtype=kv_dtype, max_num_seqs=4, max_num_batched_tokens=64)
+        answers(model, backend, prompts, 4, kv_cache_dtype="int8", max_num_seqs=4, max_num_batched_tokens=64)
         for backend in ("jax", "reference")
     )
-    compare_answers(got, want, 0.1 if kv_dtype == "int8" else 2e-3)
+    compare_answers(got, want, 0.1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_jax.options import options_of
 
 from engine import LLM, SamplingParams
 from engine.backend.registry import open_device
 from engine.testing.checkpoints import write_checkpoint
 from engine.testing.models import answers, compare_answers, random_prompts, tolerance_of
+from engine_jax.options import options_of
 
 
 def test_activations_in_bf16(tmp_path, monkeypatch):
