@@ -69,6 +69,22 @@ def test_what_is_known_is_shown_though_the_device_fails(engine, install):
     assert "failing" in [b["name"] for b in report["backends"]] and "zero" in report["error"]
 
 
+def test_collectives_are_listed(engine):
+    report = engine("doctor", *REFERENCE, "--json").json
+    assert [c["name"] for c in report["collectives"]] == ["gloo"] and "gloo" in report["collectives"][0]["reason"]
+    assert re.search(r"Collectives over the host, for ranks\n  gloo +available: ", engine("doctor", *REFERENCE).out)
+
+
+def test_the_program_of_a_rank(engine, install, llama):
+    """Each layer reduces twice, and the logits are gathered; weights are named by their parts."""
+    install("engine.backends", "threaded", "thread_group:threaded")
+    done = engine("doctor", llama, "--backend", "threaded", "--tensor-parallel", 2, "--program")
+    lines = done.out[done.out.index("\nProgram\n") :].splitlines()
+    assert sum("= all_reduce(" in line and line.endswith("@ threaded/collectives/all_reduce") for line in lines) == 4
+    assert sum("= all_gather(" in line for line in lines) == 1
+    assert any("linear(" in line and "blk.1.ffn_down.weight[columns 0:48] F32" in line for line in lines)
+
+
 def test_a_model_placed_on_a_backend_with_gaps(engine, toy, llama):
     report = engine("doctor", llama, "--backend", toy, "--program", "--json").json
     model = report["model"]

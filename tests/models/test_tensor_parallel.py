@@ -111,6 +111,17 @@ def test_four_ranks(model, saved, cpu, threads):
     assert_same(saved(model), cpu, 4)
 
 
+def test_chunks_change_no_bit(saved, cpu, threads):
+    """Sums over ranks are taken in one order, wherever an element lies."""
+    ids = np.random.default_rng().integers(3, tiny_models.VOCAB, sum(CHUNKS)).tolist()
+    loaded = on_ranks(3, lambda group: load_rank(saved("GPT2"), cpu, group))
+    chunked, whole = (
+        on_ranks(3, lambda group, chunks=chunks: logits(loaded[group.rank], ids, chunks))
+        for chunks in (CHUNKS, (sum(CHUNKS),))
+    )
+    assert chunked[0].tobytes() == whole[0].tobytes()
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("model", ["Llama", "Mixtral", "Phi3", "Qwen2"])
 def test_quantized_weights_are_split_where_their_blocks_end(model, kind, saved, backend, threads, tmp_path):

@@ -252,7 +252,7 @@ def run(llama, monkeypatch):
 
     def run(device, **settings):
         if device is not None:
-            monkeypatch.setattr(engine.runtime.load, "open_device", lambda name, options: device)
+            monkeypatch.setattr(engine.runtime.load, "open_device", lambda *_: device)
         settings = {
             "kv_cache_dtype": "f32",
             "kv_cache_tokens": 512,

@@ -24,8 +24,8 @@ from engine.testing.models import compare_answers, random_prompts
 
 pytest.importorskip("torch")
 TWO = {"tensor_parallel_size": 2, "collectives": "gloo", "threads": 1}
-GREEDY = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 2, "prompt_logprobs": 0}
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=7, max_tokens=40, n=2)
+GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "logprobs": 2, "prompt_logprobs": 0}
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=7, max_tokens=16, n=2)
 
 
 def children() -> set[int]:
@@ -75,20 +75,22 @@ def test_models_on_two_processes(kind, tmp_path, cpu):
 @pytest.fixture
 def endless(llama, cpu):
     """A model on two processes, and a request that goes on for long."""
-    with LLM(llama, backend=cpu, watchdog_s=2.0, **TWO) as llm:
+    with LLM(llama, backend=cpu, watchdog_s=20.0, **TWO) as llm:
         yield llm, SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)], ids=["killed", "stopped"]
+)
 def test_a_lost_rank_ends_requests_with_a_sentence(how, endless):
     llm, params = endless
     pid = worker(llm)
     threading.Timer(0.1, os.kill, (pid, how)).start()
     began = time.monotonic()
     sentences = set()
-    while not sentences and time.monotonic() - began < 30:
+    while not sentences and time.monotonic() - began < 60:
         sentences = _errors(llm, params)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert all("Rank 1 of 2 is lost" in s or "Rank 0 of 2 failed" in s or "seems to hang" in s for s in sentences)
     with pytest.raises(EngineStoppedError, match=r"Rank|seems to hang"):
         llm.generate([[1, 2]], params)

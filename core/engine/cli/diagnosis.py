@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import __version__
+from engine.backend.joining import discover_collectives
 from engine.backend.registry import discover
 from engine.backend.v1 import Call, Device, Segment, Value, providers_of
 from engine.cli.machine import describe_machine
@@ -23,13 +24,16 @@ if TYPE_CHECKING:
 
 
 def installation() -> dict[str, Any]:
-    """Version, and each backend that is installed with why it can be used or not."""
+    """Version, and each backend that is installed, and each kind of collectives, with why it can be used or not."""
     found = discover()
     return {
         "version": __version__,
         "backends": [
             {"name": b.name, "available": b.probe.available, "reason": b.probe.reason, "score": b.probe.score}
             for b in found
+        ],
+        "collectives": [
+            {"name": c.name, "available": c.probe.available, "reason": c.probe.reason} for c in discover_collectives()
         ],
     }
 

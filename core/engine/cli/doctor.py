@@ -53,10 +53,8 @@ def device_report(engine: EngineOptions) -> dict[str, Any]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    lines = [f"engine {report['version']}", "", "Backends"]
-    for backend in report["backends"]:
-        state = "available" if backend["available"] else "not available"
-        lines.append(f"  {backend['name']:<12}{state}: {backend['reason']}")
+    lines = [f"engine {report['version']}", "", "Backends", *map(_state, report["backends"])]
+    lines += ["", "Collectives over the host, for ranks", *map(_state, report["collectives"])]
     if "device" in report:
         lines += ["", *_device_lines(report["device"])]
         lines += ["", "Providers of each op, in the order tried"]
@@ -64,6 +62,11 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if "model" in report:
         lines += ["", *_model_lines(report["model"])]
     return lines
+
+
+def _state(found: dict[str, Any]) -> str:
+    state = "available" if found["available"] else "not available"
+    return f"  {found['name']:<12}{state}: {found['reason']}"
 
 
 def _device_lines(device: dict[str, Any]) -> list[str]:

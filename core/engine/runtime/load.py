@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from ..backend.joining import join_group, join_on
 from ..backend.registry import open_device, open_place
 from ..backend.v1 import Device, Group, Plan, Session
-from ..errors import BackendError, ConfigError, EngineError
+from ..errors import BackendError, ConfigError, EngineError, EngineStoppedError
 from ..formats import Checkpoint, open_checkpoint
 from ..kv import AllocatorSpec, KVAllocator, find_allocator, find_predictor
 from ..models import Model, load_model
@@ -99,13 +101,12 @@ def load(config: EngineConfig, progress: Progress | None = None, group: Group | 
         return _load(config, checkpoint, model, devices, progress, group)
     ranks = Ranks(config, devices["device"].describe().ranks)
     try:
-        loaded = _load(config, checkpoint, model, devices, progress, ranks.group)
+        loaded = _load(config, checkpoint, model, devices, progress, ranks.group, ranks.watch)
         ranks.wait_until_ready()
     except BaseException as error:
         # What keeps this rank from its group is most often another's fault.
-        other = (
-            ranks.failure(_SECONDS) if isinstance(error, BackendError) or not isinstance(error, EngineError) else None
-        )
+        own = isinstance(error, EngineError) and not isinstance(error, (BackendError, EngineStoppedError))
+        other = None if own else ranks.failure(_SECONDS)
         ranks.close()
         if other is None or not isinstance(error, Exception):
             raise
@@ -124,19 +125,21 @@ def _load(
     devices: Mapping[str, Device],
     progress: Progress | None,
     group: Group | None,
+    together: Callable[[Callable[[], Any]], Any] = lambda action: action(),
 ) -> Loaded:
+    """``together`` runs what waits for other ranks."""
     allocator = find_allocator(config.kv_allocator)
     program = model.program(config.block_size, config.kv_cache_dtype, allocator.windows, allocator.contiguous)
     rank = None
     if group is not None:
         program = shard(program, group.rank, group.size)
-        rank = _join(devices["device"], group, config.collectives)
+        rank = together(partial(_join, devices["device"], group, config.collectives))
     placer = Placer(devices, config.without, config.round_trip, config.rules, rank)
     placement = placer.place(program, config.strict, config.fused)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
     length, blocks = _sizes(config, model, devices, placement, notices)
     if rank is not None:
-        length, *counts = rank.least((length, *blocks))
+        length, *counts = together(partial(rank.least, (length, *blocks)))
         blocks = tuple(counts)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     packing = Packing(placement, report)

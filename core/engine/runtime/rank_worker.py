@@ -14,11 +14,11 @@ from typing import IO, Literal
 from ..backend.v1 import Group, Session, StepInputs
 from .config import EngineConfig
 
-HERE, READY, FAILED = "here", "ready", "failed"
+READY, FAILED = "ready", "failed"
 Message = StepInputs | Literal["open"] | None
 """A step to run, a new session to open in place of the last, or the end."""
 Reply = tuple[str, str]
-"""HERE, READY, or FAILED with a sentence."""
+"""READY, or FAILED with a sentence."""
 _GRACE = 5.0
 
 
@@ -36,7 +36,6 @@ def serve(job: Job, receive: Callable[[], Message], tell: Callable[[Reply], None
 
     rank = None
     try:
-        tell((HERE, ""))
         loaded = load(job.config, None, job.group)
         rank = loaded.rank
         tell((READY, ""))
@@ -72,6 +71,7 @@ def main() -> None:
     job = pickle.load(stream)
     threading.Thread(target=_read, args=(stream, messages), daemon=True).start()
     serve(job, messages.get, tell)
+    os._exit(0)  # libraries may take seconds to end by themselves, and rank 0 waits
 
 
 def _read(stream: IO[bytes], messages: queue.SimpleQueue[Message]) -> None:

@@ -12,21 +12,20 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeVar
 
 from ..backend.joining import free_addresses
-from ..backend.v1 import Group, Session, StepInputs, StepResult
+from ..backend.v1 import Group, Session, StepInputs, StepResult, Ticket
 from ..errors import BackendError, EngineStoppedError
 from .config import EngineConfig
-from .rank_worker import FAILED, HERE, READY, Job, Message, Reply, serve
+from .rank_worker import FAILED, Job, Message, Reply, serve
 
+T = TypeVar("T")
 _GRACE = 5.0
 """Seconds that a rank has to end by itself."""
-_STARTING = 120.0
-"""Seconds that a process may take to start."""
 
 
 class Worker(Protocol):
@@ -124,34 +123,22 @@ class Ranks:
         start = ThreadWorker if where == "threads" else ProcessWorker
         self._workers: list[Worker] = []
         self._stop = weakref.finalize(self, _stop_all, self._workers)
-        for rank in range(1, self.group.size):
+        self._loading = set(range(1, self.group.size))
+        for rank in sorted(self._loading):
             self._workers.append(start(Job(config, replace(self.group, rank=rank))))
-        self._wait_for(HERE, _STARTING)
 
     def wait_until_ready(self) -> None:
-        """BackendError when a rank could not load its part of the model."""
-        self._wait_for(READY, self.group.timeout)
-
-    def _wait_for(self, wanted: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        for rank, worker in enumerate(self._workers, 1):
-            try:
-                reply = worker.replies.get(timeout=max(deadline - time.monotonic(), 0))
-            except queue.Empty:
-                self._fail(f"Rank {rank} of {self.group.size} has not answered for {seconds:g} s.")
-            else:
-                if reply is None or reply[0] != wanted:
-                    self._fail(self._told(rank, reply))
-
-    def _fail(self, sentence: str) -> None:
-        self.close()
-        raise BackendError(sentence)
-
-    def _told(self, rank: int, reply: Reply | None) -> str:
-        """What a rank's last reply means."""
-        if reply is not None and reply[0] == FAILED:
-            return f"Rank {rank} of {self.group.size} failed: {reply[1]}"
-        return f"Rank {rank} of {self.group.size} is lost: {self._workers[rank - 1].how()}."
+        """BackendError when a rank cannot load its part of the model, or takes much longer than this one."""
+        deadline = time.monotonic() + self.group.timeout
+        while self._loading and self.failure() is None:
+            if time.monotonic() > deadline:
+                sentence = (
+                    f"Rank {min(self._loading)} of {self.group.size} has not loaded its part of the model in time."
+                )
+                raise BackendError(sentence)
+            time.sleep(0.01)
+        if self.broken is not None:
+            raise BackendError(self.broken)
 
     def session(self, make: Callable[[], Session]) -> RankedSession:
         """A session of all ranks; ``make`` gives this one's. EngineStoppedError where a rank is lost."""
@@ -167,14 +154,30 @@ class Ranks:
     def failure(self, seconds: float = 0.0) -> str | None:
         """What has become of a rank that has failed or ended, if one has within so many seconds."""
         deadline = time.monotonic() + seconds
-        while self.broken is None:
+        while True:
             for rank, worker in enumerate(self._workers, 1):
-                if not worker.replies.empty():
-                    self.broken = self.broken or self._told(rank, worker.replies.get())
-            if time.monotonic() >= deadline:
-                break
+                while not worker.replies.empty() and self.broken is None:
+                    self._take(rank, worker, worker.replies.get())
+            if self.broken is not None or time.monotonic() >= deadline:
+                return self.broken
             time.sleep(0.01)
-        return self.broken
+
+    def _take(self, rank: int, worker: Worker, reply: Reply | None) -> None:
+        if reply is None:
+            self.broken = f"Rank {rank} of {self.group.size} is lost: {worker.how()}."
+        elif reply[0] == FAILED:
+            self.broken = f"Rank {rank} of {self.group.size} failed: {reply[1]}"
+        else:
+            self._loading.discard(rank)
+
+    def watch(self, action: Callable[[], T]) -> T:
+        """What the action gives. EngineStoppedError when another rank fails before that; what hangs is left behind."""
+        future = _beside(action)
+        while not future.done():
+            wait([future], timeout=0.5)
+            if not future.done() and (failure := self.failure()):
+                raise EngineStoppedError(failure)
+        return future.result()
 
     def close(self) -> None:
         """Ends the other ranks."""
@@ -187,28 +190,36 @@ def _stop_all(workers: Sequence[Worker]) -> None:
         worker.stop()
 
 
+def _beside(action: Callable[[], T]) -> Future[T]:
+    """The action, run in a thread that nobody has to wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 @dataclass(frozen=True)
 class RankedTicket:
     """A step that all ranks run. EngineStoppedError where a rank is lost, or the step fails on one: their states differ then."""
 
-    future: Future[StepResult]
+    ticket: Ticket
     ranks: Ranks
 
     def wait(self) -> StepResult:
-        while not self.future.done():
-            try:
-                return self.future.result(timeout=0.5)
-            except TimeoutError:
-                if not self.future.done() and (failure := self.ranks.failure()):
-                    raise EngineStoppedError(failure) from None
-            except Exception:
-                break
         try:
-            return self.future.result()
+            return self.ranks.watch(self.ticket.wait)
+        except EngineStoppedError:
+            raise
         except Exception as error:
-            failure = self.ranks.failure(_GRACE)
-            self.ranks.broken = failure or f"Rank 0 of {self.ranks.group.size} failed: {error}"
-            raise EngineStoppedError(self.ranks.broken) from error
+            failure = self.ranks.failure(_GRACE) or f"Rank 0 of {self.ranks.group.size} failed: {error}"
+            self.ranks.broken = failure
+            raise EngineStoppedError(failure) from error
 
 
 class RankedSession:
@@ -217,18 +228,14 @@ class RankedSession:
     def __init__(self, ranks: Ranks, local: Session) -> None:
         self._ranks = ranks
         self._local = local
-        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="engine-rank-0")
 
     def submit(self, inputs: StepInputs) -> RankedTicket:
         if self._ranks.broken is not None:
             raise EngineStoppedError(self._ranks.broken)
         ticket = self._local.submit(inputs)  # first, since it refuses steps that no rank may run
         self._ranks.send(inputs)
-        return RankedTicket(self._waiting.submit(ticket.wait), self._ranks)
+        return RankedTicket(ticket, self._ranks)
 
     def close(self) -> None:
         """What hangs because a rank is lost is left behind."""
-        closing = threading.Thread(target=self._local.close, daemon=True)
-        closing.start()
-        closing.join(None if self._ranks.broken is None else _GRACE)
-        self._waiting.shutdown(wait=False)
+        wait([_beside(self._local.close)], timeout=None if self._ranks.broken is None else _GRACE)
