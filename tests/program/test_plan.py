@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -215,5 +216,15 @@ def test_a_device_is_refused_what_it_declares_and_the_core_cannot_keep(program):
     check_device(plan, DeviceInfo("d", "b", largest_allocation=largest))
     with pytest.raises(ConfigError, match="allocates at most"):
         check_device(plan, DeviceInfo("d", "b", largest_allocation=largest - 1))
-    with pytest.raises(ConfigError, match="does not pad steps yet"):
+    with pytest.raises(ConfigError, match="no other device of this program takes steps of these sizes"):
         check_device(plan, DeviceInfo("d", "b", buckets=(16,)))
+    check_device(replace(plan, buckets=(16,)), DeviceInfo("d", "b", buckets=(16,)))
+    check_device(plan, DeviceInfo("d", "b", dtypes=frozenset({"f32", "i32"})))
+    with pytest.raises(ConfigError, match=r"state history is kept in i32, and the device d holds f32; choose"):
+        check_device(plan, DeviceInfo("d", "b", dtypes=frozenset({"f32"})))
+    with pytest.raises(
+        ConfigError, match=r"state kv.0.k is kept in f32, and the device d holds f16, i32; choose another"
+    ):
+        check_device(plan, DeviceInfo("d", "b", dtypes=frozenset({"f16", "i32"}), roles={"act": "f16"}))
+    with pytest.raises(ConfigError, match="keeps the role act in bf16, which it does not hold"):
+        check_device(plan, DeviceInfo("d", "b", dtypes=frozenset({"f32", "i32"}), roles={"act": "bf16"}))

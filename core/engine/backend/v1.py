@@ -44,8 +44,9 @@ HOST_DTYPES: Mapping[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class Dims:
-    """True counts of one step: tokens, sequences, rows for the head, page-table width, block copies, history copies,
-    history fills, bias entries, token masks, logprobs a row. Arrays are exactly this long."""
+    """Counts of one step: tokens, sequences, rows for the head, page-table width, block copies, history copies, history
+    fills, bias entries, token masks, logprobs a row. Arrays are exactly this long, padding included where a device has
+    buckets."""
 
     T: int = 0
     S: int = 0
@@ -282,11 +283,12 @@ class DeviceInfo:
     """What a device declares.
 
     ``writes``: "into" (providers write state in place) or "replace" (they set ``frame.states[name]`` to a new object).
-    ``roles``: storage tags of the roles act and residual. ``kv_layouts`` in order of preference. ``buckets``: sizes of T
-    that step inputs would be padded to, empty for exact sizes; this core does not pad yet and refuses a device that has
-    any. ``max_in_flight``: submitted steps at a time. ``alignment``, ``dtypes`` and ``invariant_buckets`` are shown, and
-    decide nothing yet. ``ranks`` (api 1.1): where the ranks of a group live, in "processes" of their own or in "threads" of
-    one; each opens the device whose index is its rank.
+    ``roles``: storage tags of the roles act and residual. ``kv_layouts`` in order of preference. ``dtypes``: the storage tags
+    that it holds; a cache or a role that would need another is refused. ``buckets`` (honoured from api 1.1 on): the sizes of
+    T that steps are padded to, empty for exact sizes; the other counts follow from T or take one of a few sizes, so that
+    what was compiled for a step fits the next (``Plan.buckets``). ``max_in_flight``: submitted steps at a time.
+    ``ranks`` (api 1.1): where the ranks of a group live, in "processes" of their own or in "threads" of one; each opens the
+    device whose index is its rank. ``alignment`` and ``invariant_buckets`` are shown, and decide nothing yet.
     """
 
     name: str
@@ -388,7 +390,8 @@ class Plan:
     ``state_places``: state name -> place, "device" or "host"; the plan of several devices, which the core's own session
     runs, has their names for "device". ``round_trip`` forces every reference op's operands through the device, and
     ``round_trips`` (api 1.1) names the places of which that is true. ``keep``: names of values to return with each step
-    (tests).
+    (tests). ``buckets`` (api 1.1): the sizes of T that ``StepSession`` pads steps to; where there are any, block 0 of each
+    cache and the last slot of the history are padding's.
     """
 
     body: tuple[Segment, ...]
@@ -399,6 +402,7 @@ class Plan:
     round_trip: bool = False
     keep: tuple[str, ...] = ()
     round_trips: frozenset[str] = frozenset()
+    buckets: tuple[int, ...] = ()
 
 
 def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..backend.v1 import Array, Plan, StepInputs
 from ..errors import SchedulerError
+from .padding import block_sizes
 
 
 class Bounds:
@@ -17,7 +18,7 @@ class Bounds:
     def __init__(self, plan: Plan) -> None:
         self._slots, self._context = plan.limits.slots, plan.limits.max_context
         self._blocks = {state.group: state.shape[0] for state in plan.states if state.group is not None}
-        self._sizes: Sequence[int] = next(_block_sizes(plan), ())
+        self._sizes = block_sizes(plan)
 
     def check(self, inputs: StepInputs) -> None:
         """SchedulerError where a step points outside of what is there."""
@@ -43,14 +44,6 @@ class Bounds:
         """The same for blocks, a sequence a cache group, that are to be saved or filled."""
         for group, count in self._blocks.items():
             _within(np.array(blocks[group], np.int32), count, f"block of cache group {group}")
-
-
-def _block_sizes(plan: Plan) -> Iterator[Sequence[int]]:
-    """Tokens of a block, a cache group, as the op that looks blocks up is told."""
-    for segment in plan.body:
-        for bound in segment.calls:
-            if bound.call.op == "step_expand":
-                yield bound.call.attrs["block_sizes"]
 
 
 def _within(numbers: Array, count: int, what: str) -> None:

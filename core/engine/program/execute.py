@@ -28,6 +28,7 @@ from ..backend.v1 import (
 from ..errors import EngineStoppedError
 from .bounds import Bounds
 from .group import CollectiveProvider
+from .padding import Padding
 from .transfers import Transfer, by_place, converted, transfers
 
 _RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
@@ -74,12 +75,13 @@ class _Bound:
 
 class StepSession:
     """The default session: segments in order, a whole segment at once where the device compiles it. ``devices``: one, or
-    those of a mixed plan by the names of their places."""
+    those of a mixed plan by the names of their places. Steps of a plan with buckets are padded, and their results cut."""
 
     def __init__(self, devices: Device | Mapping[str, Device], plan: Plan) -> None:
         self._devices = by_place(devices)
         self._plan = plan
         self._bounds = Bounds(plan)
+        self._padding = Padding(plan) if plan.buckets else None
         self._access = {place: self._access_of(place) for place in self._devices}
         self._states: dict[str, dict[str, Any]] = {place: {} for place in (*self._devices, "host")}
         for state in plan.states:
@@ -103,6 +105,14 @@ class StepSession:
             raise EngineStoppedError("The session is closed.")
         self._bounds.check(inputs)
         return StepTicket(self._thread.submit(self._run, inputs))
+
+    def warm_up(self) -> None:
+        """Runs steps of nothing but padding, one of each size, so that devices compile now what they would compile later.
+        Without buckets there is nothing to do."""
+        if self._thread is None:
+            raise EngineStoppedError("The session is closed.")
+        for inputs in () if self._padding is None else self._padding.empty_steps():
+            self._thread.submit(self._run_exactly, inputs, True).result()
 
     def export_blocks(self, blocks: Sequence[Sequence[int]]) -> BlockTicket:
         self._bounds.check_blocks(blocks)
@@ -182,10 +192,16 @@ class StepSession:
                 yield state.name, ids[state.group], self._plan.state_places[state.name]
 
     def _run(self, inputs: StepInputs) -> StepResult:
+        sampled = bool(inputs.dims.R)
+        if self._padding is None:
+            return self._run_exactly(inputs, sampled)
+        return self._padding.cut(self._run_exactly(self._padding.pad(inputs), sampled), inputs.dims)
+
+    def _run_exactly(self, inputs: StepInputs, sampled: bool) -> StepResult:
         frames = {place: Frame(inputs.dims, {}, states) for place, states in self._states.items()}
         copied: list[tuple[str, Any]] = []
         try:
-            return self._steps(inputs, frames, copied)
+            return self._steps(inputs, sampled, frames, copied)
         finally:
             # What was copied in for this step; by references on the device, that is every value.
             for place, value in copied:
@@ -195,12 +211,14 @@ class StepSession:
                 for value in frames[place].values.values():
                     self._devices[place].free(value)
 
-    def _steps(self, inputs: StepInputs, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> StepResult:
+    def _steps(
+        self, inputs: StepInputs, sampled: bool, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]
+    ) -> StepResult:
         for name, array in inputs.arrays.items():
             value = self._inputs.get(name)
             if value is not None:
                 frames["host"].values[value.id] = array
-        for bound in self._body + self._head if inputs.dims.R else self._body:
+        for bound in self._body + self._head if sampled else self._body:
             frame = frames[bound.segment.place]
             for one in bound.entering:
                 array = self._on_host(one, frames[one.source].values[one.value.id])
@@ -209,7 +227,7 @@ class StepSession:
                     copied.append((one.place, array))
                 frame.values[one.value.id] = array
             bound.run(frame)
-        return self._result(frames, bool(inputs.dims.R))
+        return self._result(frames, sampled)
 
     def _on_host(self, one: Transfer, value: Any) -> Array:
         """As the reader stores it, whatever the source does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -153,14 +153,16 @@ def make_plan(
     blocks: tuple[int, ...],
     limits: Limits,
     keep: tuple[str, ...] = (),
+    buckets: tuple[int, ...] = (),
 ) -> tuple[Plan, MemoryPlan]:
-    """The plan that a session runs, with so many blocks in each cache group, and its memory."""
+    """The plan that a session runs, with so many blocks in each cache group, and its memory. With ``buckets`` the history
+    has a slot more, for padding."""
     program = placement.program
     states = _kv_states(program, placement, kv_dtype, blocks)
-    history = StateSpec("history", "history", (limits.slots, limits.max_context), "i32")
+    history = StateSpec("history", "history", (limits.slots + bool(buckets), limits.max_context), "i32")
     body, head = segments(placement, packed, keep)
     trips = placement.round_trips
-    plan = Plan(body, head, (*states, history), placement.state_places, limits, bool(trips), keep, trips)
+    plan = Plan(body, head, (*states, history), placement.state_places, limits, bool(trips), keep, trips, buckets)
     groups = []
     sizes = map(sum, zip(*kv_bytes_a_block(program, placement, kv_dtype).values(), strict=True))
     for spec, count, size in zip(program.groups, blocks, sizes, strict=True):
@@ -181,18 +183,36 @@ def make_plan(
 
 
 def check_device(plan: Plan, info: DeviceInfo, place: str = "device") -> None:
-    """Refuse, with ConfigError, what the device of a place declares and this core or this plan cannot keep to."""
-    if info.buckets:
+    """Refuse, with ConfigError, what this plan needs and the device of a place declares that it cannot keep to."""
+    for role, tag in info.roles.items():
+        if tag not in info.dtypes:
+            raise ConfigError(f"The device {info.name} keeps the role {role} in {tag}, which it does not hold.")
+    if info.buckets and max(plan.buckets, default=0) < plan.limits.dims.T:
         raise ConfigError(
-            f"The device {info.name} takes steps of fixed sizes only (buckets), and this engine does not pad steps yet."
+            f"The device {info.name} takes steps of {_listed(info.buckets)} tokens, and steps may have"
+            f" {plan.limits.dims.T}; set --max-batch-tokens to at most {max(plan.buckets, default=0)}."
+            if plan.buckets
+            else f"The device {info.name} takes steps of {_listed(info.buckets)} tokens, and no other device of this program"
+            " takes steps of these sizes; choose devices that have a size in common."
         )
     for state in plan.states:
+        if plan.state_places[state.name] != place:
+            continue
+        if state.dtype not in info.dtypes:
+            raise ConfigError(
+                f"The state {state.name} is kept in {state.dtype}, and the device {info.name} holds"
+                f" {_listed(sorted(info.dtypes))}; choose another --kv-dtype."
+            )
         size = _size(state.shape, state.dtype)
-        if plan.state_places[state.name] == place and info.largest_allocation and size > info.largest_allocation:
+        if info.largest_allocation and size > info.largest_allocation:
             raise ConfigError(
                 f"The state {state.name} takes {size} bytes, and the device {info.name} allocates at most "
                 f"{info.largest_allocation} at a time; set a smaller --max-context."
             )
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))
 
 
 PROMPT_ROWS = 32

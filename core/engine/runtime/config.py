@@ -27,7 +27,8 @@ class EngineConfig:
     (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares
     the model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``tensor_parallel_size``:
     ranks that share each layer, with ``threads`` and ``kv_cache_memory`` each; ``collectives`` names how they exchange
-    values ("auto": the device's own, or the best over the host).
+    values ("auto": the device's own, or the best over the host). ``warm_up``: a device that takes steps of fixed sizes
+    compiles all of them at once, and not each when it first comes.
     """
 
     model: Path
@@ -54,6 +55,7 @@ class EngineConfig:
     round_trip: bool = False
     keep: tuple[str, ...] = ()
     watchdog_s: float = 300.0
+    warm_up: bool = True
 
     @property
     def rules(self) -> Rules:

@@ -19,6 +19,7 @@ from ..program.build import Program
 from ..program.execute import StepSession, swap_refusal
 from ..program.group import Rank
 from ..program.pack import Packing
+from ..program.padding import common_buckets
 from ..program.place import Placement, Placer
 from ..program.plan import MemoryPlan, Pools, check_device, kv_bytes_a_block, make_limits, make_plan
 from ..program.shard import shard
@@ -62,8 +63,8 @@ class Loaded:
         return find_allocator(self.config.kv_allocator).make(spec)
 
     def session(self) -> Session:
-        """A new session of the plan, once its weights are packed; states start empty. ConfigError where the device has no
-        room for it."""
+        """A new session of the plan, once its weights are packed; states start empty, and what devices compile for steps of
+        fixed sizes is compiled. ConfigError where the device has no room for it."""
         try:
             self.packing.finish()
             return self._session() if self.ranks is None else self.ranks.session(self._session)
@@ -76,7 +77,11 @@ class Loaded:
 
     def _session(self) -> Session:
         # A device's own session knows that device alone.
-        return self.device.session(self.plan) if len(self.devices) == 1 else StepSession(self.devices, self.plan)
+        one = len(self.devices) == 1
+        session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
+        if self.config.warm_up and isinstance(session, StepSession):
+            session.warm_up()
+        return session
 
     def close(self) -> None:
         """Leaves the group, and ends the other ranks, where there are any."""
@@ -140,7 +145,8 @@ def _load(
     packing = Packing(placement, report)
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES)
-    plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep)
+    buckets = common_buckets([device.describe().buckets for device in devices.values()])
+    plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep, buckets)
     for place, device in devices.items():
         check_device(plan, device.describe(), place)
     if config.preemption == "swap" and (why := swap_refusal(devices, plan)):

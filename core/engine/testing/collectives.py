@@ -140,13 +140,12 @@ def check_mismatches(subject: Subject, rank: int, groups: Addresses, seed: int) 
 def check_lost(subject: Subject, rank: int, groups: Addresses, seed: int) -> None:
     """A rank that leaves without a word, or says nothing any more, ends the group for the others with a sentence."""
     lost = rank == len(groups[0]) - 1
-    silent = subject.join(Group(rank, groups[0], _SILENT))
+    silent, left = (subject.join(Group(rank, addresses, _SILENT)) for addresses in groups[:2])
     if lost:
         time.sleep(_SILENT + 2)
     else:
         _raises(silent, "a rank is silent", "all_reduce", np.ones(5, np.float32))
     silent.collectives.close()
-    left = subject.join(Group(rank, groups[1], _SILENT))
     if not lost:
         _raises(left, "a rank has ended", "all_reduce", np.ones(5, np.float32))
         left.collectives.close()

@@ -1,0 +1,10 @@
+"""The ops of this backend, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from . import attention, cache, layers, moe, sampling, step
+from .given import Op
+
+OPS: Mapping[str, Op] = {**step.OPS, **layers.OPS, **cache.OPS, **attention.OPS, **moe.OPS, **sampling.OPS}
