@@ -1,0 +1,95 @@
+// Products with a matrix [N, K] that lies in panels of 16 columns, K in order within a panel:
+//   BITS 4: ushorts of four codes, k lowest; 8: chars; 16: halves, or bf16 where BF16; 32: floats.
+// Behind the codes of all panels come scales, then minimums if MINIMUM, [panel][K / GROUP][16], halves or floats.
+#define PANEL 16
+#define PANEL_BYTES(k) ((size_t)(k) * PANEL * BITS / 8)
+#if HALF_SCALE
+#define SCALE_BYTES 2
+#define SCALE_AT(p, i) LOAD_HALF((__global const half *)(p) + (i))
+#define SCALE_ONE(p, i) vload_half(i, (__global const half *)(p))
+#else
+#define SCALE_BYTES 4
+#define SCALE_AT(p, i) LOAD((__global const float *)(p) + (i))
+#define SCALE_ONE(p, i) ((__global const float *)(p))[i]
+#endif
+
+// One weight, by row n and column k of the matrix.
+inline float element(__global const uchar *w, int n, int k, int N, int K) {
+  const size_t panel = n / PANEL, lane = n % PANEL, at = k * PANEL + lane;
+  __global const uchar *own = w + panel * PANEL_BYTES(K);
+#if BITS == 32
+  return ((__global const float *)own)[at];
+#elif BITS == 16 && BF16
+  return bf16_to_float(((__global const ushort *)own)[at]);
+#elif BITS == 16
+  return vload_half(at, (__global const half *)own);
+#else
+  const size_t panels = (N + PANEL - 1) / PANEL, group = (panel * (K / GROUP) + k / GROUP) * PANEL + lane;
+  __global const uchar *scales = w + panels * PANEL_BYTES(K);
+#if BITS == 8
+  const int code = ((__global const char *)own)[at];
+#else
+  const int code = (((__global const ushort *)own)[k / 4 * PANEL + lane] >> (k % 4 * 4) & 15) - OFFSET;
+#endif
+  const float value = SCALE_ONE(scales, group) * code;
+#if MINIMUM
+  return value + SCALE_ONE(scales + panels * (K / GROUP) * PANEL * SCALE_BYTES, group);
+#else
+  return value;
+#endif
+#endif
+}
+
+__kernel void embed(__global const uchar *w, __global const int *ids, __global float *y, int N, int K, float scale) {
+  const int k = get_global_id(0), row = get_global_id(1);
+  if (k < K) y[(size_t)row * K + k] = element(w, ids[row], k, N, K) * scale;
+}
+
+// What a column's sum becomes: bias and residual are added, and whole rows of LANES stored where they fit.
+inline void finish(WIDE(float) sum, int n, int row, int N, __global const float *bias, __global const float *residual,
+                   __global float *y, int added) {
+  const size_t at = (size_t)row * N + n;
+#if LANES > 1
+  if (n + LANES <= N) {
+    if (added & 1) sum += LOAD(bias + n);
+    if (added & 2) sum += LOAD(residual + at);
+    STORE(sum, y + at);
+    return;
+  }
+#endif
+  float one[LANES];
+  STORE(sum, one);
+  for (int i = 0; i < LANES && n + i < N; i++) {
+    if (added & 1) one[i] += bias[n + i];
+    if (added & 2) one[i] += residual[at + i];
+    y[at + i] = one[i];
+  }
+}
+
+#if BITS <= 8
+// 32 numbers to 8 bits: scale = absmax / 127 (or ``fixed``), sums of 16. A group that is not finite stays so.
+inline void quantize(__global const float *x, float fixed_scale, __local short *q, __local float *scale, __local short *sums) {
+  const float16 a = vload16(0, x), b = vload16(1, x);
+  const int broken = any(isnan(a) | isinf(a) | isnan(b) | isinf(b));
+  const float most = max16(fmax(fabs(a), fabs(b)));
+  const float step = fixed_scale > 0 ? fixed_scale : most / 127, factor = most < 1e-36f ? 0 : 127 / most;
+  const float16 c = fixed_scale > 0 ? a / step : a * factor, d = fixed_scale > 0 ? b / step : b * factor;
+  const short16 low = broken ? (short16)0 : convert_short16(clamp(rint(c), -128.0f, 127.0f));
+  const short16 high = broken ? (short16)0 : convert_short16(clamp(rint(d), -128.0f, 127.0f));
+  vstore16(low, 0, q);
+  vstore16(high, 1, q);
+  *scale = broken ? NAN : step;
+  sums[0] = convert_short(sum16(convert_float16(low)));
+  sums[1] = convert_short(sum16(convert_float16(high)));
+}
+
+#define XSUM(r, k) (xsum[(r) * groups * 2 + (k) / 16] + (GROUP == 32 ? xsum[(r) * groups * 2 + (k) / 16 + 1] : 0))
+#define AS_SHORT(v) WIDE(as_short)(v)
+#elif BITS == 32
+#define WEIGHT(p) LOAD((__global const float *)(p))
+#elif BF16
+#define WEIGHT(p) WIDE(as_float)(WIDE(convert_uint)(LOAD((__global const ushort *)(p))) << 16)
+#else
+#define WEIGHT(p) LOAD_HALF((__global const half *)(p))
+#endif
+#define CODE_BYTES (BITS == 4 ? 2 : BITS / 8)  // of a column, or of four codes of it
