@@ -108,6 +108,7 @@ class _Step:
         self, device: OpenCLDevice, segment: Segment, launches: list[Launch], buffers: Mapping[int, cl.Buffer]
     ) -> None:
         self._queue = device.queue
+        self._buffers = buffers  # kernels hold no reference to their arguments
         self._launches = launches
         self._outputs = [(v.id, buffers[v.id], v.shape, HOST_DTYPES[v.dtype]) for v in segment.outputs]
         self._entering: list[tuple[cl.Kernel, int, int]] = []

@@ -15,32 +15,33 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void norm(
     REST(i, n) total[from + i] = x[from + i] + residual[from + i];
     x = total;
   }
-  float mean = 0;
-  if (flags & 2) {
+  float mean = 0, rest = 0;  // in two parts, since rows far from zero need more than a float
+  for (int pass = 0; pass < (flags & 2); pass++) {
     WIDE(float) sum = 0;
-    EACH(i, n) sum += LOAD(x + from + i);
+    EACH(i, n) sum += LOAD(x + from + i) - mean;
     float one = SUM(sum);
-    REST(i, n) one += x[from + i];
-    mean = group_sum(one, shared) / n;
+    REST(i, n) one += x[from + i] - mean;
+    one = group_sum(one, shared) / n;
+    if (pass) rest = one; else mean = one;
   }
   WIDE(float) squares = 0;
   EACH(i, n) {
-    const WIDE(float) v = LOAD(x + from + i) - mean;
+    const WIDE(float) v = LOAD(x + from + i) - mean - rest;
     squares = fma(v, v, squares);
   }
   float one = SUM(squares);
   REST(i, n) {
-    const float v = x[from + i] - mean;
+    const float v = x[from + i] - mean - rest;
     one = fma(v, v, one);
   }
   const float root = sqrt(group_sum(one, shared) / n + eps);
   EACH(i, n) {
-    WIDE(float) v = (LOAD(x + from + i) - mean) / root * (LOAD(weight + own + i) + offset);
+    WIDE(float) v = (LOAD(x + from + i) - mean - rest) / root * (LOAD(weight + own + i) + offset);
     if (flags & 4) v += LOAD(bias + own + i);
     STORE(v, y + from + i);
   }
   REST(i, n) {
-    const float v = (x[from + i] - mean) / root * (weight[own + i] + offset);
+    const float v = (x[from + i] - mean - rest) / root * (weight[own + i] + offset);
     y[from + i] = flags & 4 ? v + bias[own + i] : v;
   }
 }
