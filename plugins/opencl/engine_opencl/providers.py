@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
 ROWS_AT_ONCE = 4
+MEMBERS = 3
+"""Matrices that a launch takes."""
 ITEMS = 64
 """Work-items of a group where each makes one number."""
 
@@ -77,10 +79,29 @@ def _embed(low: Lowering) -> None:
 
 
 def _linear(low: Lowering) -> None:
-    call, matrix, device = low.bound.call, low.weight("weight"), low.device
+    """Matrices of one format on one input, three at a time, in one launch."""
+    call = low.bound.call
+    names = sorted((name for name in call.weights if name.startswith("weight")), key=lambda name: name.split(".")[-1:])
+    members = [(low.weight(name), low.weight(name.replace("weight", "bias")), y) for name, y in zip(names, call.outputs, strict=True)]
+    kinds = list(dict.fromkeys(str(matrix.macros) for matrix, _, _ in members))
+    for kind in kinds:
+        own = [member for member in members if str(member[0].macros) == kind]
+        for first in range(0, len(own), MEMBERS):
+            _products(low, own[first : first + MEMBERS])
+
+
+def _products(low: Lowering, members: Sequence[tuple[Any, Any, Value]]) -> None:
+    call, device, matrix = low.bound.call, low.device, members[0][0]
     program, rows = linear_program(device, matrix.macros), low.rows(call.outputs[0])
-    added = ("bias" in call.weights) + 2 * ("residual" in call.inputs)
-    values = (matrix.buffer, call.inputs["x"], call.outputs[0], low.weight("bias"), low.input("residual"))
+    absent = MEMBERS - len(members)
+    handles = [one.buffer for one, _, _ in members] + [device.nothing] * absent
+    biases = [bias for _, bias, _ in members] + [device.nothing] * absent
+    outputs = [y for _, _, y in members] + [device.nothing] * absent
+    sizes = [one.n for one, _, _ in members] + [0] * absent
+    total = sum(-(-n // PANEL) * PANEL for n in sizes)
+    added = sum((bias is not device.nothing) << 2 * m for m, bias in enumerate(biases))
+    added += 2 * ("residual" in call.inputs)
+    fixed = float(call.attr("input_scale"))
     several = ROWS_AT_ONCE if _local_bytes(call, ROWS_AT_ONCE) <= device.cl.local_mem_size else 1
     for size in sorted({1, several}):
 
@@ -90,17 +111,17 @@ def _linear(low: Lowering) -> None:
             return -(-count // size) if size == (several if count > 1 else 1) else 0
 
         def columns(dims: Dims, tiles: Callable[[Dims], int] = tiles) -> int:
-            return _columns(device, matrix.n, tiles(dims))
+            return _columns(device, total, tiles(dims))
 
-        def sizes(dims: Dims, tiles: Callable[[Dims], int] = tiles) -> tuple[int, int]:
+        def grid(dims: Dims, tiles: Callable[[Dims], int] = tiles) -> tuple[int, int]:
             count = tiles(dims)
-            return device.group * count, -(-matrix.n // _columns(device, matrix.n, count))
+            return device.group * count, -(-total // _columns(device, total, count))
 
-        numbers: tuple[Any, ...] = (PerStep(rows), matrix.n, matrix.k, PerStep(columns), added)
-        if matrix.macros["BITS"] <= 8:
-            local = (cl.LocalMemory(size * matrix.k * 2), cl.LocalMemory(size * matrix.k // 8))
-            numbers += (float(call.attr("input_scale")), *local, cl.LocalMemory(size * matrix.k // 8))
-        low.launch(program, f"linear_{size}", sizes, (device.group, 1), *values, *numbers)
+        area = size * matrix.k
+        local = (area * (2 if matrix.macros["BITS"] <= 8 else 4), area // 8 or 4, area // 8 or 4)
+        values = (call.inputs["x"], low.input("residual"), *handles, *biases, *outputs, *map(cl.LocalMemory, local))
+        numbers = (*sizes, matrix.k, added, fixed, PerStep(rows), PerStep(columns))
+        low.launch(program, f"linear_{size}", grid, (device.group, 1), *values, *numbers)
 
 
 def _columns(device: OpenCLDevice, n: int, tiles: int) -> int:
@@ -108,21 +129,23 @@ def _columns(device: OpenCLDevice, n: int, tiles: int) -> int:
     stays in its cache while rows go by; elsewhere one a work-item."""
     if device.lanes == 1:
         return device.group
-    panels, groups = -(-n // PANEL), 8 * device.cl.max_compute_units
+    panels, groups = n // PANEL, 8 * device.cl.max_compute_units
     count = -(-panels // max(1, groups // max(tiles, 1)))
     return PANEL * (count if tiles <= 1 else min(count, 32))
 
 
 def _local_bytes(call: Call, rows: int) -> int:
-    """Local memory for ``rows`` rows of 8-bit activations, with scales and sums."""
-    return rows * int(call.inputs["x"].shape[-1]) * 9 // 4 if call.weights["weight"].format in FORMATS else 0
+    """Local memory for ``rows`` rows of activations, of 8 bits with scales and sums or of 32."""
+    quantized = any(ref.format in FORMATS for name, ref in call.weights.items() if name.startswith("weight"))
+    return rows * int(call.inputs["x"].shape[-1]) * (9 if quantized else 16) // 4 + 8
 
 
 def _linear_check(call: Call, device: OpenCLDevice) -> str | None:
-    quantized, asked = call.weights["weight"].format in FORMATS, call.attr("quantized_activation")
-    if asked == "forbidden" and quantized:
+    found = {ref.format in FORMATS for name, ref in call.weights.items() if name.startswith("weight")}
+    asked = call.attr("quantized_activation")
+    if asked == "forbidden" and True in found:
         return "8-bit activations are forbidden here, and OpenCL's quantized kernels need them."
-    if asked == "required" and not quantized:
+    if asked == "required" and False in found:
         return "8-bit activations are required here, and OpenCL's dense kernels do not take them."
     if _local_bytes(call, 1) > device.cl.local_mem_size:
         return f"a row of {call.inputs['x'].shape[-1]} values is too long for this device's local memory."
@@ -156,7 +179,8 @@ def _each(low: Lowering, name: str, *args: Any, numbers: tuple[Any, ...] = ()) -
         return rows * width
 
     program = low.device.program(("rows",))
-    sizes = lambda dims: (-(-count(dims) // ITEMS) * ITEMS,)  # noqa: E731
+    lanes = low.device.lanes if name == "gated_act" else 1
+    sizes = lambda dims: (-(-count(dims) // (ITEMS * lanes)) * ITEMS,)  # noqa: E731
     low.launch(program, name, sizes, (ITEMS,), *args, y, PerStep(count), *numbers)
 
 
@@ -216,7 +240,9 @@ def _turn_and_write(low: Lowering) -> None:
         eps, offset = float(call.attr("eps")), float(call.attr("weight_offset"))
     numbers = (cl.LocalMemory(4 * width), heads, kv_heads, width, rotary, flags, scale, eps, offset)
     count = heads + kinds * kv_heads
-    program = _kv_program(low, 1)
+    device = low.device
+    wide = width % device.lanes == 0 and rotary // 2 % device.lanes == 0 and not flags & 4
+    program = _kv_program(low, device.lanes if wide else 1)
     low.launch(
         program, "turn_and_write", lambda dims: (count, tokens(dims)), (1, 1), *inputs, *weights, *states, *numbers
     )
@@ -273,6 +299,7 @@ def make_providers(device: OpenCLDevice) -> dict[str, tuple[Provider, ...]]:
         "bias residual quantized_activation input_scale",
         lambda call: _linear_check(call, device),
     )
+    one("linear_group", _linear, "bias quantized_activation input_scale", lambda call: _linear_check(call, device))
     one("rms_norm", _norm, "head_dim weight_offset")
     one("layer_norm", _norm, "bias head_dim")
     one("add_rms_norm", _norm, "weight_offset")

@@ -119,4 +119,4 @@ def linear_program(device: OpenCLDevice, macros: Mapping[str, int]) -> cl.Progra
 
 
 def is_matrix(ref: WeightRef, uses: Sequence[str]) -> bool:
-    return len(ref.shape) == 2 and bool({"linear", "embed"} & set(uses))
+    return len(ref.shape) == 2 and bool({"linear", "linear_group", "embed"} & set(uses))

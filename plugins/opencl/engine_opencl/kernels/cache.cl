@@ -48,26 +48,28 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void turn_and_write(
   const size_t kv_at = (size_t)token * kv_heads + own % kv_heads;
   __global const float *from = head < heads ? q + ((size_t)token * heads + head) * n : (is_v ? new_v : new_k) + kv_at * n;
   if (head >= heads && slots[token] < 0) return;
-  float squares = 0;
-  for (int i = 0; i < n; i++) {
-    row[i] = from[i];
-    squares = fma(row[i], row[i], squares);
+  WIDE(float) squares = 0;
+  for (int i = 0; i < n; i += LANES) {
+    const WIDE(float) x = LOAD(from + i);
+    STORE(x, row + i);
+    squares = fma(x, x, squares);
   }
   if (flags & 1 && !is_v) {
     __global const float *weight = head < heads ? q_norm : k_norm;
-    const float root = sqrt(squares / n + eps);
-    for (int i = 0; i < n; i++) row[i] = row[i] / root * (weight[i] + offset);
+    const float root = sqrt(SUM(squares) / n + eps);
+    for (int i = 0; i < n; i += LANES) STORE(LOAD(row + i) / root * (LOAD(weight + i) + offset), row + i);
   }
   if (flags & 2 && !is_v)
-    for (int i = 0; i < rotary / 2; i++) {
-      const float angle = (float)positions[token] * inv_freq[i], c = cos(angle) * rope_scale, s = sin(angle) * rope_scale;
-      const int one = flags & 4 ? 2 * i : i, two = flags & 4 ? 2 * i + 1 : i + rotary / 2;
-      const float a = row[one], b = row[two];
-      row[one] = a * c - b * s;
-      row[two] = b * c + a * s;
+    for (int i = 0; i < rotary / 2; i += LANES) {  // neighbouring pairs come with LANES 1
+      const WIDE(float) angle = (float)positions[token] * LOAD(inv_freq + i);
+      const WIDE(float) c = cos(angle) * rope_scale, s = sin(angle) * rope_scale;
+      __local float *one = row + (flags & 4 ? 2 * i : i), *two = flags & 4 ? one + 1 : one + rotary / 2;
+      const WIDE(float) a = LOAD(one), b = LOAD(two);
+      STORE(a * c - b * s, one);
+      STORE(b * c + a * s, two);
     }
   if (head < heads) {
-    for (int i = 0; i < n; i++) y[((size_t)token * heads + head) * n + i] = row[i];
+    for (int i = 0; i < n; i += LANES) STORE(LOAD(row + i), y + ((size_t)token * heads + head) * n + i);
   } else {
     const size_t to = (size_t)slots[token] * kv_heads + own % kv_heads;
     store_head(row, n, (is_v ? v : k) + to * n, (is_v ? v_scale : k_scale) + to);

@@ -49,3 +49,35 @@ inline float group_sum(float v, __local float *shared) {
 }
 
 inline float bf16_to_float(ushort bits) { return as_float((uint)bits << 16); }
+
+// A slice's part of this work-item: vectors, then what is left behind them.
+#define EACH(i, n) for (int i = get_local_id(0) * LANES; i + LANES <= (n); i += WG * LANES)
+#define REST(i, n) for (int i = (n) / LANES * LANES + get_local_id(0); i < (n); i += WG)
+
+// The root of the mean square of what is left of n numbers when ``mean`` and ``rest`` are taken away.
+inline float root_mean_square(__global const float *x, int n, float mean, float rest, float eps, __local float *shared) {
+  WIDE(float) squares = 0;
+  EACH(i, n) {
+    const WIDE(float) v = LOAD(x + i) - mean - rest;
+    squares = fma(v, v, squares);
+  }
+  float one = SUM(squares);
+  REST(i, n) {
+    const float v = x[i] - mean - rest;
+    one = fma(v, v, one);
+  }
+  return sqrt(group_sum(one, shared) / n + eps);
+}
+
+// ``kind``: silu, gelu, gelu_tanh, relu, clamped_swiglu.
+inline WIDE(float) activate(WIDE(float) g, WIDE(float) u, int kind, float alpha, float limit) {
+  if (kind == 4) {
+    g = select(g, BROADCAST(limit), g > limit);
+    u = select(select(u, BROADCAST(limit), u > limit), BROADCAST(-limit), u < -limit);
+    return g / (1 + exp(-alpha * g)) * (u + 1);
+  }
+  if (kind == 0) return g / (1 + exp(-g)) * u;
+  if (kind == 1) return 0.5f * g * (1 + erf(g * M_SQRT1_2_F)) * u;
+  if (kind == 2) return 0.5f * g * (1 + tanh(0.7978845608028654f * (g + 0.044715f * g * g * g))) * u;
+  return select(g, BROADCAST(0), g < 0) * u;
+}

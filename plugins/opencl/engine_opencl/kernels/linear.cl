@@ -1,17 +1,29 @@
-// Products with a matrix [N, K] that lies in panels of 16 columns, K in order within a panel:
+// A matrix [N, K] lies in panels of 16 columns, K in order within a panel:
 //   BITS 4: ushorts of four codes, k lowest; 8: chars; 16: halves, or bf16 where BF16; 32: floats.
 // Behind the codes of all panels come scales, then minimums if MINIMUM, [panel][K / GROUP][16], halves or floats.
 #define PANEL 16
+#define PANELS(n) (((n) + PANEL - 1) / PANEL)
 #define PANEL_BYTES(k) ((size_t)(k) * PANEL * BITS / 8)
+#define SCALE_BEGIN(n, k) (PANELS(n) * PANEL_BYTES(k))
+#define SCALES(n, k) ((size_t)PANELS(n) * ((k) / GROUP) * PANEL * SCALE_BYTES)
+#define CODE_BYTES (BITS == 4 ? 2 : BITS / 8)  // of a column, or of four codes of it
 #if HALF_SCALE
 #define SCALE_BYTES 2
-#define SCALE_AT(p, i) LOAD_HALF((__global const half *)(p) + (i))
-#define SCALE_ONE(p, i) vload_half(i, (__global const half *)(p))
+#define SCALE_AT(p) LOAD_HALF((__global const half *)(p))
+#define SCALE_ONE(p) vload_half(0, (__global const half *)(p))
 #else
 #define SCALE_BYTES 4
-#define SCALE_AT(p, i) LOAD((__global const float *)(p) + (i))
-#define SCALE_ONE(p, i) ((__global const float *)(p))[i]
+#define SCALE_AT(p) LOAD((__global const float *)(p))
+#define SCALE_ONE(p) (*(__global const float *)(p))
 #endif
+#if BITS == 32
+#define WEIGHT(p) LOAD((__global const float *)(p))
+#elif BF16
+#define WEIGHT(p) WIDE(as_float)(WIDE(convert_uint)(LOAD((__global const ushort *)(p))) << 16)
+#else
+#define WEIGHT(p) LOAD_HALF((__global const half *)(p))
+#endif
+#define AS_SHORT(v) WIDE(as_short)(v)
 
 // One weight, by row n and column k of the matrix.
 inline float element(__global const uchar *w, int n, int k, int N, int K) {
@@ -19,24 +31,13 @@ inline float element(__global const uchar *w, int n, int k, int N, int K) {
   __global const uchar *own = w + panel * PANEL_BYTES(K);
 #if BITS == 32
   return ((__global const float *)own)[at];
-#elif BITS == 16 && BF16
-  return bf16_to_float(((__global const ushort *)own)[at]);
 #elif BITS == 16
-  return vload_half(at, (__global const half *)own);
+  return BF16 ? as_float((uint)((__global const ushort *)own)[at] << 16) : vload_half(at, (__global const half *)own);
 #else
-  const size_t panels = (N + PANEL - 1) / PANEL, group = (panel * (K / GROUP) + k / GROUP) * PANEL + lane;
-  __global const uchar *scales = w + panels * PANEL_BYTES(K);
-#if BITS == 8
-  const int code = ((__global const char *)own)[at];
-#else
-  const int code = (((__global const ushort *)own)[k / 4 * PANEL + lane] >> (k % 4 * 4) & 15) - OFFSET;
-#endif
-  const float value = SCALE_ONE(scales, group) * code;
-#if MINIMUM
-  return value + SCALE_ONE(scales + panels * (K / GROUP) * PANEL * SCALE_BYTES, group);
-#else
-  return value;
-#endif
+  __global const uchar *scale = w + SCALE_BEGIN(N, K) + ((panel * (K / GROUP) + k / GROUP) * PANEL + lane) * SCALE_BYTES;
+  const int four = ((__global const ushort *)own)[k / 4 * PANEL + lane], byte = ((__global const char *)own)[at];
+  const float value = SCALE_ONE(scale) * (BITS == 4 ? (four >> k % 4 * 4 & 15) - OFFSET : byte);
+  return MINIMUM ? value + SCALE_ONE(scale + SCALES(N, K)) : value;
 #endif
 }
 
@@ -45,21 +46,19 @@ __kernel void embed(__global const uchar *w, __global const int *ids, __global f
   if (k < K) y[(size_t)row * K + k] = element(w, ids[row], k, N, K) * scale;
 }
 
-// What a column's sum becomes: bias and residual are added, and whole rows of LANES stored where they fit.
+// What a column's sum becomes: a bias and the residual are added, and whole LANES stored where they fit.
 inline void finish(WIDE(float) sum, int n, int row, int N, __global const float *bias, __global const float *residual,
                    __global float *y, int added) {
   const size_t at = (size_t)row * N + n;
-#if LANES > 1
+  float one[LANES];
   if (n + LANES <= N) {
     if (added & 1) sum += LOAD(bias + n);
     if (added & 2) sum += LOAD(residual + at);
     STORE(sum, y + at);
     return;
   }
-#endif
-  float one[LANES];
   STORE(sum, one);
-  for (int i = 0; i < LANES && n + i < N; i++) {
+  for (int i = 0; i < N - n; i++) {
     if (added & 1) one[i] += bias[n + i];
     if (added & 2) one[i] += residual[at + i];
     y[at + i] = one[i];
@@ -67,7 +66,8 @@ inline void finish(WIDE(float) sum, int n, int row, int N, __global const float 
 }
 
 #if BITS <= 8
-// 32 numbers to 8 bits: scale = absmax / 127 (or ``fixed``), sums of 16. A group that is not finite stays so.
+#define X short
+// 32 numbers to 8 bits: scale = absmax / 127 (or ``fixed_scale``), sums of 16. A group that is not finite stays so.
 inline void quantize(__global const float *x, float fixed_scale, __local short *q, __local float *scale, __local short *sums) {
   const float16 a = vload16(0, x), b = vload16(1, x);
   const int broken = any(isnan(a) | isinf(a) | isnan(b) | isinf(b));
@@ -82,14 +82,6 @@ inline void quantize(__global const float *x, float fixed_scale, __local short *
   sums[0] = convert_short(sum16(convert_float16(low)));
   sums[1] = convert_short(sum16(convert_float16(high)));
 }
-
-#define XSUM(r, k) (xsum[(r) * groups * 2 + (k) / 16] + (GROUP == 32 ? xsum[(r) * groups * 2 + (k) / 16 + 1] : 0))
-#define AS_SHORT(v) WIDE(as_short)(v)
-#elif BITS == 32
-#define WEIGHT(p) LOAD((__global const float *)(p))
-#elif BF16
-#define WEIGHT(p) WIDE(as_float)(WIDE(convert_uint)(LOAD((__global const ushort *)(p))) << 16)
 #else
-#define WEIGHT(p) LOAD_HALF((__global const half *)(p))
+#define X float
 #endif
-#define CODE_BYTES (BITS == 4 ? 2 : BITS / 8)  // of a column, or of four codes of it

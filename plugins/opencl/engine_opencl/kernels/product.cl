@@ -1,86 +1,83 @@
-// Rows of x times columns of the matrix: a group takes ROWS rows, and ``count`` columns from its second number on. Rows
-// beyond the last repeat it. ``added``: 1, a bias; 2, a residual. This file is compiled once for each ROWS.
-#if BITS <= 8
+// ROWS rows of x times ``count`` columns of up to three matrices, one behind the other in whole panels. ``added``: two bits a
+// matrix, 1 for a bias and 2 for the residual. This file is compiled once for each ROWS; its sums do not depend on it.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS)(
-    __global const uchar *w, __global const float *x, __global float *y, __global const float *bias,
-    __global const float *residual, int rows, int N, int K, int count, int added, float fixed_scale, __local short *q,
-    __local float *xscale, __local short *xsum) {
-  const int row = get_group_id(0) * ROWS, first = get_group_id(1) * count, groups = K / 32;
-  for (int i = get_local_id(0); i < ROWS * groups; i += WG) {
-    const size_t from = (size_t)min(row + i / groups, rows - 1) * K + i % groups * 32;
-    quantize(x + from, fixed_scale, q + i * 32, xscale + i, xsum + i * 2);
+    __global const float *x, __global const float *residual, __global const uchar *w0, __global const uchar *w1,
+    __global const uchar *w2, __global const float *b0, __global const float *b1, __global const float *b2,
+    __global float *y0, __global float *y1, __global float *y2, __local X *q, __local float *xscale, __local short *xsum,
+    int N0, int N1, int N2, int K, int added, float fixed_scale, int rows, int count) {
+  const int row = get_group_id(0) * ROWS, first = get_group_id(1) * count, here = min(ROWS, rows - row);
+  for (int r = 0; r < ROWS; r++) {
+    __global const float *from = x + (size_t)(row + min(r, here - 1)) * K;
+#if BITS <= 8
+    for (int i = get_local_id(0); i < K / 32; i += WG)
+      quantize(from + i * 32, fixed_scale, q + r * K + i * 32, xscale + r * K / 32 + i, xsum + r * K / 16 + i * 2);
+#else
+    for (int i = get_local_id(0); i < K; i += WG) q[r * K + i] = from[i];
+#endif
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  const size_t panels = (N + PANEL - 1) / PANEL;
-  __global const uchar *scales = w + panels * PANEL_BYTES(K);
-  __global const uchar *minimums = scales + panels * (K / GROUP) * PANEL * SCALE_BYTES;
-  for (int n = first + get_local_id(0) * LANES; n < min(first + count, N); n += WG * LANES) {
-    const size_t panel = n / PANEL, lane = n % PANEL;
-    __global const uchar *codes = w + panel * PANEL_BYTES(K) + lane * CODE_BYTES;
-    size_t at = panel * (K / GROUP) * PANEL + lane;
+  const int end0 = PANELS(N0) * PANEL, end1 = end0 + PANELS(N1) * PANEL;
+  for (int c = first + get_local_id(0) * LANES; c < min(first + count, end1 + N2); c += WG * LANES) {
+    const int m = c < end0 ? 0 : c < end1 ? 1 : 2, n = c - (m == 0 ? 0 : m == 1 ? end0 : end1);
+    const int N = m == 0 ? N0 : m == 1 ? N1 : N2;
+    if (n >= N) continue;  // behind the last column of a matrix, in its last panel
+    __global const uchar *w = m == 0 ? w0 : m == 1 ? w1 : w2;
+    __global const uchar *codes = w + n / PANEL * PANEL_BYTES(K) + n % PANEL * CODE_BYTES;
     WIDE(float) sum[ROWS];
+#if BITS <= 8
+    __global const uchar *scales = w + SCALE_BEGIN(N, K) + (n / PANEL * (K / GROUP) * PANEL + n % PANEL) * SCALE_BYTES;
+    __global const uchar *minimums = scales + SCALES(N, K);
     for (int r = 0; r < ROWS; r++) sum[r] = 0;
-    for (int k = 0; k < K; at += PANEL) {
+    for (int begin = 0; begin < K; begin += GROUP, scales += PANEL * SCALE_BYTES, minimums += PANEL * SCALE_BYTES) {
       WIDE(int) dot[ROWS];
-      for (int r = 0; r < ROWS; r++) dot[r] = 0;
-      const int begin = k;
-      for (; k < begin + GROUP; k += 16) {
+      int part_sum[ROWS];
+      for (int r = 0; r < ROWS; r++) dot[r] = part_sum[r] = 0;
+#pragma unroll
+      for (int k = begin; k < begin + GROUP; k += 16) {
 #if BITS == 4  // sixteen products of at most 15 * 128 fit a short
         WIDE(short) part[ROWS];
         for (int r = 0; r < ROWS; r++) part[r] = 0;
-        for (int j = 0; j < 16; j += 4, codes += PANEL * CODE_BYTES) {
+#pragma unroll
+        for (int j = k; j < k + 16; j += 4, codes += PANEL * CODE_BYTES) {
           const WIDE(ushort) four = LOAD((__global const ushort *)codes);
           const WIDE(short) c0 = AS_SHORT(four & (ushort)15), c1 = AS_SHORT(four >> (ushort)4 & (ushort)15);
           const WIDE(short) c2 = AS_SHORT(four >> (ushort)8 & (ushort)15), c3 = AS_SHORT(four >> (ushort)12);
           for (int r = 0; r < ROWS; r++) {
-            __local const short *own = q + r * K + k + j;
+            __local const short *own = q + r * K + j;
             part[r] += c0 * own[0] + c1 * own[1] + c2 * own[2] + c3 * own[3];
           }
         }
-        for (int r = 0; r < ROWS; r++) dot[r] += WIDE(convert_int)(part[r]) - OFFSET * xsum[r * groups * 2 + k / 16];
+        for (int r = 0; r < ROWS; r++) dot[r] += WIDE(convert_int)(part[r]);
 #else
-        for (int j = 0; j < 16; j++, codes += PANEL * CODE_BYTES) {
+#pragma unroll
+        for (int j = k; j < k + 16; j++, codes += PANEL * CODE_BYTES) {
           const WIDE(int) code = WIDE(convert_int)(LOAD((__global const char *)codes));
-          for (int r = 0; r < ROWS; r++) dot[r] += code * q[r * K + k + j];
+          for (int r = 0; r < ROWS; r++) dot[r] += code * q[r * K + j];
         }
 #endif
+        for (int r = 0; r < ROWS; r++) part_sum[r] += xsum[(r * K + k) / 16];
       }
-      const WIDE(float) scale = SCALE_AT(scales, at);
+      const WIDE(float) scale = SCALE_AT(scales);
       for (int r = 0; r < ROWS; r++) {
-        const float step = xscale[r * groups + begin / 32];
-        sum[r] = fma(TO_FLOAT(dot[r]), scale * step, sum[r]);
-#if MINIMUM
-        sum[r] = fma(SCALE_AT(minimums, at), BROADCAST(step * XSUM(r, begin)), sum[r]);
-#endif
+        const float step = xscale[(r * K + begin) / 32];
+        sum[r] = fma(TO_FLOAT(dot[r] - OFFSET * part_sum[r]), scale * step, sum[r]);
+        if (MINIMUM) sum[r] = fma(SCALE_AT(minimums), BROADCAST(step * part_sum[r]), sum[r]);
       }
     }
-    for (int r = 0; r < ROWS; r++)
-      if (row + r < rows) finish(sum[r], n, row + r, N, bias, residual, y, added);
-  }
-}
 #else
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS)(
-    __global const uchar *w, __global const float *x, __global float *y, __global const float *bias,
-    __global const float *residual, int rows, int N, int K, int count, int added) {
-  const int row = get_group_id(0) * ROWS, first = get_group_id(1) * count;
-  for (int n = first + get_local_id(0) * LANES; n < min(first + count, N); n += WG * LANES) {
-    __global const uchar *codes = w + n / PANEL * PANEL_BYTES(K) + n % PANEL * CODE_BYTES;
-    __global const float *from[ROWS];
-    WIDE(float) sum[ROWS][4];  // four, so that a product need not wait for the last
-    for (int r = 0; r < ROWS; r++) {
-      from[r] = x + (size_t)min(row + r, rows - 1) * K;
-      sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = 0;
-    }
+    WIDE(float) part[ROWS][4];  // four, so that a product need not wait for the last
+    for (int r = 0; r < ROWS; r++) part[r][0] = part[r][1] = part[r][2] = part[r][3] = 0;
     for (int k = 0; k < K / 4 * 4; k += 4)
+#pragma unroll
       for (int j = 0; j < 4; j++, codes += PANEL * CODE_BYTES) {
         const WIDE(float) weight = WEIGHT(codes);
-        for (int r = 0; r < ROWS; r++) sum[r][j] = fma(weight, BROADCAST(from[r][k + j]), sum[r][j]);
+        for (int r = 0; r < ROWS; r++) part[r][j] = fma(weight, BROADCAST(q[r * K + k + j]), part[r][j]);
       }
     for (int k = K / 4 * 4; k < K; k++, codes += PANEL * CODE_BYTES)
-      for (int r = 0; r < ROWS; r++) sum[r][0] = fma(WEIGHT(codes), BROADCAST(from[r][k]), sum[r][0]);
-    for (int r = 0; r < ROWS; r++)
-      if (row + r < rows)
-        finish((sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]), n, row + r, N, bias, residual, y, added);
+      for (int r = 0; r < ROWS; r++) part[r][0] = fma(WEIGHT(codes), BROADCAST(q[r * K + k]), part[r][0]);
+    for (int r = 0; r < ROWS; r++) sum[r] = (part[r][0] + part[r][1]) + (part[r][2] + part[r][3]);
+#endif
+    for (int r = 0; r < here; r++)
+      finish(sum[r], n, row + r, N, m == 0 ? b0 : m == 1 ? b1 : b2, residual, m == 0 ? y0 : m == 1 ? y1 : y2, added >> 2 * m);
   }
 }
-#endif

@@ -1,9 +1,5 @@
 // Ops on rows of f32: norms by a group a slice, the others by a work-item a number.
 
-// A slice's own part of this work-item: vectors, then what is left of them.
-#define EACH(i, n) for (int i = get_local_id(0) * LANES; i + LANES <= (n); i += WG * LANES)
-#define REST(i, n) for (int i = (n) / LANES * LANES + get_local_id(0); i < (n); i += WG)
-
 // ``flags``: 1, residual is added first and the sum kept; 2, layer norm; 4, it has a bias; 8, the weight is as wide as a row.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void norm(
     __global const float *x, __global const float *residual, __global const float *weight, __global const float *bias,
@@ -24,17 +20,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void norm(
     one = group_sum(one, shared) / n;
     if (pass) rest = one; else mean = one;
   }
-  WIDE(float) squares = 0;
-  EACH(i, n) {
-    const WIDE(float) v = LOAD(x + from + i) - mean - rest;
-    squares = fma(v, v, squares);
-  }
-  float one = SUM(squares);
-  REST(i, n) {
-    const float v = x[from + i] - mean - rest;
-    one = fma(v, v, one);
-  }
-  const float root = sqrt(group_sum(one, shared) / n + eps);
+  const float root = root_mean_square(x + from, n, mean, rest, eps, shared);
   EACH(i, n) {
     WIDE(float) v = (LOAD(x + from + i) - mean - rest) / root * (LOAD(weight + own + i) + offset);
     if (flags & 4) v += LOAD(bias + own + i);
@@ -46,26 +32,21 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void norm(
   }
 }
 
-// ``kind``: silu, gelu, gelu_tanh, relu, clamped_swiglu.
+// A work-item takes LANES numbers.
 __kernel void gated_act(__global const float *gate, __global const float *up, __global float *y, int n, int kind,
                         int gated, float alpha, float limit) {
-  const int i = get_global_id(0);
-  if (i >= n) return;
-  float g = gate[i], u = gated ? up[i] : 1, v;
-  if (kind == 4) {
-    g = g > limit ? limit : g;
-    u = (u > limit ? limit : u < -limit ? -limit : u) + 1;
-    v = g / (1 + exp(-alpha * g));
-  } else if (kind == 0) {
-    v = g / (1 + exp(-g));
-  } else if (kind == 1) {
-    v = 0.5f * g * (1 + erf(g * M_SQRT1_2_F));
-  } else if (kind == 2) {
-    v = 0.5f * g * (1 + tanh(0.7978845608028654f * (g + 0.044715f * g * g * g)));
-  } else {
-    v = g < 0 ? 0 : g;
+  const int i = get_global_id(0) * LANES;
+  if (i + LANES <= n) {
+    STORE(activate(LOAD(gate + i), gated ? LOAD(up + i) : BROADCAST(1), kind, alpha, limit), y + i);
+    return;
   }
-  y[i] = v * u;
+  float g[LANES], u[LANES];
+  for (int j = 0; j < LANES; j++) {
+    g[j] = i + j < n ? gate[i + j] : 0;
+    u[j] = gated && i + j < n ? up[i + j] : 1;
+  }
+  STORE(activate(LOAD(g), LOAD(u), kind, alpha, limit), g);
+  for (int j = 0; j < LANES && i + j < n; j++) y[i + j] = g[j];
 }
 
 __kernel void add(__global const float *a, __global const float *b, __global float *y, int n) {
