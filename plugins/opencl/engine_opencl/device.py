@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
 
-from engine.backend.v1 import (
-    HOST_DTYPES,
-    Array,
-    DeviceInfo,
-    Limits,
-    MemoryInfo,
-    Plan,
-    Provider,
-    Segment,
-    Session,
-    StepFn,
-    StepSession,
-    available_memory,
-)
+from engine.backend import v1
 
 _PAGE = 4096
-_GPU_GROUP = 64
 
 
-@dataclass(frozen=True, eq=False)
-class Tensor:
+class Tensor(NamedTuple):
     """A value: a buffer, and what lies in it."""
 
     buffer: cl.Buffer
@@ -40,7 +25,17 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def _shapes(spec: v1.KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
+    tokens, kinds = (spec.blocks, spec.block_size, spec.kv_heads), ("k",) if spec.latent else ("k", "v")
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {kind: ((*tokens, spec.head_dim), spec.dtype) for kind in kinds}
+    return shapes | ({f"{kind}_scale": (tokens, "f32") for kind in kinds} if spec.dtype == "int8" else {})
+
+
+ROWS = v1.KVLayout("opencl.rows", ("f32", "f16", "bf16", "int8"), _shapes)
+"""Rows of heads in the order of the tokens, the scales of int8 beside them."""
 
 
 class OpenCLDevice:
@@ -53,7 +48,7 @@ class OpenCLDevice:
         self.cl = device
         self.is_host = bool(device.type & cl.device_type.CPU)
         self.lanes = lanes or (16 if self.is_host else 1)
-        self.group = 1 if self.lanes > 1 else _GPU_GROUP
+        self.group = 1 if self.lanes > 1 else 64
         self.context = cl.Context([device])
         self.queue = cl.CommandQueue(self.context)
         self.nothing = self.buffer(4)
@@ -61,11 +56,9 @@ class OpenCLDevice:
         self._used = 0
         self._providers = make_providers(self)
 
-    # -- the eight methods -----------------------------------------------------------------------------------------
-
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        tag = HOST_DTYPES[dtype]
-        size = max(int(np.prod(shape)) * tag.itemsize, 1)
+        tag = v1.HOST_DTYPES[dtype]
+        size = max(prod(shape) * tag.itemsize, 1)
         self._used += size
         if self.is_host:  # untouched pages take no memory, so a large pool costs only what is used of it
             pages = np.zeros(size + _PAGE, np.uint8)
@@ -80,15 +73,14 @@ class OpenCLDevice:
         self._used -= max(value.nbytes, 1)
         value.buffer.release()
 
-    def copy_in(self, array: Array) -> Tensor:
+    def copy_in(self, array: v1.Array) -> Tensor:
         whole = np.array(array, order="C")
         self._used += max(whole.nbytes, 1)
-        if not whole.size:
-            return Tensor(self.buffer(1), whole.shape, whole.dtype)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-        return Tensor(cl.Buffer(self.context, flags, hostbuf=whole), whole.shape, whole.dtype)
+        buffer = cl.Buffer(self.context, flags, hostbuf=whole) if whole.size else self.buffer(1)
+        return Tensor(buffer, whole.shape, whole.dtype)
 
-    def copy_out(self, value: Tensor) -> Array:
+    def copy_out(self, value: Tensor) -> v1.Array:
         array = np.empty(value.shape, value.dtype)
         if array.size:
             cl.enqueue_copy(self.queue, array, value.buffer)
@@ -97,67 +89,61 @@ class OpenCLDevice:
     def fence(self) -> None:
         self.queue.finish()
 
-    def memory_info(self) -> MemoryInfo:
+    def memory_info(self) -> v1.MemoryInfo:
         total = self.cl.global_mem_size
-        free = total - self._used
-        return MemoryInfo(total, max(min(free, available_memory().free) if self.is_host else free, 1))
+        free = min(total - self._used, v1.available_memory().free if self.is_host else total)
+        return v1.MemoryInfo(total, max(free, 1))
 
-    def describe(self) -> DeviceInfo:
-        from .cache import ROWS
-
-        name, driver = self.cl.name.strip(), self.cl.driver_version.strip()
-        return DeviceInfo(
-            name=f"{name} ({self.cl.max_compute_units} units)",
+    def describe(self) -> v1.DeviceInfo:
+        return v1.DeviceInfo(
+            name=f"{self.cl.name.strip()} ({self.cl.max_compute_units} units)",
             backend="opencl",
             alignment=self.cl.mem_base_addr_align // 8,
             largest_allocation=self.cl.max_mem_alloc_size,
             kv_layouts=(ROWS,),
-            details={"platform": self.cl.platform.name.strip(), "driver": driver, "lanes": str(self.lanes)},
+            details={"platform": self.cl.platform.name.strip(), "driver": self.cl.driver_version.strip()},
         )
 
-    def session(self, plan: Plan) -> Session:
-        return StepSession(self, plan)
+    def session(self, plan: v1.Plan) -> v1.Session:
+        return v1.StepSession(self, plan)
 
-    # -- what makes it fast ----------------------------------------------------------------------------------------
-
-    def providers(self) -> Mapping[str, Sequence[Provider]]:
+    def providers(self) -> Mapping[str, Sequence[v1.Provider]]:
         return self._providers
 
-    def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
-        from .compile import compile_segment
-        from .providers import OpenCLProvider
+    def compile(self, segment: v1.Segment, limits: v1.Limits, states: Mapping[str, Any]) -> v1.StepFn | None:
+        from .compile import Step
 
-        if not all(isinstance(bound.provider, OpenCLProvider) for bound in segment.calls):
-            return None  # a forced trip through the device runs references on it
-        return compile_segment(self, segment, limits, states)
+        # A forced trip through the device runs references on it.
+        ours = all(bound.provider.packer == "opencl" for bound in segment.calls)
+        return Step(self, segment, limits, states) if ours else None
 
-    def export_blocks(self, state: Tensor, blocks: Array) -> Array:
+    def export_blocks(self, state: Tensor, blocks: v1.Array) -> v1.Array:
         rows = np.empty((len(blocks), *state.shape[1:]), state.dtype)
-        size = rows.nbytes // max(len(blocks), 1)
         for row, block in zip(rows, blocks, strict=True):
-            cl.enqueue_copy(self.queue, row, state.buffer, src_offset=int(block) * size)
+            cl.enqueue_copy(self.queue, row, state.buffer, src_offset=int(block) * row.nbytes)
         return rows
 
-    def import_blocks(self, state: Tensor, blocks: Array, rows: Array) -> Tensor:
-        size = rows.nbytes // max(len(blocks), 1)
+    def import_blocks(self, state: Tensor, blocks: v1.Array, rows: v1.Array) -> Tensor:
         for row, block in zip(np.ascontiguousarray(rows), blocks, strict=True):
-            cl.enqueue_copy(self.queue, state.buffer, row, dst_offset=int(block) * size)
+            cl.enqueue_copy(self.queue, state.buffer, row, dst_offset=int(block) * row.nbytes)
         return state
 
     def buffer(self, size: int) -> cl.Buffer:
         return cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(size, 1))
 
-    def _build(self, names: tuple[str, ...], **numbers: int) -> cl.Program:
-        """Kernel files as one program. ``numbers`` are macros; a file named again is built with the next of ROWS."""
-        lanes = numbers.pop("LANES", self.lanes)
-        folder = files("engine_opencl.kernels")
-        source = (folder / "common.cl").read_text()
-        for name in names:
+    def lanes_for(self, *widths: int) -> int:
+        """The device's lanes where all widths are multiples of them, or 1."""
+        return 1 if any(width % self.lanes for width in widths) else self.lanes
+
+    def _build(self, *names: str, **numbers: int) -> cl.Program:
+        """Kernel files as one program; ``numbers`` are macros, and FILE:N is a file with N for ROWS."""
+        source = ""
+        for name in ("common", *names):
             file, _, rows = name.partition(":")
-            text = (folder / f"{file}.cl").read_text()
+            text = (files("engine_opencl.kernels") / f"{file}.cl").read_text()
             source += f"#undef ROWS\n#define ROWS {rows}\n{text}" if rows else text
+        numbers = {"LANES": self.lanes, **numbers, "WG": self.group}
         options = [f"-D{name}={int(value)}" for name, value in numbers.items()]
-        options += [f"-DLANES={lanes}", f"-DWG={self.group}"]
         if self.cl.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT:
             options.append("-cl-fp32-correctly-rounded-divide-sqrt")
         return cl.Program(self.context, source).build(options, [self.cl])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyopencl as cl
 
 from engine.backend.v1 import Array, Packed, WeightRef
 
-from .formats import FORMATS, codes_of
+from .formats import FORMATS
 
 if TYPE_CHECKING:
     from .device import OpenCLDevice
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 PANEL = 16
 RANGE = 4096
 """Rows read at a time, whole panels."""
-_DENSE = {"F32": (32, "<f4"), "F16": (16, "<u2"), "BF16": (16, "<u2")}
+_DENSE = {"F16": np.uint16, "BF16": np.uint16, "F32": np.float32}
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A matrix [n, k] on the device, and the macros that its kernels are built with."""
 
     buffer: cl.Buffer
@@ -31,92 +30,66 @@ class Matrix:
     k: int
     macros: Mapping[str, int]
 
-
-def macros_of(format_: str) -> dict[str, int]:
-    """What kernels have to know of a format. One that is not known is kept decoded, as floats."""
-    if format_ in FORMATS:
-        about = FORMATS[format_]
-        numbers = {"BITS": about.bits, "GROUP": about.group, "OFFSET": about.offset}
-        return numbers | {"MINIMUM": about.minimum, "HALF_SCALE": about.half}
-    return {"BITS": _DENSE.get(format_, (32, ""))[0], "BF16": format_ == "BF16"}
+    def program(self, device: OpenCLDevice) -> cl.Program:
+        return device.program("linear", "product:1", "product:4", **self.macros)
 
 
-def pack_vector(device: OpenCLDevice, ref: WeightRef, progress: Callable[[int], None]) -> Packed:
-    dense = np.ascontiguousarray(ref.dense(), np.float32)
-    tensor = device.copy_in(dense)
+def pack(device: OpenCLDevice, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
+    """What a linear or an embedding reads as a ``Matrix``, everything else as a buffer of floats."""
+    if len(ref.shape) == 2 and {"linear", "linear_group", "embed"} & set(uses):
+        return _pack_matrix(device, ref, progress)
+    tensor = device.copy_in(np.asarray(ref.dense(), np.float32))
     progress(ref.rows().nbytes)
-    return Packed(tensor.buffer, dense.nbytes, lambda: device.copy_out(tensor))
+    return Packed(tensor.buffer, tensor.nbytes, lambda: device.copy_out(tensor))
 
 
-def pack_matrix(device: OpenCLDevice, ref: WeightRef, progress: Callable[[int], None]) -> Packed:
+def _pack_matrix(device: OpenCLDevice, ref: WeightRef, progress: Callable[[int], None]) -> Packed:
     n, k = ref.shape
-    macros = macros_of(ref.format)
-    sections = _sections(ref.format, n, k)
-    buffer = device.buffer(sum(sections))
+    panels = -(-n // PANEL)
     known = ref.format in FORMATS or ref.format in _DENSE
-    whole = None if known else ref.dense().astype(np.float32)
+    whole = None if known else np.asarray(ref.dense(), np.float32)  # kept decoded
+    sizes = [panels * PANEL * prod(part.shape[1:]) * part.itemsize for part in _parts(ref, whole, 0, 1)]
+    buffer = device.buffer(sum(sizes))
     for first in range(0, n, RANGE):
-        raw = ref.rows(first, min(first + RANGE, n))
-        parts = _parts(ref.format, raw) if whole is None else [whole[first : first + RANGE, :, None]]
-        offset = 0
-        for part, size in zip(parts, sections, strict=True):
-            panels = _panels(part)
-            at = offset + first // PANEL * (size // -(-n // PANEL))
-            cl.enqueue_copy(device.queue, buffer, panels, dst_offset=at)
-            offset += size
-        progress(raw.nbytes)
-    matrix = Matrix(buffer, n, k, macros)
-    return Packed(matrix, sum(sections), lambda: _unpack(device, matrix))
+        begin = 0
+        for part, size in zip(_parts(ref, whole, first, min(first + RANGE, n)), sizes, strict=True):
+            padded = np.concatenate([part, np.zeros((-len(part) % PANEL, part.shape[1]), part.dtype)])
+            laid = np.ascontiguousarray(padded.reshape(-1, PANEL, part.shape[1]).swapaxes(1, 2))
+            cl.enqueue_copy(device.queue, buffer, laid, dst_offset=begin + first // PANEL * (size // panels))
+            begin += size
+        progress(ref.rows(first, min(first + RANGE, n)).nbytes)
+    matrix = Matrix(buffer, n, k, _macros(ref.format))
+    return Packed(matrix, sum(sizes), lambda: _unpack(device, matrix))
 
 
-def _sections(format_: str, n: int, k: int) -> list[int]:
-    """Bytes of the codes, and of scales and minimums."""
-    columns = -(-n // PANEL) * PANEL
-    if format_ not in FORMATS:
-        return [columns * k * macros_of(format_)["BITS"] // 8]
-    about = FORMATS[format_]
-    scales = columns * k // about.group * (2 if about.half else 4)
-    return [columns * k * about.bits // 8, *[scales] * (1 + about.minimum)]
+def _macros(format_: str) -> dict[str, int]:
+    if format_ in FORMATS:
+        one = FORMATS[format_]
+        scales = {"GROUP": one.group, "OFFSET": one.offset, "MINIMUM": one.minimum, "HALF_SCALE": one.half}
+        return {"BITS": one.bits, **scales}
+    return {"BITS": 8 * np.dtype(_DENSE.get(format_, np.float32)).itemsize, "BF16": format_ == "BF16"}
 
 
-def _parts(format_: str, raw: Array) -> list[Array]:
-    """Rows as codes, scales and minimums, [rows, units, bytes of one as an array of its own]."""
-    if format_ in _DENSE:
-        return [np.ascontiguousarray(raw).view(_DENSE[format_][1])[..., None]]
-    about = FORMATS[format_]
-    codes, *scales = codes_of(format_, np.ascontiguousarray(raw))
+def _parts(ref: WeightRef, whole: Array | None, first: int, last: int) -> list[Array]:
+    """Rows as they are stored, [rows, units]: numbers, or codes (four of 4 bits in one), scales and minimums."""
+    if whole is not None:
+        return [whole[first:last]]
+    raw = np.ascontiguousarray(ref.rows(first, last))
+    if ref.format in _DENSE:
+        return [raw.view(_DENSE[ref.format])]
+    about = FORMATS[ref.format]
+    codes, *scales = about.decode(raw.reshape(-1, about.size))
     if about.bits == 4:
         fours = codes.reshape(len(codes), -1, 4).astype(np.uint16)
         codes = fours[..., 0] | fours[..., 1] << 4 | fours[..., 2] << 8 | fours[..., 3] << 12
     stored = [scale.astype(np.float16 if about.half else np.float32) for scale in scales if scale is not None]
-    return [part[..., None] for part in (codes, *stored)]
-
-
-def _panels(part: Array) -> Array:
-    """[rows, units, 1] as [panels, units, 16], zeros behind the last row."""
-    rows, units = part.shape[:2]
-    padded = part[..., 0]
-    if rows % PANEL:
-        padded = np.concatenate([padded, np.zeros((-rows % PANEL, units), part.dtype)])
-    return np.ascontiguousarray(padded.reshape(-1, PANEL, units).swapaxes(1, 2))
+    return [part.reshape(last - first, -1) for part in (codes, *stored)]
 
 
 def _unpack(device: OpenCLDevice, matrix: Matrix) -> Array:
     """The dense matrix: every row looked up, as an embedding."""
-    ids = device.copy_in(np.arange(matrix.n, dtype=np.int32))
-    out = device.alloc((matrix.n, matrix.k), "f32")
-    kernel = cl.Kernel(linear_program(device, matrix.macros), "embed")
-    sizes = (np.int32(matrix.n), np.int32(matrix.k), np.float32(1))
+    ids, out = device.copy_in(np.arange(matrix.n, dtype=np.int32)), device.alloc((matrix.n, matrix.k), "f32")
+    sizes = np.int32(matrix.n), np.int32(matrix.k), np.float32(1)
+    kernel = cl.Kernel(matrix.program(device), "embed")
     kernel(device.queue, (matrix.k, matrix.n), None, matrix.buffer, ids.buffer, out.buffer, *sizes)
-    dense = device.copy_out(out)
-    for tensor in (ids, out):
-        device.free(tensor)
-    return dense
-
-
-def linear_program(device: OpenCLDevice, macros: Mapping[str, int]) -> cl.Program:
-    return device.program(("linear", "product:1", "product:4"), **macros)
-
-
-def is_matrix(ref: WeightRef, uses: Sequence[str]) -> bool:
-    return len(ref.shape) == 2 and bool({"linear", "linear_group", "embed"} & set(uses))
+    return device.copy_out(out)

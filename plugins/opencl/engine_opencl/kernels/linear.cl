@@ -7,23 +7,14 @@
 #define SCALE_BEGIN(n, k) (PANELS(n) * PANEL_BYTES(k))
 #define SCALES(n, k) ((size_t)PANELS(n) * ((k) / GROUP) * PANEL * SCALE_BYTES)
 #define CODE_BYTES (BITS == 4 ? 2 : BITS / 8)  // of a column, or of four codes of it
-#if HALF_SCALE
-#define SCALE_BYTES 2
-#define SCALE_AT(p) LOAD_HALF((__global const half *)(p))
-#define SCALE_ONE(p) vload_half(0, (__global const half *)(p))
-#else
-#define SCALE_BYTES 4
-#define SCALE_AT(p) LOAD((__global const float *)(p))
-#define SCALE_ONE(p) (*(__global const float *)(p))
-#endif
+#define SCALE_BYTES (HALF_SCALE ? 2 : 4)
+#define SCALE_ONE(p) (HALF_SCALE ? vload_half(0, (__global const half *)(p)) : *(__global const float *)(p))
+#define SCALE_AT(p) (HALF_SCALE ? LOAD_HALF((__global const half *)(p)) : LOAD((__global const float *)(p)))
 #if BITS == 32
 #define WEIGHT(p) LOAD((__global const float *)(p))
-#elif BF16
-#define WEIGHT(p) WIDE(as_float)(WIDE(convert_uint)(LOAD((__global const ushort *)(p))) << 16)
-#else
-#define WEIGHT(p) LOAD_HALF((__global const half *)(p))
+#elif BITS == 16
+#define WEIGHT(p) (BF16 ? LOAD_BF16((__global const ushort *)(p)) : LOAD_HALF((__global const half *)(p)))
 #endif
-#define AS_SHORT(v) WIDE(as_short)(v)
 
 // One weight, by row n and column k of the matrix.
 inline float element(__global const uchar *w, int n, int k, int N, int K) {
@@ -35,9 +26,9 @@ inline float element(__global const uchar *w, int n, int k, int N, int K) {
   return BF16 ? as_float((uint)((__global const ushort *)own)[at] << 16) : vload_half(at, (__global const half *)own);
 #else
   __global const uchar *scale = w + SCALE_BEGIN(N, K) + ((panel * (K / GROUP) + k / GROUP) * PANEL + lane) * SCALE_BYTES;
-  const int four = ((__global const ushort *)own)[k / 4 * PANEL + lane], byte = ((__global const char *)own)[at];
-  const float value = SCALE_ONE(scale) * (BITS == 4 ? (four >> k % 4 * 4 & 15) - OFFSET : byte);
-  return MINIMUM ? value + SCALE_ONE(scale + SCALES(N, K)) : value;
+  const int code = BITS == 4 ? (((__global const ushort *)own)[k / 4 * PANEL + lane] >> k % 4 * 4 & 15) - OFFSET
+                             : ((__global const char *)own)[at];
+  return SCALE_ONE(scale) * code + (MINIMUM ? SCALE_ONE(scale + SCALES(N, K)) : 0);
 #endif
 }
 
@@ -46,23 +37,20 @@ __kernel void embed(__global const uchar *w, __global const int *ids, __global f
   if (k < K) y[(size_t)row * K + k] = element(w, ids[row], k, N, K) * scale;
 }
 
-// What a column's sum becomes: a bias and the residual are added, and whole LANES stored where they fit.
-inline void finish(WIDE(float) sum, int n, int row, int N, __global const float *bias, __global const float *residual,
+// What a column's sum becomes: a bias (``added`` 1) and the residual (2) are added, and whole LANES stored where they fit.
+inline void finish(WIDE(float) sum, int n, size_t row, int N, __global const float *bias, __global const float *residual,
                    __global float *y, int added) {
-  const size_t at = (size_t)row * N + n;
+  y += row * N + n;
+  residual += row * N + n;
   float one[LANES];
   if (n + LANES <= N) {
     if (added & 1) sum += LOAD(bias + n);
-    if (added & 2) sum += LOAD(residual + at);
-    STORE(sum, y + at);
+    if (added & 2) sum += LOAD(residual);
+    STORE(sum, y);
     return;
   }
   STORE(sum, one);
-  for (int i = 0; i < N - n; i++) {
-    if (added & 1) one[i] += bias[n + i];
-    if (added & 2) one[i] += residual[at + i];
-    y[at + i] = one[i];
-  }
+  for (int i = 0; i < N - n; i++) y[i] = one[i] + (added & 1 ? bias[n + i] : 0) + (added & 2 ? residual[i] : 0);
 }
 
 #if BITS <= 8
@@ -71,14 +59,13 @@ inline void finish(WIDE(float) sum, int n, int row, int N, __global const float 
 inline void quantize(__global const float *x, float fixed_scale, __local short *q, __local float *scale, __local short *sums) {
   const float16 a = vload16(0, x), b = vload16(1, x);
   const int broken = any(isnan(a) | isinf(a) | isnan(b) | isinf(b));
-  const float most = max16(fmax(fabs(a), fabs(b)));
-  const float step = fixed_scale > 0 ? fixed_scale : most / 127, factor = most < 1e-36f ? 0 : 127 / most;
-  const float16 c = fixed_scale > 0 ? a / step : a * factor, d = fixed_scale > 0 ? b / step : b * factor;
+  const float most = max16(fmax(fabs(a), fabs(b))), factor = most < 1e-36f ? 0 : 127 / most;
+  const float16 c = fixed_scale > 0 ? a / fixed_scale : a * factor, d = fixed_scale > 0 ? b / fixed_scale : b * factor;
   const short16 low = broken ? (short16)0 : convert_short16(clamp(rint(c), -128.0f, 127.0f));
   const short16 high = broken ? (short16)0 : convert_short16(clamp(rint(d), -128.0f, 127.0f));
   vstore16(low, 0, q);
   vstore16(high, 1, q);
-  *scale = broken ? NAN : step;
+  *scale = broken ? NAN : fixed_scale > 0 ? fixed_scale : most / 127;
   sums[0] = convert_short(sum16(convert_float16(low)));
   sums[1] = convert_short(sum16(convert_float16(high)));
 }
