@@ -78,7 +78,8 @@ def _parts(ref: WeightRef, whole: Array | None, first: int, last: int) -> list[A
     if ref.format in _DENSE:
         return [raw.view(_DENSE[ref.format])]
     about = FORMATS[ref.format]
-    codes, *scales = about.decode(raw.reshape(-1, about.size))
+    with np.errstate(all="ignore"):  # scales of damaged blocks are infinite
+        codes, *scales = about.decode(raw.reshape(-1, about.size))
     if about.bits == 4:
         fours = codes.reshape(len(codes), -1, 4).astype(np.uint16)
         codes = fours[..., 0] | fours[..., 1] << 4 | fours[..., 2] << 8 | fours[..., 3] << 12
