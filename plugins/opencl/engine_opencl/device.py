@@ -66,7 +66,7 @@ class OpenCLDevice:
             flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
             return Tensor(cl.Buffer(self.context, flags, hostbuf=pages[first : first + size]), shape, tag)
         tensor = Tensor(self.buffer(size), shape, tag)
-        cl.enqueue_fill_buffer(self.queue, tensor.buffer, np.uint8(0), 0, size)
+        cl.enqueue_fill_buffer(self.queue, tensor.buffer, np.zeros(1, np.uint8), 0, size)
         return tensor
 
     def free(self, value: Tensor) -> None:
@@ -146,4 +146,5 @@ class OpenCLDevice:
         options = [f"-D{name}={int(value)}" for name, value in numbers.items()]
         if self.cl.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT:
             options.append("-cl-fp32-correctly-rounded-divide-sqrt")
-        return cl.Program(self.context, source).build(options, [self.cl])
+        program: cl.Program = cl.Program(self.context, source).build(options, [self.cl])
+        return program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +200,8 @@ def _kv_copy(low: Lowering) -> None:
     for name in low.bound.call.states.values():
         state = low.states[name]
         size = state.nbytes // state.shape[0]
-        grid: PerStep = lambda dims, size=size: (-(-size // ITEMS) * ITEMS * (_rows(copies, dims) > 0),)  # noqa: E731
+        items = -(-size // ITEMS) * ITEMS
+        grid = partial(lambda items, dims: (items * (_rows(copies, dims) > 0),), items)
         args = (state.buffer, copies, lambda dims: _rows(copies, dims), size)
         low.launch(low.device.program("rows"), "kv_copy", grid, (ITEMS,), *args)
 
