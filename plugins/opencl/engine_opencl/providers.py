@@ -105,7 +105,7 @@ def _linear(low: Lowering) -> None:
             return device.group * tiles(dims), -(-total // columns(dims))
 
         area = rows * depth
-        local = (area * (2 if matrices[0].macros["BITS"] <= 8 else 4), area // 8 or 4, area // 8 or 4)
+        local = (area * (2 if matrices[0].macros["BITS"] == 4 else 4), area // 8 or 4, area // 8 or 4)
         values = (*low.inputs("x", "residual"), *buffers, *biases, *call.outputs, *absent, *map(cl.LocalMemory, local))
         sizes = (*widths, depth, added, float(call.attr("input_scale")), lambda dims: _rows(y, dims), columns)
         low.launch(matrices[0].program(device), f"linear_{rows}", grid, (device.group, 1), *values, *sizes)
@@ -116,9 +116,9 @@ def _rows(value: Any, dims: Dims) -> int:
 
 
 def _local_bytes(call: Call, rows: int) -> int:
-    """Local memory for ``rows`` rows of activations, of 8 bits with scales and sums or of 32."""
-    quantized = any(ref.format in FORMATS for name, ref in call.weights.items() if name.startswith("weight"))
-    return rows * int(call.inputs["x"].shape[-1]) * (9 if quantized else 17) // 4 + 8
+    """Local memory for ``rows`` rows of activations, of 16 or 32 bits, with scales and sums."""
+    fours = any(FORMATS[ref.format].bits == 4 for ref in call.weights.values() if ref.format in FORMATS)
+    return rows * int(call.inputs["x"].shape[-1]) * (9 if fours else 17) // 4 + 8
 
 
 def _linear_check(call: Call, device: OpenCLDevice) -> str | None:

@@ -53,22 +53,26 @@ inline void finish(WIDE(float) sum, int n, size_t row, int N, __global const flo
   for (int i = 0; i < N - n; i++) y[i] = one[i] + (added & 1 ? bias[n + i] : 0) + (added & 2 ? residual[i] : 0);
 }
 
+#if BITS == 4
+#define X short  // activations as they are multiplied
+#define DOT int  // their products in a group
+#else
+#define X float
+#define DOT float
+#endif
 #if BITS <= 8
-#define X short
 // 32 numbers to 8 bits: scale = absmax / 127 (or ``fixed_scale``), sums of 16. A group that is not finite stays so.
-inline void quantize(__global const float *x, float fixed_scale, __local short *q, __local float *scale, __local short *sums) {
+inline void quantize(__global const float *x, float fixed_scale, __local X *q, __local float *scale, __local short *sums) {
   const float16 a = vload16(0, x), b = vload16(1, x);
   const int broken = any(isnan(a) | isinf(a) | isnan(b) | isinf(b));
   const float most = max16(fmax(fabs(a), fabs(b))), factor = most < 1e-36f ? 0 : 127 / most;
   const float16 c = fixed_scale > 0 ? a / fixed_scale : a * factor, d = fixed_scale > 0 ? b / fixed_scale : b * factor;
   const short16 low = broken ? (short16)0 : convert_short16(clamp(rint(c), -128.0f, 127.0f));
   const short16 high = broken ? (short16)0 : convert_short16(clamp(rint(d), -128.0f, 127.0f));
-  vstore16(low, 0, q);
-  vstore16(high, 1, q);
+  vstore16(JOIN(JOIN(convert_, X), 16)(low), 0, q);
+  vstore16(JOIN(JOIN(convert_, X), 16)(high), 1, q);
   *scale = broken ? NAN : fixed_scale > 0 ? fixed_scale : most / 127;
   sums[0] = convert_short(sum16(convert_float16(low)));
   sums[1] = convert_short(sum16(convert_float16(high)));
 }
-#else
-#define X float
 #endif

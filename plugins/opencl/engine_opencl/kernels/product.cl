@@ -1,7 +1,7 @@
 // ROWS rows of x times ``count`` columns of up to three matrices, one behind the other in whole panels. ``added``: two bits a
 // matrix, for ``finish``. This file is compiled once for each ROWS, on which sums do not depend.
 #define OF(m, a, b, c) ((m) == 0 ? (a) : (m) == 1 ? (b) : (c))
-#define ALL(r) for (int r = 0; r < ROWS; r++)
+#define ALL(r) _Pragma("unroll") for (int r = 0; r < ROWS; r++)
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS)(
     __global const float *x, __global const float *residual, __global const uchar *w0, __global const uchar *w1,
     __global const uchar *w2, __global const float *b0, __global const float *b1, __global const float *b2,
@@ -28,7 +28,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS
     __global const uchar *scales = w + SCALE_BEGIN(N, K) + (n / PANEL * (K / GROUP) * PANEL + n % PANEL) * SCALE_BYTES;
     ALL(r) sum[r] = 0;
     for (int begin = 0; begin < K; begin += GROUP, scales += PANEL * SCALE_BYTES) {
-      WIDE(int) dot[ROWS];
+      WIDE(DOT) dot[ROWS];
       int sums[ROWS];
       ALL(r) dot[r] = sums[r] = 0;
 #pragma unroll
@@ -49,8 +49,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS
 #else
 #pragma unroll
         for (int j = k; j < k + 16; j++, codes += PANEL * CODE_BYTES) {
-          const WIDE(int) code = WIDE(convert_int)(LOAD((__global const char *)codes));
-          ALL(r) dot[r] += code * q[r * K + j];
+          const WIDE(float) code = WIDE(convert_float)(LOAD((__global const char *)codes));
+          ALL(r) dot[r] = fma(code, BROADCAST(q[r * K + j]), dot[r]);  // whole numbers below 2^24
         }
 #endif
         ALL(r) sums[r] += xsum[(r * K + k) / 16];
@@ -65,10 +65,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS
 #else
     WIDE(float) part[ROWS][4];  // four, so that a product need not wait for the last
     ALL(r) part[r][0] = part[r][1] = part[r][2] = part[r][3] = 0;
-    for (int k = 0; k < K; k++, codes += PANEL * CODE_BYTES) {
-      const WIDE(float) weight = WEIGHT(codes);
-      ALL(r) part[r][k % 4] = fma(weight, BROADCAST(q[r * K + k]), part[r][k % 4]);
-    }
+    for (int k = 0; k < K; k += 4)
+#pragma unroll
+      for (int j = 0; j < 4; j++, codes += PANEL * CODE_BYTES)
+        if (k + j < K) {
+          const WIDE(float) weight = WEIGHT(codes);
+          ALL(r) part[r][j] = fma(weight, BROADCAST(q[r * K + k + j]), part[r][j]);
+        }
     ALL(r) sum[r] = (part[r][0] + part[r][1]) + (part[r][2] + part[r][3]);
 #endif
     for (int r = 0; r < here; r++)
