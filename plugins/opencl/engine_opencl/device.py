@@ -53,13 +53,13 @@ class OpenCLDevice:
         self.queue = cl.CommandQueue(self.context)
         self.nothing = self.buffer(4)
         self.program = cache(self._build)
-        self._used = 0
+        self.used = 0  # bytes of values and weights
         self._providers = make_providers(self)
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         tag = v1.HOST_DTYPES[dtype]
         size = max(prod(shape) * tag.itemsize, 1)
-        self._used += size
+        self.used += size
         if self.is_host:  # untouched pages take no memory, so a large pool costs only what is used of it
             pages = np.zeros(size + _PAGE, np.uint8)
             first = -pages.ctypes.data % _PAGE
@@ -70,12 +70,12 @@ class OpenCLDevice:
         return tensor
 
     def free(self, value: Tensor) -> None:
-        self._used -= max(value.nbytes, 1)
+        self.used -= max(value.nbytes, 1)
         value.buffer.release()
 
     def copy_in(self, array: v1.Array) -> Tensor:
         whole = np.array(array, order="C")
-        self._used += max(whole.nbytes, 1)
+        self.used += max(whole.nbytes, 1)
         flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
         buffer = cl.Buffer(self.context, flags, hostbuf=whole) if whole.size else self.buffer(1)
         return Tensor(buffer, whole.shape, whole.dtype)
@@ -91,7 +91,7 @@ class OpenCLDevice:
 
     def memory_info(self) -> v1.MemoryInfo:
         total = self.cl.global_mem_size
-        free = min(total - self._used, v1.available_memory().free if self.is_host else total)
+        free = min(total - self.used, v1.available_memory().free if self.is_host else total)
         return v1.MemoryInfo(total, max(free, 1))
 
     def describe(self) -> v1.DeviceInfo:

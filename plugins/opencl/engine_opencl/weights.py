@@ -50,6 +50,7 @@ def _pack_matrix(device: OpenCLDevice, ref: WeightRef, progress: Callable[[int],
     whole = None if known else np.asarray(ref.dense(), np.float32)  # kept decoded
     sizes = [panels * PANEL * prod(part.shape[1:]) * part.itemsize for part in _parts(ref, whole, 0, 1)]
     buffer = device.buffer(sum(sizes))
+    device.used += sum(sizes)
     for first in range(0, n, RANGE):
         begin = 0
         for part, size in zip(_parts(ref, whole, first, min(first + RANGE, n)), sizes, strict=True):

@@ -107,8 +107,8 @@ def test_steps_leave_no_memory_behind(opencl, llama):
         device, used = llm.loaded.device, []
         for tokens in (2, 40):
             llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
-            used.append(device._used)
-    assert used[0] == used[1] > device._used  # the states are given back
+            used.append(device.used)
+    assert used[0] == used[1] > device.used  # the states are given back
 
 
 def test_blocks_are_swapped_through_the_host(opencl, llama):
