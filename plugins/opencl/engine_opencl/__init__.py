@@ -14,14 +14,11 @@ _NO_DRIVER = "No OpenCL driver has a device here; install one, such as Debian's 
 
 def probe() -> Probe:
     """Whether a driver is there. It is asked for its devices, but none is opened."""
-    if find_spec("pyopencl") is None:
-        return Probe(False, _NO_PACKAGE)
-    found = _devices()
+    found = _devices() if find_spec("pyopencl") else []
     if not found:
-        return Probe(False, _NO_DRIVER)
-    names = ", ".join(device.name.strip() for device in found)
-    # Below the engine's own backends: a processor has faster ones, and so may a GPU.
-    return Probe(True, f"OpenCL devices: {names}.", score=-5)
+        return Probe(False, _NO_DRIVER if find_spec("pyopencl") else _NO_PACKAGE)
+    # Below the engine's own backends: a processor has a faster one.
+    return Probe(True, f"OpenCL devices: {', '.join(device.name.strip() for device in found)}.", score=-5)
 
 
 def open_device(index: int, options: Mapping[str, Any]) -> Device:
@@ -29,19 +26,16 @@ def open_device(index: int, options: Mapping[str, Any]) -> Device:
     from .device import OpenCLDevice
 
     found = _devices()
-    if not found:
-        raise RuntimeError(_NO_DRIVER)
-    return OpenCLDevice(found[min(index, len(found) - 1)], lanes=options.get("opencl_lanes"))
+    return OpenCLDevice(found[min(index, len(found) - 1)], options.get("opencl_lanes"))
 
 
 def _devices() -> list[Any]:
     import pyopencl as cl
 
     try:
-        platforms = cl.get_platforms()
+        found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error:  # the loader says so where there is no driver
         return []
-    found = [device for platform in platforms for device in platform.get_devices()]
     return sorted(found, key=lambda device: not device.type & cl.device_type.GPU)
 
 

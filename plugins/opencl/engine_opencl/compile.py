@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
 
-from engine.backend.v1 import HOST_DTYPES, BoundCall, Dims, Frame, Limits, Segment, Value
+from engine.backend.v1 import HOST_DTYPES, Dims, Frame, Limits, Segment, Value
 
-from .device import Tensor
-
-if TYPE_CHECKING:
-    from .device import OpenCLDevice
+from .device import OpenCLDevice, Tensor
 
 PerStep = Callable[[Dims], Any]
 
@@ -29,30 +26,6 @@ class Launch(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Lowering(NamedTuple):
-    """One call on its way into launches. What it does not have is a buffer that nothing reads."""
-
-    device: OpenCLDevice
-    bound: BoundCall
-    states: Mapping[str, Tensor]
-    launches: list[Launch]
-
-    def weights(self, *names: str) -> list[Any]:
-        found = self.bound.weights
-        return [found[name].handle if name in found else self.device.nothing for name in names]
-
-    def inputs(self, *names: str) -> list[Any]:
-        return [self.bound.call.inputs.get(name, self.device.nothing) for name in names]
-
-    def caches(self) -> list[Any]:
-        own = self.bound.call.states
-        names = ("k", "v", "k_scale", "v_scale")
-        return [self.states[own[name]].buffer if name in own else self.device.nothing for name in names]
-
-    def launch(self, program: cl.Program, name: str, sizes: PerStep, local: tuple[int, ...], *args: Any) -> None:
-        self.launches.append(Launch(cl.Kernel(program, name), sizes, local, args))
-
-
 class Step:
     """The fn of a segment: it enqueues the launches. Kernels hold no reference to their arguments, so this does."""
 
@@ -61,7 +34,7 @@ class Step:
         self._launches: list[Launch] = []
         for bound in segment.calls:
             provider: Any = bound.provider
-            provider.lower(Lowering(device, bound, states, self._launches))
+            self._launches += provider.lower(bound, states)
         self._buffers = _plan(device, segment, limits)
         self._outputs = segment.outputs
         self._entering: list[tuple[cl.Kernel, int, int]] = []

@@ -13,7 +13,7 @@ import pyopencl as cl
 
 from engine.backend import v1
 
-_PAGE = 4096
+_WRITABLE = cl.mem_flags.READ_WRITE
 
 
 class Tensor(NamedTuple):
@@ -61,10 +61,9 @@ class OpenCLDevice:
         size = max(prod(shape) * tag.itemsize, 1)
         self.used += size
         if self.is_host:  # untouched pages take no memory, so a large pool costs only what is used of it
-            pages = np.zeros(size + _PAGE, np.uint8)
-            first = -pages.ctypes.data % _PAGE
-            flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
-            return Tensor(cl.Buffer(self.context, flags, hostbuf=pages[first : first + size]), shape, tag)
+            pages = np.zeros(size + 64, np.uint8)
+            own = pages[-pages.ctypes.data % 64 :][:size]
+            return Tensor(cl.Buffer(self.context, _WRITABLE | cl.mem_flags.USE_HOST_PTR, hostbuf=own), shape, tag)
         tensor = Tensor(self.buffer(size), shape, tag)
         cl.enqueue_fill_buffer(self.queue, tensor.buffer, np.zeros(1, np.uint8), 0, size)
         return tensor
@@ -76,7 +75,7 @@ class OpenCLDevice:
     def copy_in(self, array: v1.Array) -> Tensor:
         whole = np.array(array, order="C")
         self.used += max(whole.nbytes, 1)
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        flags = _WRITABLE | cl.mem_flags.COPY_HOST_PTR
         buffer = cl.Buffer(self.context, flags, hostbuf=whole) if whole.size else self.buffer(1)
         return Tensor(buffer, whole.shape, whole.dtype)
 
@@ -113,8 +112,9 @@ class OpenCLDevice:
     def compile(self, segment: v1.Segment, limits: v1.Limits, states: Mapping[str, Any]) -> v1.StepFn | None:
         from .compile import Step
 
-        # A forced trip through the device runs references on it.
-        ours = all(bound.provider.packer == "opencl" for bound in segment.calls)
+        ours = all(
+            bound.provider.packer == "opencl" for bound in segment.calls
+        )  # else references are forced through it
         return Step(self, segment, limits, states) if ours else None
 
     def export_blocks(self, state: Tensor, blocks: v1.Array) -> v1.Array:
@@ -129,22 +129,20 @@ class OpenCLDevice:
         return state
 
     def buffer(self, size: int) -> cl.Buffer:
-        return cl.Buffer(self.context, cl.mem_flags.READ_WRITE, max(size, 1))
+        return cl.Buffer(self.context, _WRITABLE, max(size, 1))
 
     def lanes_for(self, *widths: int) -> int:
         """The device's lanes where all widths are multiples of them, or 1."""
         return 1 if any(width % self.lanes for width in widths) else self.lanes
 
-    def _build(self, *names: str, **numbers: int) -> cl.Program:
-        """Kernel files as one program; ``numbers`` are macros, and FILE:N is a file with N for ROWS."""
+    def _build(self, *names: str, **macros: int | str) -> Any:
+        """Kernel files as one program; FILE:N is a file with N for ROWS."""
         source = ""
         for name in ("common", *names):
             file, _, rows = name.partition(":")
             text = (files("engine_opencl.kernels") / f"{file}.cl").read_text()
             source += f"#undef ROWS\n#define ROWS {rows}\n{text}" if rows else text
-        numbers = {"LANES": self.lanes, **numbers, "WG": self.group}
-        options = [f"-D{name}={int(value)}" for name, value in numbers.items()]
+        options = [f"-D{name}={value}" for name, value in {"LANES": self.lanes, **macros, "WG": self.group}.items()]
         if self.cl.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT:
             options.append("-cl-fp32-correctly-rounded-divide-sqrt")
-        program: cl.Program = cl.Program(self.context, source).build(options, [self.cl])
-        return program
+        return cl.Program(self.context, source).build(options, [self.cl])

@@ -12,8 +12,6 @@ from engine.backend.v1 import Array
 
 Parts = tuple[Array, Array, Array | None]
 """Of blocks: codes [n, block], f32 scales [n, block / group], f32 minimums of that shape or None."""
-_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,10 @@ def _bits(part: Array, width: int, run: int) -> Array:
     return (part.reshape(len(part), -1, 1, run) >> shifts & np.uint8(2**width - 1)).reshape(len(part), -1)
 
 
-def _fours(blocks: Array, minimum: bool = False, table: Array | None = None, zero: bool = False) -> Parts:
+def _fours(blocks: Array, minimum: bool = False, zero: bool = False) -> Parts:
     scale, least, codes = _cut(blocks, 2, 2 * minimum + zero)
-    scale, found = _f16(scale), _bits(codes, 4, 16)
-    return found if table is None else table[found], scale, _f16(least) if minimum else -scale * least if zero else None
+    scale = _f16(scale)
+    return _bits(codes, 4, 16), scale, _f16(least) if minimum else -scale * least if zero else None
 
 
 def _fives(blocks: Array, minimum: bool) -> Parts:
@@ -60,22 +58,6 @@ def _fives(blocks: Array, minimum: bool) -> Parts:
 def _eights(blocks: Array, dtype: str) -> Parts:
     scale, codes = _cut(blocks, np.dtype(dtype).itemsize)
     return codes.view(np.int8), scale.view(dtype).astype(np.float32), None
-
-
-def _mxfp4(blocks: Array) -> Parts:
-    exponent, codes = _cut(blocks, 1)
-    return _FP4[_bits(codes, 4, 16)], np.ldexp(np.float32(1), exponent.astype(np.int32) - 128), None
-
-
-def _q2_k(blocks: Array) -> Parts:
-    scales, codes, d, least = _cut(blocks, 16, 64, 2)
-    return _bits(codes, 2, 32), _f16(d) * (scales & 15), -_f16(least) * (scales >> 4)
-
-
-def _q3_k(blocks: Array) -> Parts:
-    high, low, scales, d = _cut(blocks, 32, 64, 12)
-    sixes = _bits(scales[:, :8], 4, 8) | _bits(scales[:, 8:], 2, 4) << 4
-    return _bits(low, 2, 32) | _bits(high, 1, 32) << 2, _f16(d) * (sixes.astype(np.float32) - 32), None
 
 
 def _q4_k(blocks: Array, fifth: bool = False) -> Parts:
@@ -97,14 +79,10 @@ FORMATS = {
     "Q4_0": Format(18, 4, 32, True, _fours, offset=8),
     "Q4_1": Format(20, 4, 32, True, partial(_fours, minimum=True), minimum=True),
     "W4Z": Format(19, 4, 32, False, partial(_fours, zero=True), minimum=True),
-    "IQ4_NL": Format(18, 8, 32, True, partial(_fours, table=_IQ4)),
-    "MXFP4": Format(17, 8, 32, False, _mxfp4),
     "Q5_0": Format(22, 8, 32, True, partial(_fives, minimum=False)),
     "Q5_1": Format(24, 8, 32, True, partial(_fives, minimum=True), minimum=True),
     "Q8_0": Format(34, 8, 32, True, partial(_eights, dtype="<f2")),
     "W8S": Format(36, 8, 32, False, partial(_eights, dtype="<f4")),
-    "Q2_K": Format(84, 4, 16, False, _q2_k, minimum=True),
-    "Q3_K": Format(110, 4, 16, False, _q3_k, offset=4),
     "Q4_K": Format(144, 4, 32, False, _q4_k, minimum=True),
     "Q5_K": Format(176, 8, 32, False, partial(_q4_k, fifth=True), minimum=True),
     "Q6_K": Format(210, 8, 16, False, _q6_k),

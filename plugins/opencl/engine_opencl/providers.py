@@ -6,47 +6,65 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyopencl as cl
 
-from engine.backend.v1 import BoundCall, Call, Dims, Frame, Limits, Packed, Provider, Segment, StepFn, WeightRef
+from engine.backend.v1 import BoundCall, Call, Dims, Frame, Limits, Packed, Segment, StepFn, Value, WeightRef
 
-from .compile import Lowering, PerStep, Step
-from .device import ROWS
+from .compile import Launch, PerStep, Step
+from .device import ROWS, OpenCLDevice, Tensor
 from .formats import FORMATS
 from .weights import PANEL, pack
-
-if TYPE_CHECKING:
-    from .device import OpenCLDevice
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
 MEMBERS = 3
 """Matrices that a launch takes."""
 ITEMS = 64
 """Work-items of a group where none waits for another."""
-CACHES = {"float32": {}, "float16": {"KV_F16": 1}, "uint16": {"KV_BF16": 1}, "int8": {"KV_INT8": 1}}
+KV = {"float32": "float", "float16": "half", "uint16": "ushort", "int8": "char"}
+FEATURES = {
+    "embed": "scale",
+    "linear": "bias residual quantized_activation input_scale",
+    "linear_group": "bias quantized_activation input_scale",
+    "rms_norm": "head_dim weight_offset",
+    "layer_norm": "bias head_dim",
+    "add_rms_norm": "weight_offset",
+    "gated_act": "up kind alpha limit",
+    "add": "",
+    "gather_rows": "",
+    "rope": "rotary_dim interleaved scale",
+    "kv_write": "k_scale v_scale latent",
+    "rope_kv_write": "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
+    "kv_copy": "",
+    "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous",
+}
 
 
 @dataclass(frozen=True)
 class OpenCLProvider:
-    """One op. ``lower`` appends its launches; rows share no reduction, so it is batch-invariant."""
+    """One op. Rows share no reduction, so it is batch-invariant."""
 
     op: str
+    name: str
     device: OpenCLDevice
-    lower: Callable[[Lowering], None]
     features: frozenset[str]
     layouts: frozenset[str]
-    check: Callable[[Call, OpenCLDevice], str | None] | None = None
     packer: str = "opencl"
     batch_invariant: bool = True
 
-    @property
-    def name(self) -> str:
-        return f"opencl/{self.op}"
-
     def supports(self, call: Call) -> str | None:
-        return None if self.check is None else self.check(call, self.device)
+        formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
+        asked, quantized = call.attr("quantized_activation"), formats <= FORMATS.keys()
+        if self.op.startswith("linear") and (len(formats) > 1 or len(call.outputs) > MEMBERS):
+            return f"a launch takes at most {MEMBERS} matrices of one format."
+        if asked == ("forbidden" if quantized else "required"):
+            return f"8-bit activations are {asked} here, and OpenCL's kernels for {min(formats)} do the contrary."
+        if self.op.startswith("linear") and _local_bytes(call, 1) > self.device.cl.local_mem_size:
+            return f"a row of {call.inputs['x'].shape[-1]} values is too long for this device's local memory."
+        if self.op == "gated_act" and call.attr("kind") not in KINDS:
+            return f"OpenCL does not know the activation {call.attr('kind')}."
+        return None
 
     def wants(self, call: Call) -> Mapping[str, str]:
         return {}
@@ -67,52 +85,16 @@ class OpenCLProvider:
 
         return run
 
-
-def _embed(low: Lowering) -> None:
-    call, [matrix], y = low.bound.call, low.weights("weight"), low.bound.call.outputs[0]
-    args = (matrix.buffer, call.inputs["ids"], y, matrix.n, matrix.k, float(call.attr("scale")))
-    width = -(-matrix.k // ITEMS) * ITEMS
-    low.launch(matrix.program(low.device), "embed", lambda dims: (width, _rows(y, dims)), (ITEMS, 1), *args)
+    def lower(self, bound: BoundCall, states: Mapping[str, Tensor]) -> list[Launch]:
+        low = Lowering(self.device, bound, states)
+        getattr(low, self.op)()
+        return low.launches
 
 
-def _linear(low: Lowering) -> None:
-    """A kernel for steps of one row, and one for all others: which computes a row makes no difference to it."""
-    call, device, y = low.bound.call, low.device, low.bound.call.outputs[0]
-    numbers = [f".{n}" for n in range(MEMBERS)] if call.op == "linear_group" else ["", ".1", ".2"]
-    matrices = low.weights(*(f"weight{n}" for n in numbers))
-    biases = low.weights(*(f"bias{n}" for n in numbers))
-    absent = [device.nothing] * (MEMBERS - len(call.outputs))
-    buffers = [getattr(one, "buffer", one) for one in matrices]
-    widths = [getattr(one, "n", 0) for one in matrices]
-    depth, total = matrices[0].k, sum(-(-n // PANEL) * PANEL for n in widths)
-    added = sum((bias is not device.nothing) << 2 * m for m, bias in enumerate(biases)) + 2 * (
-        "residual" in call.inputs
-    )
-    several = 4 if _local_bytes(call, 4) <= device.cl.local_mem_size else 1
-    for rows in sorted({1, several}):
-
-        def tiles(dims: Dims, rows: int = rows) -> int:
-            count = _rows(y, dims)
-            return -(-count // rows) if rows == (several if count > 1 else 1) else 0
-
-        def columns(dims: Dims, tiles: PerStep = tiles) -> int:
-            """For a group: on a processor so many that each core has a few groups, and that their part of the matrix stays
-            in its cache while rows go by; elsewhere one a work-item."""
-            panels = -(-total * (tiles(dims) or 1) // (PANEL * 8 * device.cl.max_compute_units))
-            return PANEL * (panels if tiles(dims) <= 1 else min(panels, 32)) if device.group == 1 else device.group
-
-        def grid(dims: Dims, tiles: PerStep = tiles, columns: PerStep = columns) -> tuple[int, int]:
-            return device.group * tiles(dims), -(-total // columns(dims))
-
-        area = rows * depth
-        local = (area * (2 if matrices[0].macros["BITS"] == 4 else 4), area // 8 or 4, area // 8 or 4)
-        values = (*low.inputs("x", "residual"), *buffers, *biases, *call.outputs, *absent, *map(cl.LocalMemory, local))
-        sizes = (*widths, depth, added, float(call.attr("input_scale")), lambda dims: _rows(y, dims), columns)
-        low.launch(matrices[0].program(device), f"linear_{rows}", grid, (device.group, 1), *values, *sizes)
-
-
-def _rows(value: Any, dims: Dims) -> int:
-    return dims.of(value.shape[:1])[0]
+def make_providers(device: OpenCLDevice) -> dict[str, tuple[OpenCLProvider, ...]]:
+    layouts = {op: frozenset({ROWS.name} if "kv" in op or op == "attention" else ()) for op in FEATURES}
+    words = {op: frozenset(features.split()) for op, features in FEATURES.items()}
+    return {op: (OpenCLProvider(op, f"opencl/{op}", device, words[op], layouts[op]),) for op in FEATURES}
 
 
 def _local_bytes(call: Call, rows: int) -> int:
@@ -121,136 +103,155 @@ def _local_bytes(call: Call, rows: int) -> int:
     return rows * int(call.inputs["x"].shape[-1]) * (9 if fours else 17) // 4 + 8
 
 
-def _linear_check(call: Call, device: OpenCLDevice) -> str | None:
-    formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
-    asked, quantized = call.attr("quantized_activation"), formats <= FORMATS.keys()
-    if len(formats) > 1 or len(call.outputs) > MEMBERS:
-        return f"a launch takes at most {MEMBERS} matrices of one format."
-    if asked == ("forbidden" if quantized else "required"):
-        return f"8-bit activations are {asked} here, and OpenCL's kernels for {min(formats)} do the contrary."
-    if _local_bytes(call, 1) > device.cl.local_mem_size:
-        return f"a row of {call.inputs['x'].shape[-1]} values is too long for this device's local memory."
-    return None
+class Lowering:
+    """One call on its way into launches, by the method of its op. What a call lacks is a buffer that nothing reads."""
 
+    def __init__(self, device: OpenCLDevice, bound: BoundCall, states: Mapping[str, Tensor]) -> None:
+        self.device, self.bound, self.call, self.states = device, bound, bound.call, states
+        self.launches: list[Launch] = []
+        self.y: Any = (*bound.call.outputs, device.nothing)[0]
 
-def _norm(low: Lowering) -> None:
-    call, device, width = low.bound.call, low.device, int(low.bound.call.outputs[0].shape[-1])
-    layer, y = call.op == "layer_norm", call.outputs[-1]
-    size = width if call.op == "add_rms_norm" else call.attr("head_dim") or width
-    flags = ("residual" in call.inputs) | 2 * layer | 4 * ("bias" in call.weights) | 8 * layer
-    values = (*low.inputs("x", "residual"), *low.weights("weight", "bias"), call.outputs[0], y)
-    numbers = (size, width // size, flags, float(call.attr("eps")), 0.0 if layer else float(call.attr("weight_offset")))
-    program = device.program("rows", LANES=device.lanes_for(size))
-    grid: PerStep = lambda dims: (_rows(y, dims) * (width // size) * device.group,)  # noqa: E731
-    low.launch(program, "norm", grid, (device.group,), *values, *numbers)
+    def weights(self, *names: str) -> list[Any]:
+        found = self.bound.weights
+        return [found[name].handle if name in found else self.device.nothing for name in names]
 
+    def inputs(self, *names: str) -> list[Any]:
+        return [self.call.inputs.get(name, self.device.nothing) for name in names]
 
-def _each(low: Lowering, *args: Any) -> None:
-    """The kernel of the op's name, with a work-item for each LANES numbers of the output."""
-    device, y = low.device, low.bound.call.outputs[0]
-    lanes = device.lanes_for(int(y.shape[-1]))
-    count: PerStep = lambda dims: prod(dims.of(y.shape)) // lanes  # noqa: E731
-    grid: PerStep = lambda dims: (-(-count(dims) // ITEMS) * ITEMS,)  # noqa: E731
-    low.launch(device.program("rows", LANES=lanes), low.bound.call.op, grid, (ITEMS,), y, count, *args)
+    def caches(self) -> list[Any]:
+        names = [self.call.states.get(kind, "") for kind in ("k", "v", "k_scale", "v_scale")]
+        return [self.states[name].buffer if name else self.device.nothing for name in names]
 
+    def floats(self, *names: str) -> list[float]:
+        return [float(self.call.attr(name) or 0) for name in names]
 
-def _gated_act(low: Lowering) -> None:
-    call = low.bound.call
-    numbers = (
-        KINDS.index(call.attr("kind")),
-        "up" in call.inputs,
-        float(call.attr("alpha")),
-        float(call.attr("limit")),
-    )
-    _each(low, *low.inputs("gate", "up"), *numbers)
+    def rows(self, value: Value) -> PerStep:
+        return lambda dims: dims.of(value.shape[:1])[0]
 
+    def launch(self, program: cl.Program, name: str, sizes: PerStep, local: tuple[int, ...], *args: Any) -> None:
+        self.launches.append(Launch(cl.Kernel(program, name), sizes, local, args))
 
-def _scale_softcap(low: Lowering) -> None:
-    _each(low, *low.inputs("x"), *(float(low.bound.call.attr(name)) for name in ("scale", "softcap")))
+    def embed(self) -> None:
+        [matrix], rows, width = self.weights("weight"), self.rows(self.y), -(-int(self.y.shape[-1]) // ITEMS) * ITEMS
+        args = (matrix.buffer, *self.inputs("ids"), self.y, matrix.n, matrix.k, *self.floats("scale"))
+        self.launch(matrix.program(self.device), "embed", lambda dims: (width, rows(dims)), (ITEMS, 1), *args)
 
+    def linear(self) -> None:
+        """A kernel for steps of one row, and one for all others: which computes a row makes no difference to it."""
+        names = ["", ".1", ".2"] if self.call.op == "linear" else [".0", ".1", ".2"]
+        matrices, biases = ([*self.weights(*(kind + name for name in names))] for kind in ("weight", "bias"))
+        outputs = [*self.call.outputs, *[self.device.nothing] * (MEMBERS - len(self.call.outputs))]
+        buffers, widths = [getattr(one, "buffer", one) for one in matrices], [getattr(one, "n", 0) for one in matrices]
+        matrix, added = matrices[0], 2 * ("residual" in self.call.inputs)
+        added += sum((bias is not self.device.nothing) << 2 * m for m, bias in enumerate(biases))
+        several = 4 if _local_bytes(self.call, 4) <= self.device.cl.local_mem_size else 1
+        for rows in sorted({1, several}):
+            tiles = partial(self._tiles, rows, several)
+            columns = partial(self._columns, sum(-(-n // PANEL) * PANEL for n in widths), tiles)
+            area = rows * matrix.k
+            sizes = (area * (2 if matrix.macros["BITS"] == 4 else 4), area // 8 or 4, area // 8 or 4)
+            values = (*self.inputs("x", "residual"), *buffers, *biases, *outputs, *map(cl.LocalMemory, sizes))
+            numbers = (
+                *widths,
+                matrix.k,
+                added,
+                *self.floats("input_scale"),
+                self.rows(self.y),
+                lambda d, c=columns: c(d)[0],
+            )
+            grid = partial(
+                lambda tiles, columns, dims: (self.device.group * tiles(dims), columns(dims)[1]), tiles, columns
+            )
+            program = matrix.program(self.device)
+            self.launch(program, f"linear_{rows}", grid, (self.device.group, 1), *values, *numbers)
 
-def _turn_and_write(low: Lowering) -> None:
-    """rope, kv_write and rope_kv_write are one kernel: heads of q are turned, those of k and v turned and written."""
-    call, device = low.bound.call, low.device
-    width, nothing = call.attr("head_dim"), device.nothing
-    turned: Any = call.outputs[0] if call.outputs else nothing
-    heads = call.attr("heads") if call.outputs else 0
-    kv_heads = call.attr("kv_heads") if call.states else 0
-    count = heads + kv_heads * sum(name in call.inputs for name in ("new_k", "new_v"))
-    tokens = call.inputs["positions" if call.outputs else "kv_slots"]
-    rotary = (call.attr("rotary_dim") or width) if call.outputs else 0
-    flags = ("q_norm" in call.weights) | 2 * bool(call.attr("interleaved"))
-    lanes = 1 if flags & 2 else device.lanes_for(width, rotary // 2)
-    [q] = low.inputs("q") if call.states else low.inputs("x")
-    values = (q, *low.inputs("new_k", "new_v"), turned, *low.inputs("positions", "kv_slots"))
-    floats = (float(call.attr(name) or 0) for name in ("scale", "eps", "weight_offset"))
-    numbers = (cl.LocalMemory(4 * width), heads, kv_heads, width, rotary, flags, *floats)
-    states = (*low.weights("inv_freq", "q_norm", "k_norm"), *low.caches())
-    grid: PerStep = lambda dims: (count, _rows(tokens, dims))  # noqa: E731
-    low.launch(_cache_program(low, lanes), "turn_and_write", grid, (1, 1), *values, *states, *numbers)
+    linear_group = linear
 
+    def _tiles(self, rows: int, several: int, dims: Dims) -> int:
+        """Groups in the direction of rows; none where the other kernel takes the step."""
+        count = self.rows(self.y)(dims)
+        return -(-count // rows) if rows == (several if count > 1 else 1) else 0
 
-def _cache_program(low: Lowering, lanes: int) -> cl.Program:
-    own = low.bound.call.states
-    return low.device.program("cache", LANES=lanes, **CACHES[str(low.states[own["k"]].dtype) if own else "float32"])
+    def _columns(self, total: int, tiles: PerStep, dims: Dims) -> tuple[int, int]:
+        """Columns of a group, and groups in their direction: on a processor a few groups a core, of which each has a part of
+        the matrix that stays in its cache while rows go by; elsewhere a column a work-item."""
+        each, units = self.device.group, 8 * self.device.cl.max_compute_units
+        if each == 1:
+            panels = -(-total * (tiles(dims) or 1) // (PANEL * units))
+            each = PANEL * (panels if tiles(dims) <= 1 else min(panels, 32))
+        return each, -(-total // each)
 
+    def norm(self) -> None:
+        width, rows, layer = int(self.y.shape[-1]), self.rows(self.y), self.call.op == "layer_norm"
+        size = width if self.call.op == "add_rms_norm" else self.call.attr("head_dim") or width
+        slices, group = width // size, self.device.group
+        flags = ("residual" in self.call.inputs) | 2 * layer | 4 * ("bias" in self.call.weights) | 8 * layer
+        values = (*self.inputs("x", "residual"), *self.weights("weight", "bias"), self.y, self.call.outputs[-1])
+        numbers = (size, slices, flags, *self.floats("eps"), *([0.0] if layer else self.floats("weight_offset")))
+        program = self.device.program("rows", LANES=self.device.lanes_for(size))
+        self.launch(program, "norm", lambda dims: (rows(dims) * slices * group,), (group,), *values, *numbers)
 
-def _kv_copy(low: Lowering) -> None:
-    copies = low.bound.call.inputs["block_copies"]
-    for name in low.bound.call.states.values():
-        state = low.states[name]
-        size = state.nbytes // state.shape[0]
-        items = -(-size // ITEMS) * ITEMS
-        grid = partial(lambda items, dims: (items * (_rows(copies, dims) > 0),), items)
-        args = (state.buffer, copies, lambda dims: _rows(copies, dims), size)
-        low.launch(low.device.program("rows"), "kv_copy", grid, (ITEMS,), *args)
+    rms_norm = layer_norm = add_rms_norm = norm
 
+    def each(self, *args: Any) -> None:
+        """The kernel of the op's name, with a work-item for each LANES numbers of the output."""
+        lanes, shape = self.device.lanes_for(int(self.y.shape[-1])), self.y.shape
+        count: PerStep = lambda dims: prod(dims.of(shape)) // lanes  # noqa: E731
+        grid: PerStep = lambda dims: (-(-count(dims) // ITEMS) * ITEMS,)  # noqa: E731
+        self.launch(self.device.program("rows", LANES=lanes), self.call.op, grid, (ITEMS,), self.y, count, *args)
 
-def _attention(low: Lowering) -> None:
-    call, device = low.bound.call, low.device
-    numbers = [call.attr(name) for name in ("heads", "kv_heads", "head_dim", "block_size", "window")]
-    heads, width, values = numbers[0], numbers[2], call.attr("v_head_dim") or numbers[2]
-    local = (cl.LocalMemory(4 * size) for size in (width, values, 64, 64))
-    inputs = low.inputs("q", "seq_starts", "query_offsets", "page_table")
-    counts = (lambda dims: dims.S, lambda dims: dims.P)
-    flags = ("sinks" in call.weights) | 2 * bool(call.attr("v_head_dim"))
-    floats = (float(call.attr("scale")), float(call.attr("softcap")))
-    args = (*inputs, *low.weights("sinks"), *low.caches(), call.outputs[0], *local, *counts, *numbers, values, flags)
-    program = _cache_program(low, device.lanes_for(width, values))
-    low.launch(program, "attention", lambda dims: (heads * device.group, dims.T), (device.group, 1), *args, *floats)
+    def gated_act(self) -> None:
+        numbers = (KINDS.index(self.call.attr("kind")), "up" in self.call.inputs, *self.floats("alpha", "limit"))
+        self.each(*self.inputs("gate", "up"), *numbers)
 
+    def add(self) -> None:
+        self.each(*self.inputs("a", "b"))
 
-def _kind_check(call: Call, device: OpenCLDevice) -> str | None:
-    return None if call.attr("kind") in KINDS else f"OpenCL does not know the activation {call.attr('kind')}."
+    def gather_rows(self) -> None:
+        self.each(*self.inputs("x", "rows"), int(self.y.shape[-1]))
 
+    def rope_kv_write(self) -> None:
+        """One kernel for three ops: heads of q are turned, those of k and v turned and written."""
+        call, turns, writes = self.call, bool(self.call.outputs), bool(self.call.states)
+        width, heads, kv_heads = call.attr("head_dim"), turns and call.attr("heads"), writes and call.attr("kv_heads")
+        count = heads + kv_heads * sum(name in call.inputs for name in ("new_k", "new_v"))
+        rows = self.rows(call.inputs["positions" if turns else "kv_slots"])
+        rotary = turns and (call.attr("rotary_dim") or width)
+        flags = ("q_norm" in call.weights) | 2 * bool(call.attr("interleaved"))
+        lanes = 1 if flags & 2 else self.device.lanes_for(width, rotary // 2)
+        values = (*self.inputs("q" if writes else "x", "new_k", "new_v"), self.y, *self.inputs("positions", "kv_slots"))
+        states = (*self.weights("inv_freq", "q_norm", "k_norm"), *self.caches(), cl.LocalMemory(4 * width))
+        numbers = (heads, kv_heads, width, rotary, flags, *self.floats("scale", "eps", "weight_offset"))
+        grid: PerStep = lambda dims: (count, rows(dims))  # noqa: E731
+        self.launch(self.cache_program(lanes), "turn_and_write", grid, (1, 1), *values, *states, *numbers)
 
-def make_providers(device: OpenCLDevice) -> dict[str, tuple[Provider, ...]]:
-    """The provider of each op."""
-    linear = "bias quantized_activation input_scale"
-    turn = "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset"
-    table: tuple[tuple[str, Callable[[Lowering], None], str, Any], ...] = (
-        ("embed", _embed, "scale", None),
-        ("linear", _linear, f"{linear} residual", _linear_check),
-        ("linear_group", _linear, linear, _linear_check),
-        ("rms_norm", _norm, "head_dim weight_offset", None),
-        ("layer_norm", _norm, "bias head_dim", None),
-        ("add_rms_norm", _norm, "weight_offset", None),
-        ("gated_act", _gated_act, "up kind alpha limit", _kind_check),
-        ("add", lambda low: _each(low, *low.inputs("a", "b")), "", None),
-        ("scale_softcap", _scale_softcap, "scale softcap", None),
-        ("gather_rows", lambda low: _each(low, *low.inputs("x", "rows"), _width(low)), "", None),
-        ("gather_columns", lambda low: _each(low, *low.inputs("x"), *low.weights("columns"), _width(low)), "", None),
-        ("rope", _turn_and_write, "rotary_dim interleaved scale", None),
-        ("kv_write", _turn_and_write, "k_scale v_scale latent", None),
-        ("rope_kv_write", _turn_and_write, turn, None),
-        ("kv_copy", _kv_copy, "", None),
-        ("attention", _attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", None),
-    )
-    layout = {op: frozenset({ROWS.name} if "kv" in op or op == "attention" else ()) for op, *_ in table}
-    return {
-        op: (OpenCLProvider(op, device, how, frozenset(f.split()), layout[op], check),) for op, how, f, check in table
-    }
+    rope = kv_write = rope_kv_write
 
+    def cache_program(self, lanes: int) -> Any:
+        name = self.call.states.get("k")
+        return self.device.program("cache", LANES=lanes, KV=KV[str(self.states[name].dtype)] if name else "float")
 
-def _width(low: Lowering) -> int:
-    return int(low.bound.call.outputs[0].shape[-1])
+    def kv_copy(self) -> None:
+        [copies], program = self.inputs("block_copies"), self.device.program("rows")
+        count = self.rows(copies)
+        for state in map(self.states.__getitem__, self.call.states.values()):
+            size = state.nbytes // state.shape[0]
+            items = -(-size // ITEMS) * ITEMS
+            grid = partial(lambda items, dims: (items * (count(dims) > 0),), items)
+            self.launch(program, "kv_copy", grid, (ITEMS,), state.buffer, copies, count, size)
+
+    def attention(self) -> None:
+        numbers = [self.call.attr(name) for name in ("heads", "kv_heads", "head_dim", "block_size", "window")]
+        width, values = numbers[2], self.call.attr("v_head_dim") or numbers[2]
+        flags = ("sinks" in self.call.weights) | 2 * bool(self.call.attr("v_head_dim"))
+        inputs = (
+            *self.inputs("q", "seq_starts", "query_offsets", "page_table"),
+            *self.weights("sinks"),
+            *self.caches(),
+        )
+        local = (cl.LocalMemory(4 * size) for size in (width, values, 64, 64))
+        counts = (lambda dims: dims.S, lambda dims: dims.P)
+        args = (*inputs, self.y, *local, *counts, *numbers, values, flags, *self.floats("scale", "softcap"))
+        group, heads = self.device.group, numbers[0]
+        program = self.cache_program(self.device.lanes_for(width, values))
+        self.launch(program, "attention", lambda dims: (heads * group, dims.T), (group, 1), *args)

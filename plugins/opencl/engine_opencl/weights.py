@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
 
 from engine.backend.v1 import Array, Packed, WeightRef
 
+from .device import OpenCLDevice
 from .formats import FORMATS
-
-if TYPE_CHECKING:
-    from .device import OpenCLDevice
 
 PANEL = 16
 RANGE = 4096
 """Rows read at a time, whole panels."""
 _DENSE = {"F16": np.uint16, "BF16": np.uint16, "F32": np.float32}
+_HALVES = {"F16": "half", "BF16": "ushort"}
 
 
 class Matrix(NamedTuple):
@@ -28,9 +27,9 @@ class Matrix(NamedTuple):
     buffer: cl.Buffer
     n: int
     k: int
-    macros: Mapping[str, int]
+    macros: Mapping[str, int | str]
 
-    def program(self, device: OpenCLDevice) -> cl.Program:
+    def program(self, device: OpenCLDevice) -> Any:
         return device.program("linear", "product:1", "product:4", **self.macros)
 
 
@@ -63,12 +62,17 @@ def _pack_matrix(device: OpenCLDevice, ref: WeightRef, progress: Callable[[int],
     return Packed(matrix, sum(sizes), lambda: _unpack(device, matrix))
 
 
-def _macros(format_: str) -> dict[str, int]:
-    if format_ in FORMATS:
-        one = FORMATS[format_]
-        scales = {"GROUP": one.group, "OFFSET": one.offset, "MINIMUM": one.minimum, "HALF_SCALE": one.half}
-        return {"BITS": one.bits, **scales}
-    return {"BITS": 8 * np.dtype(_DENSE.get(format_, np.float32)).itemsize, "BF16": format_ == "BF16"}
+def _macros(format_: str) -> dict[str, int | str]:
+    one = FORMATS.get(format_)
+    if one is None:
+        return {"BITS": 32, "CODE": "float"} if format_ not in _HALVES else {"BITS": 16, "CODE": _HALVES[format_]}
+    scales = {
+        "GROUP": one.group,
+        "OFFSET": one.offset,
+        "MINIMUM": int(one.minimum),
+        "SCALE": "half" if one.half else "float",
+    }
+    return {"BITS": one.bits, "CODE": "ushort" if one.bits == 4 else "char", **scales}
 
 
 def _parts(ref: WeightRef, whole: Array | None, first: int, last: int) -> list[Array]:

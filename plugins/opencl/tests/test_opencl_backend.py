@@ -22,7 +22,7 @@ from engine.testing.running import Bench
 
 FEW = {"F32", "F16", "BF16", "Q4_0", "Q4_K", "Q6_K", "Q8_0"}
 """Formats that differ in how a kernel is built; the kit takes all."""
-OFFERED = "gather_rows embed linear linear_group gather_columns rms_norm layer_norm add_rms_norm rope gated_act add scale_softcap"
+OFFERED = "gather_rows embed linear linear_group rms_norm layer_norm add_rms_norm rope gated_act add"
 OFFERED += " kv_write kv_copy rope_kv_write attention"
 
 

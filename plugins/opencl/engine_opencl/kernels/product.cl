@@ -2,14 +2,13 @@
 // matrix, for ``finish``. This file is compiled once for each ROWS, on which sums do not depend.
 #define OF(m, a, b, c) ((m) == 0 ? (a) : (m) == 1 ? (b) : (c))
 #define ALL(r) _Pragma("unroll") for (int r = 0; r < ROWS; r++)
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS)(
-    __global const float *x, __global const float *residual, __global const uchar *w0, __global const uchar *w1,
-    __global const uchar *w2, __global const float *b0, __global const float *b1, __global const float *b2,
-    __global float *y0, __global float *y1, __global float *y2, __local X *q, __local float *xscale, __local short *xsum,
-    int N0, int N1, int N2, int K, int added, float fixed_scale, int rows, int count) {
+KERNEL JOIN(linear_, ROWS)(
+    IN float *x, IN float *residual, IN uchar *w0, IN uchar *w1, IN uchar *w2, IN float *b0, IN float *b1, IN float *b2,
+    OUT float *y0, OUT float *y1, OUT float *y2, LOCAL X *q, LOCAL float *xscale, LOCAL short *xsum, int N0, int N1, int N2,
+    int K, int added, float fixed_scale, int rows, int count) {
   const int row = get_group_id(0) * ROWS, first = get_group_id(1) * count, here = min(ROWS, rows - row);
   ALL(r) {  // rows behind the last repeat it
-    __global const float *from = x + (size_t)(row + min(r, here - 1)) * K;
+    IN float *from = x + (size_t)(row + min(r, here - 1)) * K;
 #if BITS <= 8
     for (int i = get_local_id(0); i < K / 32; i += WG)
       quantize(from + i * 32, fixed_scale, q + r * K + i * 32, xscale + r * K / 32 + i, xsum + r * K / 16 + i * 2);
@@ -22,12 +21,13 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS
   for (int c = first + get_local_id(0) * LANES; c < min(first + count, end1 + N2); c += WG * LANES) {
     const int m = c < end0 ? 0 : c < end1 ? 1 : 2, n = c - OF(m, 0, end0, end1), N = OF(m, N0, N1, N2);
     if (n >= N) continue;  // in the last panel, behind the last column
-    __global const uchar *w = OF(m, w0, w1, w2), *codes = w + n / PANEL * PANEL_BYTES(K) + n % PANEL * CODE_BYTES;
+    IN uchar *w = OF(m, w0, w1, w2);
+    IN CODE *codes = (IN CODE *)(w + n / PANEL * PANEL_BYTES(K)) + n % PANEL;
     WIDE(float) sum[ROWS];
 #if BITS <= 8
-    __global const uchar *scales = w + SCALE_BEGIN(N, K) + (n / PANEL * (K / GROUP) * PANEL + n % PANEL) * SCALE_BYTES;
+    IN uchar *scales = w + SCALE_BEGIN(N, K) + (n / PANEL * (K / GROUP) * PANEL + n % PANEL) * sizeof(SCALE);
     ALL(r) sum[r] = 0;
-    for (int begin = 0; begin < K; begin += GROUP, scales += PANEL * SCALE_BYTES) {
+    for (int begin = 0; begin < K; begin += GROUP, scales += PANEL * sizeof(SCALE)) {
       WIDE(DOT) dot[ROWS];
       int sums[ROWS];
       ALL(r) dot[r] = sums[r] = 0;
@@ -37,29 +37,29 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS
         WIDE(short) part[ROWS];
         ALL(r) part[r] = 0;
 #pragma unroll
-        for (int j = k; j < k + 16; j += 4, codes += PANEL * CODE_BYTES) {
-          const WIDE(short) four = LOAD((__global const short *)codes), c0 = four & (short)15, c1 = four >> (short)4 & (short)15;
+        for (int j = k; j < k + 16; j += 4, codes += PANEL) {
+          const WIDE(short) four = LOAD((IN short *)codes), c0 = four & (short)15, c1 = four >> (short)4 & (short)15;
           const WIDE(short) c2 = four >> (short)8 & (short)15, c3 = four >> (short)12 & (short)15;
           ALL(r) {
-            __local const short *own = q + r * K + j;
+            LOCAL const short *own = q + r * K + j;
             part[r] += c0 * own[0] + c1 * own[1] + c2 * own[2] + c3 * own[3];
           }
         }
         ALL(r) dot[r] += WIDE(convert_int)(part[r]);
 #else
 #pragma unroll
-        for (int j = k; j < k + 16; j++, codes += PANEL * CODE_BYTES) {
-          const WIDE(float) code = WIDE(convert_float)(LOAD((__global const char *)codes));
+        for (int j = k; j < k + 16; j++, codes += PANEL) {
+          const WIDE(float) code = FLOATS(CODE, codes);
           ALL(r) dot[r] = fma(code, BROADCAST(q[r * K + j]), dot[r]);  // whole numbers below 2^24
         }
 #endif
         ALL(r) sums[r] += xsum[(r * K + k) / 16];
       }
-      const WIDE(float) scale = SCALE_AT(scales);
+      const WIDE(float) scale = FLOATS(SCALE, scales);
       ALL(r) {
         const float step = xscale[(r * K + begin) / 32];
         sum[r] = fma(WIDE(convert_float)(dot[r] - OFFSET * sums[r]), scale * step, sum[r]);
-        if (MINIMUM) sum[r] = fma(SCALE_AT(scales + SCALES(N, K)), BROADCAST(step * sums[r]), sum[r]);
+        if (MINIMUM) sum[r] = fma(FLOATS(SCALE, scales + SCALES(N, K)), BROADCAST(step * sums[r]), sum[r]);
       }
     }
 #else
@@ -67,9 +67,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void JOIN(linear_, ROWS
     ALL(r) part[r][0] = part[r][1] = part[r][2] = part[r][3] = 0;
     for (int k = 0; k < K; k += 4)
 #pragma unroll
-      for (int j = 0; j < 4; j++, codes += PANEL * CODE_BYTES)
+      for (int j = 0; j < 4; j++, codes += PANEL)
         if (k + j < K) {
-          const WIDE(float) weight = WEIGHT(codes);
+          const WIDE(float) weight = FLOATS(CODE, codes);
           ALL(r) part[r][j] = fma(weight, BROADCAST(q[r * K + k + j]), part[r][j]);
         }
     ALL(r) sum[r] = (part[r][0] + part[r][1]) + (part[r][2] + part[r][3]);

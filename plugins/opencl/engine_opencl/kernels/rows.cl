@@ -1,5 +1,5 @@
 // Ops on rows of f32, whose widths are whole LANES: norms by a group a slice, the others by a work-item LANES numbers.
-inline float group_sum(float v, __local float *shared) {
+inline float group_sum(float v, LOCAL float *shared) {
   const int own = get_local_id(0);
   for (int active = WG; active > 1; active /= 2) {
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -14,10 +14,9 @@ inline float group_sum(float v, __local float *shared) {
 }
 
 // ``flags``: 1, residual is added first and the sum kept; 2, layer norm; 4, it has a bias; 8, the weight is as wide as a row.
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void norm(
-    __global const float *x, __global const float *residual, __global const float *weight, __global const float *bias,
-    __global float *total, __global float *y, int n, int slices, int flags, float eps, float offset) {
-  __local float shared[WG];
+KERNEL norm(IN float *x, IN float *residual, IN float *weight, IN float *bias, OUT float *total, OUT float *y, int n,
+            int slices, int flags, float eps, float offset) {
+  LOCAL float shared[WG];
   const size_t slice = get_group_id(0), from = slice * n, own = flags & 8 ? slice % slices * n : 0;
   if (flags & 1) {
     EACH(i, n) STORE(LOAD(x + from + i) + LOAD(residual + from + i), total + from + i);
@@ -46,7 +45,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void norm(
   if (at >= count) return;               \
   const size_t i = at * LANES;
 
-__kernel void gated_act(__global float *y, int count, __global const float *gate, __global const float *up, int kind,
+__kernel void gated_act(OUT float *y, int count, IN float *gate, IN float *up, int kind,
                         int gated, float alpha, float limit) {
   OWN WIDE(float) g = LOAD(gate + i), u = gated ? LOAD(up + i) : BROADCAST(1);
   if (kind == 4) {  // clamped_swiglu; a NaN stays
@@ -60,24 +59,16 @@ __kernel void gated_act(__global float *y, int count, __global const float *gate
   STORE(g * u, y + i);
 }
 
-__kernel void add(__global float *y, int count, __global const float *a, __global const float *b) {
+__kernel void add(OUT float *y, int count, IN float *a, IN float *b) {
   OWN STORE(LOAD(a + i) + LOAD(b + i), y + i);
 }
 
-__kernel void scale_softcap(__global float *y, int count, __global const float *x, float scale, float softcap) {
-  OWN STORE(softcap > 0 ? softcap * tanh(LOAD(x + i) * scale / softcap) : LOAD(x + i) * scale, y + i);
-}
-
-__kernel void gather_rows(__global float *y, int count, __global const float *x, __global const int *rows, int width) {
+__kernel void gather_rows(OUT float *y, int count, IN float *x, IN int *rows, int width) {
   OWN STORE(LOAD(x + (size_t)rows[i / width] * width + i % width), y + i);
 }
 
-__kernel void gather_columns(__global float *y, int count, __global const float *x, __global const float *columns, int width) {
-  OWN for (int j = i; j < i + LANES; j++) y[j] = x[j / width * width + (int)columns[j % width]];
-}
-
 // Whole blocks of bytes, in the order given: a copy may read what one before it wrote.
-__kernel void kv_copy(__global uchar *state, __global const int *copies, int count, int block) {
+__kernel void kv_copy(OUT uchar *state, IN int *copies, int count, int block) {
   const size_t i = get_global_id(0);
   for (int c = 0; c < count && i < block; c++)
     state[(size_t)copies[2 * c + 1] * block + i] = state[(size_t)copies[2 * c] * block + i];
