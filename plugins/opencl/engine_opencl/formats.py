@@ -16,13 +16,13 @@ Parts = tuple[Array, Array, Array | None]
 
 @dataclass(frozen=True)
 class Format:
-    """``size``: bytes of a block; ``bits`` of a code: 4, unsigned, or 8, signed; ``group`` weights have a scale, stored as
-    f16 where ``half``."""
+    """``size``: bytes of a block; ``bits`` of a code: 4, unsigned, or 8, signed; ``group`` weights have a ``scale``, which is
+    kept as half where that holds it, else as float."""
 
     size: int
     bits: int
     group: int
-    half: bool
+    scale: str
     decode: Callable[[Array], Parts]
     offset: int = 0
     minimum: bool = False
@@ -76,15 +76,15 @@ def _q6_k(blocks: Array) -> Parts:
 
 
 FORMATS = {
-    "Q4_0": Format(18, 4, 32, True, _fours, offset=8),
-    "Q4_1": Format(20, 4, 32, True, partial(_fours, minimum=True), minimum=True),
-    "W4Z": Format(19, 4, 32, False, partial(_fours, zero=True), minimum=True),
-    "Q5_0": Format(22, 8, 32, True, partial(_fives, minimum=False)),
-    "Q5_1": Format(24, 8, 32, True, partial(_fives, minimum=True), minimum=True),
-    "Q8_0": Format(34, 8, 32, True, partial(_eights, dtype="<f2")),
-    "W8S": Format(36, 8, 32, False, partial(_eights, dtype="<f4")),
-    "Q4_K": Format(144, 4, 32, False, _q4_k, minimum=True),
-    "Q5_K": Format(176, 8, 32, False, partial(_q4_k, fifth=True), minimum=True),
-    "Q6_K": Format(210, 8, 16, False, _q6_k),
+    "Q4_0": Format(18, 4, 32, "half", _fours, offset=8),
+    "Q4_1": Format(20, 4, 32, "half", partial(_fours, minimum=True), minimum=True),
+    "W4Z": Format(19, 4, 32, "float", partial(_fours, zero=True), minimum=True),
+    "Q5_0": Format(22, 8, 32, "half", partial(_fives, minimum=False)),
+    "Q5_1": Format(24, 8, 32, "half", partial(_fives, minimum=True), minimum=True),
+    "Q8_0": Format(34, 8, 32, "half", partial(_eights, dtype="<f2")),
+    "W8S": Format(36, 8, 32, "float", partial(_eights, dtype="<f4")),
+    "Q4_K": Format(144, 4, 32, "float", _q4_k, minimum=True),
+    "Q5_K": Format(176, 8, 32, "float", partial(_q4_k, fifth=True), minimum=True),
+    "Q6_K": Format(210, 8, 16, "float", _q6_k),
 }
 """The formats whose products take 8-bit activations."""

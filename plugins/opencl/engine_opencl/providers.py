@@ -142,44 +142,32 @@ class Lowering:
         matrices, biases = ([*self.weights(*(kind + name for name in names))] for kind in ("weight", "bias"))
         outputs = [*self.call.outputs, *[self.device.nothing] * (MEMBERS - len(self.call.outputs))]
         buffers, widths = [getattr(one, "buffer", one) for one in matrices], [getattr(one, "n", 0) for one in matrices]
-        matrix, added = matrices[0], 2 * ("residual" in self.call.inputs)
-        added += sum((bias is not self.device.nothing) << 2 * m for m, bias in enumerate(biases))
+        matrix, given = matrices[0], [bias is not self.device.nothing for bias in biases]
+        added = sum(one << 2 * m for m, one in enumerate(given)) + 2 * ("residual" in self.call.inputs)
         several = 4 if _local_bytes(self.call, 4) <= self.device.cl.local_mem_size else 1
+        program, total = matrix.program(self.device), sum(-(-n // PANEL) * PANEL for n in widths)
         for rows in sorted({1, several}):
-            tiles = partial(self._tiles, rows, several)
-            columns = partial(self._columns, sum(-(-n // PANEL) * PANEL for n in widths), tiles)
-            area = rows * matrix.k
+            how, area = (rows, several, total), rows * matrix.k
             sizes = (area * (2 if matrix.macros["BITS"] == 4 else 4), area // 8 or 4, area // 8 or 4)
             values = (*self.inputs("x", "residual"), *buffers, *biases, *outputs, *map(cl.LocalMemory, sizes))
-            numbers = (
-                *widths,
-                matrix.k,
-                added,
-                *self.floats("input_scale"),
-                self.rows(self.y),
-                lambda d, c=columns: c(d)[0],
-            )
-            grid = partial(
-                lambda tiles, columns, dims: (self.device.group * tiles(dims), columns(dims)[1]), tiles, columns
-            )
-            program = matrix.program(self.device)
-            self.launch(program, f"linear_{rows}", grid, (self.device.group, 1), *values, *numbers)
+            numbers = (*widths, matrix.k, added, *self.floats("input_scale"), self.rows(self.y))
+            args = (*values, *numbers, partial(self._columns, *how))
+            self.launch(program, f"linear_{rows}", partial(self._grid, *how), (self.device.group, 1), *args)
 
     linear_group = linear
 
-    def _tiles(self, rows: int, several: int, dims: Dims) -> int:
-        """Groups in the direction of rows; none where the other kernel takes the step."""
+    def _grid(self, rows: int, several: int, total: int, dims: Dims) -> tuple[int, int]:
+        """Groups by rows and by columns; none where the other kernel takes the step."""
         count = self.rows(self.y)(dims)
-        return -(-count // rows) if rows == (several if count > 1 else 1) else 0
+        tiles = -(-count // rows) if rows == (several if count > 1 else 1) else 0
+        return self.device.group * tiles, -(-total // self._columns(rows, several, total, dims))
 
-    def _columns(self, total: int, tiles: PerStep, dims: Dims) -> tuple[int, int]:
-        """Columns of a group, and groups in their direction: on a processor a few groups a core, of which each has a part of
-        the matrix that stays in its cache while rows go by; elsewhere a column a work-item."""
-        each, units = self.device.group, 8 * self.device.cl.max_compute_units
-        if each == 1:
-            panels = -(-total * (tiles(dims) or 1) // (PANEL * units))
-            each = PANEL * (panels if tiles(dims) <= 1 else min(panels, 32))
-        return each, -(-total // each)
+    def _columns(self, rows: int, several: int, total: int, dims: Dims) -> int:
+        """Of a group: on a processor so many that each core has a few groups, of which each has a part of the matrix that
+        stays in its cache while rows go by; elsewhere one a work-item."""
+        tiles, units = -(-self.rows(self.y)(dims) // rows), 8 * self.device.cl.max_compute_units
+        panels = -(-total * (tiles or 1) // (PANEL * units))
+        return PANEL * (panels if tiles <= 1 else min(panels, 32)) if self.device.group == 1 else self.device.group
 
     def norm(self) -> None:
         width, rows, layer = int(self.y.shape[-1]), self.rows(self.y), self.call.op == "layer_norm"

@@ -17,8 +17,7 @@ from .formats import FORMATS
 PANEL = 16
 RANGE = 4096
 """Rows read at a time, whole panels."""
-_DENSE = {"F16": np.uint16, "BF16": np.uint16, "F32": np.float32}
-_HALVES = {"F16": "half", "BF16": "ushort"}
+_DENSE = {"F16": ("half", "<u2"), "BF16": ("ushort", "<u2"), "F32": ("float", "<f4")}
 
 
 class Matrix(NamedTuple):
@@ -63,16 +62,12 @@ def _pack_matrix(device: OpenCLDevice, ref: WeightRef, progress: Callable[[int],
 
 
 def _macros(format_: str) -> dict[str, int | str]:
-    one = FORMATS.get(format_)
-    if one is None:
-        return {"BITS": 32, "CODE": "float"} if format_ not in _HALVES else {"BITS": 16, "CODE": _HALVES[format_]}
-    scales = {
-        "GROUP": one.group,
-        "OFFSET": one.offset,
-        "MINIMUM": int(one.minimum),
-        "SCALE": "half" if one.half else "float",
-    }
-    return {"BITS": one.bits, "CODE": "ushort" if one.bits == 4 else "char", **scales}
+    if format_ not in FORMATS:
+        type_, dtype = _DENSE.get(format_, _DENSE["F32"])
+        return {"BITS": 8 * np.dtype(dtype).itemsize, "CODE": type_}
+    one = FORMATS[format_]
+    codes = {"BITS": one.bits, "CODE": "ushort" if one.bits == 4 else "char", "GROUP": one.group}
+    return {**codes, "OFFSET": one.offset, "MINIMUM": int(one.minimum), "SCALE": one.scale}
 
 
 def _parts(ref: WeightRef, whole: Array | None, first: int, last: int) -> list[Array]:
@@ -81,14 +76,16 @@ def _parts(ref: WeightRef, whole: Array | None, first: int, last: int) -> list[A
         return [whole[first:last]]
     raw = np.ascontiguousarray(ref.rows(first, last))
     if ref.format in _DENSE:
-        return [raw.view(_DENSE[ref.format])]
+        return [raw.view(_DENSE[ref.format][1])]
     about = FORMATS[ref.format]
     with np.errstate(all="ignore"):  # scales of damaged blocks are infinite
         codes, *scales = about.decode(raw.reshape(-1, about.size))
     if about.bits == 4:
         fours = codes.reshape(len(codes), -1, 4).astype(np.uint16)
         codes = fours[..., 0] | fours[..., 1] << 4 | fours[..., 2] << 8 | fours[..., 3] << 12
-    stored = [scale.astype(np.float16 if about.half else np.float32) for scale in scales if scale is not None]
+    stored = [
+        scale.astype(np.float16 if about.scale == "half" else np.float32) for scale in scales if scale is not None
+    ]
     return [part.reshape(last - first, -1) for part in (codes, *stored)]
 
 

@@ -51,7 +51,7 @@ def test_codes_scales_and_minimums_are_the_format_s(opencl):
             values = np.repeat(scale, form.group, 1) * (codes.astype(np.float32) - form.offset)
             want = STORED[name].decode(raw)
             got = values if minimum is None else values + np.repeat(minimum, form.group, 1)
-            kept = scale.astype(np.float16) == scale if form.half else np.isfinite(scale)
+            kept = scale.astype(np.float16) == scale if form.scale == "half" else np.isfinite(scale)
         assert ((got == want) | ~np.isfinite(want)).all(), name
         assert form.size == STORED[name].block_bytes and (minimum is not None) == form.minimum
         assert codes.min() >= (0 if form.bits == 4 else -128) and codes.max() <= (15 if form.bits == 4 else 127)

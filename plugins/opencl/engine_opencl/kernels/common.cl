@@ -36,12 +36,10 @@
 
 inline float sum16(float16 v) {
   const float8 a = v.lo + v.hi;
-  const float4 b = a.lo + a.hi;
-  return (b.x + b.z) + (b.y + b.w);
+  return (a.s0 + a.s4 + (a.s2 + a.s6)) + (a.s1 + a.s5 + (a.s3 + a.s7));
 }
 
 inline float max16(float16 v) {
   const float8 a = fmax(v.lo, v.hi);
-  const float4 b = fmax(a.lo, a.hi);
-  return fmax(fmax(b.x, b.z), fmax(b.y, b.w));
+  return fmax(fmax(fmax(a.s0, a.s1), fmax(a.s2, a.s3)), fmax(fmax(a.s4, a.s5), fmax(a.s6, a.s7)));
 }

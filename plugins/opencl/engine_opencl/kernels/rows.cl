@@ -1,16 +1,10 @@
 // Ops on rows of f32, whose widths are whole LANES: norms by a group a slice, the others by a work-item LANES numbers.
 inline float group_sum(float v, LOCAL float *shared) {
-  const int own = get_local_id(0);
-  for (int active = WG; active > 1; active /= 2) {
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (own < active) shared[own] = v;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (own < active / 2) v += shared[own + active / 2];
-  }
   barrier(CLK_LOCAL_MEM_FENCE);
-  shared[own] = v;
+  shared[get_local_id(0)] = v;
   barrier(CLK_LOCAL_MEM_FENCE);
-  return shared[0];
+  for (int i = v = 0; i < WG; i++) v += shared[i];
+  return v;
 }
 
 // ``flags``: 1, residual is added first and the sum kept; 2, layer norm; 4, it has a bias; 8, the weight is as wide as a row.
