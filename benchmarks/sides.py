@@ -34,21 +34,27 @@ def run(command: Iterable[Any], environment: dict[str, str] | None = None) -> st
     return done.stdout
 
 
-def engine_command(model: Path, cases: Sequence[Case], kv: str, threads: int, repetitions: int) -> list[Any]:
+def engine_command(
+    model: Path, cases: Sequence[Case], kv: str, threads: int, repetitions: int, backend: str = "cpu"
+) -> list[Any]:
     """What a user can rerun."""
-    command = [sys.executable, "-m", "engine.cli.main", "bench", model, "--backend", "cpu", "--threads", threads]
+    command = [sys.executable, "-m", "engine.cli.main", "bench", model, "--backend", backend, "--threads", threads]
     command += ["--kv-dtype", kv, "--repetitions", repetitions, "--json"]
     for case in cases:
         command += ["--case", ",".join(map(str, astuple(case.work)))]
     return command
 
 
-def engine_rates(model: Path, cases: Sequence[Case], threads: int, repetitions: int) -> dict[Case, float]:
-    """By `engine bench`: a process for each dtype of the KV cache."""
+def engine_rates(
+    model: Path, cases: Sequence[Case], threads: int, repetitions: int, backend: str = "cpu"
+) -> dict[Case, float]:
+    """By `engine bench`: a process for each dtype of the KV cache. An OpenCL driver for processors is given the threads in
+    its own way."""
     found: dict[Case, float] = {}
     for kv in dict.fromkeys(case.kv for case in cases):
         own = [case for case in cases if case.kv == kv]
-        report = json.loads(run(engine_command(model, own, kv, threads, repetitions)))
+        command = engine_command(model, own, kv, threads, repetitions, backend)
+        report = json.loads(run(command, {"POCL_MAX_PTHREAD_COUNT": str(threads)}))
         for case, row in zip(own, report["cases"], strict=True):
             rate = row["prefill_tok_s" if case.work.prompt else "decode_tok_s"]
             if rate is None:

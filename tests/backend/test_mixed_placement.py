@@ -10,6 +10,7 @@ import pytest
 import toy_backend
 
 from engine import LLM, SamplingParams
+from engine.backend.registry import discover
 from engine.errors import BackendError, ConfigError, PlacementError
 from engine.program.transfers import transfers
 from engine.testing.checkpoints import KINDS, write_checkpoint
@@ -92,6 +93,24 @@ def test_the_cpu_with_the_reference_is_near_to_both(models, kind, cpu, record_pr
     want = answers(models[kind], "reference", PROMPTS)
     for rules in (*RULES[:2], *(EXPERTS if kind == "mixtral" else ())):
         for a, b in (("cpu", "reference"), ("reference", "cpu")):
+            got = answers(models[kind], "auto", PROMPTS, place=rules.format(a=a, b=b))
+            agreement = compare_answers(got, want, 2e-3)
+            record_property("near ties", [f"{tie.margin:.3g}" for tie in agreement.ties])
+
+
+@pytest.fixture
+def opencl():
+    found = next((backend for backend in discover() if backend.name == "opencl"), None)
+    if found is None or not found.probe.available:
+        pytest.skip("the plugin of OpenCL is not installed" if found is None else found.probe.reason)
+    return "opencl"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plugin_s_device_with_the_cpu_is_near_to_the_reference(models, kind, cpu, opencl, record_property):
+    want = answers(models[kind], "reference", PROMPTS)
+    for rules in ("layer 0: {a}; rest: {b}", "layers 0-1: {a}; rest: {b}", *(EXPERTS if kind == "mixtral" else ())):
+        for a, b in ((opencl, cpu), (cpu, opencl)):
             got = answers(models[kind], "auto", PROMPTS, place=rules.format(a=a, b=b))
             agreement = compare_answers(got, want, 2e-3)
             record_property("near ties", [f"{tie.margin:.3g}" for tie in agreement.ties])

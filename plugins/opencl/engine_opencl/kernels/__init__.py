@@ -1,0 +1,1 @@
+"""The kernels' sources, OpenCL C 1.2."""
