@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -115,13 +116,24 @@ def _errors(llm: LLM, params: SamplingParams) -> set[str]:
     return {str(c.stop_reason) for o in outputs for c in o.outputs if c.finish_reason == "error"}
 
 
-def test_a_model_that_is_forgotten_leaves_no_process(llama, cpu):
-    llm = LLM(llama, backend=cpu, **TWO)
-    process = psutil.Process(worker(llm))
-    llm.loaded.ranks._workers[0]._input.close()  # as when this process is killed
-    process.wait(15)
-    del llm
-    gc.collect()
+ALONE = """
+import sys, time
+from engine import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], backend="cpu", threads=1, tensor_parallel_size=2, collectives="gloo")
+print(llm.loaded.ranks._workers[0]._process.pid, flush=True)
+while True:
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=200, ignore_eos=True))
+"""
+
+
+def test_ranks_end_when_rank_0_is_killed(llama, cpu):
+    rank_0 = subprocess.Popen([sys.executable, "-c", ALONE, llama], stdout=subprocess.PIPE, text=True)
+    other = psutil.Process(int(rank_0.stdout.readline()))
+    time.sleep(0.3)  # within a step, most likely
+    rank_0.kill()
+    rank_0.wait()
+    other.wait(20)
 
 
 def test_what_a_rank_cannot_do_is_told_at_once(llama, cpu, install, tmp_path):
