@@ -73,6 +73,13 @@ class ThreadCollectives:
         return [np.split(value, self.size)[self.rank] for value in values]
 
     def _exchange(self, op: str, value: Array, axis: int = 0) -> list[Array]:
+        given = self._met(op, value, axis)
+        if len({one[:-1] for one in given}) > 1:
+            raise GroupError(f"The ranks call {op} with others than each other.")
+        return [one[-1] for one in given]
+
+    def _met(self, op: str, value: Array, axis: int) -> list[tuple[Any, ...]]:
+        """What each rank called, and its value last."""
         given = self._meeting.given[self._turn]
         self._turn = 1 - self._turn
         given[self.rank] = (op, axis, value.shape, value.dtype, value.copy())
@@ -80,9 +87,7 @@ class ThreadCollectives:
             self._meeting.barrier.wait()
         except threading.BrokenBarrierError:
             raise GroupError(f"Rank {self.rank} has lost another rank.") from None
-        if len({one[:-1] for one in given}) > 1:
-            raise GroupError(f"The ranks call {op} with others than each other.")
-        return [one[-1] for one in given]
+        return list(given)
 
 
 def _sum(values: Sequence[Array]) -> Array:

@@ -111,6 +111,15 @@ def test_four_ranks(model, saved, cpu, threads):
     assert_same(saved(model), cpu, 4)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_cache_dtype": "int8", "error": 0.05}, {"kv_allocator": "contiguous"}, {"fused": False}, {"round_trip": True}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_two_ranks_with_other_settings(settings, saved, cpu, threads):
+    assert_same(saved("Qwen3"), cpu, 2, **settings)
+
+
 def test_chunks_change_no_bit(saved, cpu, threads):
     """Sums over ranks are taken in one order, wherever an element lies."""
     ids = np.random.default_rng().integers(3, tiny_models.VOCAB, sum(CHUNKS)).tolist()

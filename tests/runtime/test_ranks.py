@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +14,7 @@ import psutil
 import pytest
 import tiny_models
 
-from engine import LLM, SamplingParams
+from engine import LLM, BeamSearchParams, SamplingParams
 from engine.errors import BackendError, ConfigError, EngineStoppedError
 from engine.formats import open_checkpoint
 from engine.quantize.mix import quant_type
@@ -26,6 +27,8 @@ pytest.importorskip("torch")
 TWO = {"tensor_parallel_size": 2, "collectives": "gloo", "threads": 1}
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "logprobs": 2, "prompt_logprobs": 0}
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=7, max_tokens=16, n=2)
+
+BEAMS = BeamSearchParams(beam_width=3, max_tokens=8)
 
 
 def children() -> set[int]:
@@ -45,14 +48,20 @@ def test_stories_on_two_processes(stories, backend):
     settings = {"backend": backend, "max_model_len": 128, "kv_cache_dtype": "f32"}
     with LLM(path, **settings, threads=1) as alone:
         want, sampled = alone.generate(prompts, SamplingParams(**GREEDY)), alone.generate(prompts, SAMPLED)
+        beams = alone.beam_search(prompts, BEAMS)
     with LLM(path, **settings, **TWO) as llm:
         got, again = llm.generate(prompts, SamplingParams(**GREEDY)), llm.generate(prompts, SAMPLED)
+        again += llm.beam_search(prompts, BEAMS)
         assert llm.loaded.plan.states[0].shape != alone.loaded.plan.states[0].shape, (
             "each rank has half of the KV heads"
         )
     compare_answers(got, want, 2e-3)
-    assert [[c.token_ids for c in o.outputs] for o in again] == [[c.token_ids for c in o.outputs] for o in sampled]
+    assert _tokens(again) == _tokens(sampled + beams)
     assert children() <= before, "a rank's process is left"
+
+
+def _tokens(outputs):
+    return [[c.token_ids for c in o.outputs] for o in outputs]
 
 
 @pytest.mark.parametrize("kind", ["moe", "quantized"])
@@ -107,13 +116,24 @@ def _errors(llm: LLM, params: SamplingParams) -> set[str]:
     return {str(c.stop_reason) for o in outputs for c in o.outputs if c.finish_reason == "error"}
 
 
-def test_a_model_that_is_forgotten_leaves_no_process(llama, cpu):
-    llm = LLM(llama, backend=cpu, **TWO)
-    process = psutil.Process(worker(llm))
-    llm.loaded.ranks._workers[0]._input.close()  # as when this process is killed
-    process.wait(15)
-    del llm
-    gc.collect()
+ALONE = """
+import sys, time
+from engine import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], backend="cpu", threads=1, tensor_parallel_size=2, collectives="gloo")
+print(llm.loaded.ranks._workers[0]._process.pid, flush=True)
+while True:
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=200, ignore_eos=True))
+"""
+
+
+def test_ranks_end_when_rank_0_is_killed(llama, cpu):
+    rank_0 = subprocess.Popen([sys.executable, "-c", ALONE, llama], stdout=subprocess.PIPE, text=True)
+    other = psutil.Process(int(rank_0.stdout.readline()))
+    time.sleep(0.3)  # within a step, most likely
+    rank_0.kill()
+    rank_0.wait()
+    other.wait(20)
 
 
 def test_what_a_rank_cannot_do_is_told_at_once(llama, cpu, install, tmp_path):

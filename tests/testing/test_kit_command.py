@@ -49,3 +49,16 @@ def test_without_a_backend_the_plugin_is_silent(tmp_path, mode):
     (tmp_path / "test_one.py").write_text("def test_one():\n    assert True\n")
     done = kit(tmp_path, "--mode", mode)
     assert done.returncode == 0 and "1 passed" in done.stdout
+
+
+def test_collectives_by_name(tmp_path):
+    pytest.importorskip("torch")
+    done = kit(tmp_path, "--engine-collectives", "gloo", "-k", "values")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    done = kit(tmp_path, "--engine-collectives", "nobody", "-k", "values")
+    assert done.returncode == 1 and "There are no collectives 'nobody'" in done.stdout
+
+
+def test_a_device_without_collectives_is_passed_over(tmp_path):
+    done = kit(tmp_path, "--engine-backend", "reference", "-k", "collectives")
+    assert done.returncode == 0 and "4 skipped" in done.stdout

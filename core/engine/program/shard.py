@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ..backend.v1 import Call, Value
+from ..backend.v1 import Call, Value, WeightRef
 from ..errors import ConfigError
 from .build import Program
 from .parts import column_part, entries, matrix_part, of_first_rank, row_part
@@ -104,10 +105,19 @@ class _Sharder:
     def _width(self, spans: Spans) -> int:
         return spans[self._rank][1] - spans[self._rank][0]
 
-    def _emit(self, call: Call, spans: Spans | None, **changes: object) -> None:
-        """A call with this rank's inputs and weights, whose one output is split by ``spans``, or partial."""
+    def _emit(
+        self,
+        call: Call,
+        spans: Spans | None,
+        weights: Mapping[str, WeightRef] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """A call with this rank's inputs, whose one output is split by ``spans``, or partial; its weights and attributes are
+        as they were where none are given."""
         inputs = {name: self._mine(value) for name, value in call.inputs.items()}
-        self._calls.append(replace(call, inputs=inputs, outputs=(self._new(call.outputs[0], spans),), **changes))  # type: ignore[arg-type]
+        weights, attrs = call.weights if weights is None else weights, call.attrs if attrs is None else attrs
+        outputs = (self._new(call.outputs[0], spans),)
+        self._calls.append(replace(call, inputs=inputs, outputs=outputs, weights=weights, attrs=attrs))
 
     def _whole_inputs(self, call: Call) -> None:
         """What needs whole values and gives them, as most ops do."""
