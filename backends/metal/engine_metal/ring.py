@@ -99,7 +99,8 @@ class RingCollectives:
             self._lost = f"Rank {self.rank} has waited {self._timeout:g} s for the others; one is lost or silent."
         except Exception as error:
             text = " ".join(str(error).split())
-            self._lost = text if text.endswith(".") else f"The ring of rank {self.rank} is broken: {text}."
+            again = "MLX joins one ring a process, so other ranks need a new one"
+            self._lost = text if text.endswith(".") else f"The ring of rank {self.rank} is broken: {text}. {again}."
         raise RuntimeError(self._lost)
 
     def _work(self) -> None:
