@@ -71,7 +71,8 @@ def test_decoding_takes_no_more_memory_a_token(traced, llama, monkeypatch):
     # 345 tokens: a number of each would be seen.
     assert max(active) - min(active) < 345 * 4
     assert max(cached) - min(cached) < 1 << 20
-    assert resident[-1] - resident[0] < 345 << 10
+    # The graph of a token's step takes some 50 KB; the interpreter takes memory by the megabyte.
+    assert resident[-1] - resident[0] < 345 * (8 << 10)
 
 
 def test_traced_steps_give_the_same_tokens(llama, monkeypatch):
