@@ -10,7 +10,7 @@ import test_more_families as more
 import tiny_models
 from test_more_families import saved  # noqa: F401 - a fixture
 
-from engine.errors import EngineError, FormatError
+from engine.errors import ConfigError, EngineError, FormatError
 from engine.formats import open_checkpoint
 from engine.formats.gguf_writer import Header, TensorInfo, encode_value
 from engine.quantize.collect import collect
@@ -118,6 +118,11 @@ def test_experts_are_counted_apart(tmp_path, cpu):
     assert [notice for notice in result.notices if "importance" in notice] == [
         "1 tensor had no entry in the importance matrix, such as token_embd.weight."
     ] or "2 tensors" in result.notices[-1]
+
+
+def test_several_ranks_are_refused(llama):
+    with pytest.raises(ConfigError, match="needs whole inputs, which one rank alone has"):
+        collect(llama, TEXT, "text", 64, llama / "imatrix.gguf", tensor_parallel_size=2)
 
 
 def test_a_file_comes_back_and_llama_cpp_could_read_it(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.backend.v1 import Array, Call, WeightRef
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from engine.evaluate.forward import Forward
 from engine.evaluate.windows import read_tokens
 from engine.formats import open_checkpoint
@@ -80,6 +80,10 @@ def _load(
 ) -> tuple[Loaded, dict[str, _Observed]]:
     """The model with the inputs of its linears kept; chunks are short enough for these to fit in memory."""
     checked = EngineConfig(model=model, **settings)
+    if checked.tensor_parallel_size > 1:
+        raise ConfigError(
+            "An importance matrix needs whole inputs, which one rank alone has; leave tensor_parallel_size out."
+        )
     program = load_model(open_checkpoint(model), context).program(checked.block_size, checked.kv_cache_dtype)
     observed = _observed(program)
     names = {seen.x for seen in observed.values()} | {seen.ids for seen in observed.values() if seen.ids is not None}

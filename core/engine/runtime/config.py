@@ -26,8 +26,8 @@ class EngineConfig:
     that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
     (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares
     the model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``tensor_parallel_size``:
-    ranks that share each layer, with ``threads`` each; ``collectives`` names how they exchange values ("auto": the device's
-    own, or the best over the host).
+    ranks that share each layer, with ``threads`` and ``kv_cache_memory`` each; ``collectives`` names how they exchange
+    values ("auto": the device's own, or the best over the host).
     """
 
     model: Path
