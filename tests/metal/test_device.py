@@ -15,7 +15,7 @@ from engine.backend.v1 import Dims, MemoryInfo
 from engine.errors import EngineError
 from engine.runtime.llm import LLM
 from engine.sampling import SamplingParams
-from engine.testing.models import answers
+from engine.testing.models import answers, compare_answers
 from engine_metal.compile import TRACES, compile_segment
 from engine_metal.device import MetalDevice
 
@@ -71,17 +71,17 @@ def test_decoding_takes_no_more_memory_a_token(traced, llama, monkeypatch):
     # 345 tokens: a number of each would be seen.
     assert max(active) - min(active) < 345 * 4
     assert max(cached) - min(cached) < 1 << 20
-    assert resident[-1] - resident[0] < 345 << 10
+    # The graph of a token's step takes some 50 KB; the interpreter takes memory by the megabyte.
+    assert resident[-1] - resident[0] < 345 * (8 << 10)
 
 
-def test_traced_steps_give_the_same_tokens(llama, monkeypatch):
+def test_traced_steps_give_the_same_answers(llama, monkeypatch):
     prompts = [np.random.default_rng().integers(3, 200, n).tolist() for n in (3, 20)]
     found = []
     for traced in "01":
         monkeypatch.setenv("ENGINE_METAL_COMPILE", traced)
         found.append(answers(llama, "metal", prompts, 40, **SETTINGS))
-    for eager, trace in zip(*found, strict=True):
-        assert eager.outputs[0].token_ids == trace.outputs[0].token_ids
+    compare_answers(found[1], found[0], 2e-3)
 
 
 def test_traces_are_few(llama, monkeypatch):

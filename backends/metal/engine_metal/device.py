@@ -13,7 +13,9 @@ import mlx.core as mx
 from engine.backend.v1 import (
     HOST_DTYPES,
     Array,
+    Collectives,
     DeviceInfo,
+    Group,
     Limits,
     MemoryInfo,
     Plan,
@@ -30,7 +32,7 @@ from .kernels import Run, run_on_metal
 from .layouts import PAGES
 from .memory import WorkingSet
 from .providers import MlxProvider, make_providers
-from .ring import Ranks, RingCollectives
+from .ring import RingCollectives
 
 
 class MetalDevice:
@@ -90,7 +92,7 @@ class MetalDevice:
     def providers(self) -> Mapping[str, Sequence[Provider]]:
         return self._providers
 
-    def collectives(self, group: Ranks) -> RingCollectives:
+    def collectives(self, group: Group) -> Collectives:
         return RingCollectives(group)
 
     def export_blocks(self, state: mx.array, blocks: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Quantized formats as MLX's affine groups: number = scale * code + bias, with f32 scales and biases.
+"""Quantized formats as MLX's affine groups: number = scale * code + bias, with f32 scales and biases. MXFP4 is MLX's own.
 
 The codes are the format's own numbers, made unsigned, so that nothing is rounded but what the format's own decoder rounds: d
 and the integers beside it have few enough bits for scale and bias, and for their product with a code, to be f32 numbers. The
@@ -17,16 +17,18 @@ import numpy as np
 from engine.backend.v1 import Array
 
 GROUP = 32
-Parts = tuple[Array, Array, Array]
+Parts = tuple[Array, Array, Array | None]
 
 
 @dataclass(frozen=True)
 class Form:
-    """``split(rows)``: codes u8 [rows, K], scales and biases f32 [rows, groups]. ``spread``: groups are of 16."""
+    """``split(rows)``: codes u8 [rows, K], scales and biases f32 [rows, groups]; of the ``mode`` mxfp4 E8M0 scales, u8, and no
+    biases. ``spread``: groups are of 16."""
 
     bits: int
     split: Callable[[Array], Parts]
     spread: bool = False
+    mode: str = "affine"
 
 
 def packed_codes(codes: Array, form: Form) -> Array:
@@ -179,15 +181,9 @@ def _iq4_xs(rows: Array) -> Parts:
     return _parts(codes, scales, -128 * scales)
 
 
-_E2M1_CODES = np.array([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], np.uint8)
-"""Twice the numbers of E2M1, plus 12."""
-
-
 def _mxfp4(rows: Array) -> Parts:
     exponent, qs = _fields(rows, 1, 16)
-    # Half of E8M0's power of two, since the codes are twice the numbers.
-    scales = np.ldexp(np.float32(1), exponent.astype(np.int32) - 128).astype(np.float32)
-    return _parts(_E2M1_CODES[_nibbles(qs)], scales, -12 * scales)
+    return _row(_nibbles(qs)), _row(exponent), None
 
 
 def _w4z(rows: Array) -> Parts:
@@ -220,7 +216,7 @@ REPACKED: Mapping[str, Form] = {
     "TQ2_0": Form(2, _tq2_0),
     "IQ4_NL": Form(8, _iq4_nl),
     "IQ4_XS": Form(8, _iq4_xs),
-    "MXFP4": Form(5, _mxfp4),
+    "MXFP4": Form(4, _mxfp4, mode="mxfp4"),
     "W4Z": Form(4, _w4z),
     "W8S": Form(8, _w8s),
     "W8M": Form(8, _w8m),

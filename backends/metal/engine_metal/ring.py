@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import mlx.core as mx
+
+from engine.backend.v1 import Group
 
 T = TypeVar("T")
 DTYPES = (mx.float32, mx.float16, mx.bfloat16, mx.int32)
@@ -20,22 +22,11 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 MAX_AXES = 8
 
 
-class Ranks(Protocol):
-    """What is read of the contract's ``Group``."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def addresses(self) -> tuple[str, ...]: ...
-    @property
-    def timeout(self) -> float: ...
-
-
 class RingCollectives:
     """MLX joins one ring a process and never leaves it, so groups that a process joins later are the same ranks by other
     addresses. Its operations wait for ever; a thread does them here, which is given up after the group's timeout."""
 
-    def __init__(self, group: Ranks) -> None:
+    def __init__(self, group: Group) -> None:
         self.rank, self.size = group.rank, len(group.addresses)
         self._timeout, self._lost = group.timeout, ""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -108,7 +99,8 @@ class RingCollectives:
             self._lost = f"Rank {self.rank} has waited {self._timeout:g} s for the others; one is lost or silent."
         except Exception as error:
             text = " ".join(str(error).split())
-            self._lost = text if text.endswith(".") else f"The ring of rank {self.rank} is broken: {text}."
+            again = "MLX joins one ring a process, so other ranks need a new one"
+            self._lost = text if text.endswith(".") else f"The ring of rank {self.rank} is broken: {text}. {again}."
         raise RuntimeError(self._lost)
 
     def _work(self) -> None:
@@ -116,7 +108,7 @@ class RingCollectives:
             job()
 
 
-def _joined(group: Ranks) -> mx.distributed.Group:
+def _joined(group: Group) -> mx.distributed.Group:
     """MLX takes addresses from a file and the rank from the environment."""
     with tempfile.TemporaryDirectory() as folder:
         hosts = Path(folder) / "hosts.json"

@@ -22,20 +22,20 @@ CHUNK = 1 << 22
 class Affine:
     """A matrix [..., N, K] as codes u32 of ``bits`` each and, for each group of 32 columns, scales and biases, f32 since
     that is what x is in: scale * code + bias. ``spread``: the format's groups are of 16, each of which takes the place of 32
-    here; x is spread out likewise, with zeros, so that the other half counts for nothing."""
+    here; x is spread out likewise, with zeros, so that the other half counts for nothing. ``mode``: affine or MLX's mxfp4."""
 
     codes: mx.array
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None
     bits: int
     spread: bool
+    mode: str = "affine"
 
     def times(self, x: mx.array) -> mx.array:
         """x f32 [..., M, K] times the transposed matrix: f32 [..., M, N]."""
         x = _spread(x) if self.spread else x
-        return mx.quantized_matmul(
-            x, self.codes, self.scales, self.biases, transpose=True, group_size=GROUP, bits=self.bits
-        )
+        packed = self.codes, self.scales, self.biases
+        return mx.quantized_matmul(x, *packed, transpose=True, group_size=GROUP, bits=self.bits, mode=self.mode)
 
     def of_experts(self, x: mx.array, ids: mx.array, in_order: bool = False) -> mx.array:
         """x f32 [rows, 1, K], each row through the matrix ``ids`` [rows]: f32 [rows, 1, N]. ``in_order``: ids ascend."""
@@ -49,18 +49,19 @@ class Affine:
             transpose=True,
             group_size=GROUP,
             bits=self.bits,
+            mode=self.mode,
             sorted_indices=in_order,
         )
 
     def rows(self, ids: mx.array) -> mx.array:
         """Rows of a matrix [N, K]: f32 [len(ids), K]."""
-        return self._decoded(self.codes[ids], self.scales[ids], self.biases[ids])
+        return self._decoded(self.codes[ids], self.scales[ids], None if self.biases is None else self.biases[ids])
 
     def decoded(self) -> Array:
         return to_host(self._decoded(self.codes, self.scales, self.biases))
 
-    def _decoded(self, codes: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-        found = mx.dequantize(codes, scales, biases, group_size=GROUP, bits=self.bits)
+    def _decoded(self, codes: mx.array, scales: mx.array, biases: mx.array | None) -> mx.array:
+        found = mx.dequantize(codes, scales, biases, group_size=GROUP, bits=self.bits, mode=self.mode, dtype=mx.float32)
         if not self.spread:
             return found
         halves = found.reshape(*found.shape[:-1], -1, GROUP)[..., : GROUP // 2]
@@ -68,7 +69,7 @@ class Affine:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + self.biases.nbytes
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes)
 
 
 @dataclass(frozen=True)
@@ -118,19 +119,27 @@ def _dense(ref: WeightRef, progress: Callable[[int], None], check: Callable[[int
 def _affine(ref: WeightRef, progress: Callable[[int], None], check: Callable[[int], None]) -> Affine:
     form, depth, total = REPACKED[ref.format], ref.shape[-1], int(np.prod(ref.shape[:-1]))
     width = depth * (2 if form.spread else 1)
-    check(total * (width * form.bits // 8 + 8 * width // GROUP))
+    affine = form.mode == "affine"
+    check(total * (width * form.bits // 8 + (8 if affine else 1) * width // GROUP))
     codes = np.empty((total, width * form.bits // 32), np.uint32)
-    scales, biases = (np.empty((total, width // GROUP), np.float32) for _ in range(2))
+    scales = np.empty((total, width // GROUP), np.float32 if affine else np.uint8)
+    biases = np.empty((total, width // GROUP), np.float32) if affine else None
     step = max(1, CHUNK // depth)
     for first in range(0, total, step):
         raw = np.ascontiguousarray(ref.rows(first, min(first + step, total)))
         part = slice(first, first + len(raw))
         with np.errstate(all="ignore"):  # a damaged block's scales may be infinite, which is their value
-            numbers, scales[part], biases[part] = form.split(raw)
+            numbers, scales[part], offsets = form.split(raw)
+        if biases is not None:
+            biases[part] = offsets
         codes[part] = packed_codes(numbers, form)
         progress(raw.nbytes)
-    parts = [from_host(a.reshape(*ref.shape[:-1], a.shape[-1])) for a in (codes, scales, biases)]
-    return Affine(parts[0], parts[1], parts[2], form.bits, form.spread)
+
+    def shaped(part: Array) -> mx.array:
+        return from_host(part.reshape(*ref.shape[:-1], part.shape[-1]))
+
+    added = None if biases is None else shaped(biases)
+    return Affine(shaped(codes), shaped(scales), added, form.bits, form.spread, form.mode)
 
 
 def _spread(x: mx.array) -> mx.array:
