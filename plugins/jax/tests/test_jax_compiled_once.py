@@ -41,7 +41,7 @@ def random_params(rng) -> SamplingParams:
     return SamplingParams(max_tokens=int(rng.integers(1, 12)), ignore_eos=True, **some)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_random_batches_compile_nothing(kind, compiled, tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_JAX_BUCKETS", "4,32")
     rng = np.random.default_rng()

@@ -16,7 +16,13 @@ from engine_jax.options import options_of
 SMALL = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "mixtral"])
+@pytest.fixture(autouse=True)
+def two_sizes(monkeypatch):
+    monkeypatch.setenv("ENGINE_JAX_BUCKETS", "8,64")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma2", "mixtral", "deepseek"])
 def test_two_devices_give_what_one_gives(kind, tmp_path, monkeypatch):
     rng = np.random.default_rng()
     model, prompts = write_checkpoint(kind, tmp_path / kind, rng), random_prompts(rng, (1, 9, 40))
@@ -52,6 +58,7 @@ def test_collectives(name):
     Subject("", "jax", {}, "threads").check(check, ranks, int(np.random.default_rng().integers(2**32)))
 
 
+@pytest.mark.slow
 def test_ranks_of_the_core_give_what_one_gives(tmp_path):
     rng = np.random.default_rng()
     model, prompts = write_checkpoint("llama", tmp_path / "llama", rng), random_prompts(rng, (1, 9, 40))
