@@ -11,6 +11,7 @@ import numpy as np
 from ..backend.v1 import Device, providers_of
 from ..ops import OPS
 from ..program.features import features_of, refusal
+from ..program.group import OPS as EXCHANGES
 from .cases import all_cases
 from .running import Bench
 
@@ -82,11 +83,14 @@ def matrix(backends: Mapping[str, Sequence[Support]]) -> str:
     lines = [
         "# Ops by backend",
         "",
-        "Made by `python -m engine.testing.matrix` from what each backend answers to the cases of the",
+        "Made by `python -m engine.testing.matrix` from what each backend answers to the cases of the conformance kit. An empty",
+        f"cell: the op runs by its reference, on the host. {' and '.join(EXCHANGES)} are done by collectives.",
+        "",
+        f"| op | {' | '.join(names)} |",
+        "|---" * (len(names) + 1) + "|",
     ]
-    lines += ["the conformance kit. An empty cell: the op runs by its reference, on the host.", ""]
-    lines += [f"| op | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [f"| {op} | {' | '.join(_of(backends[n], op).cell() for n in names)} |" for op in OPS]
+    own = [op for op in OPS if op not in EXCHANGES]
+    lines += [f"| {op} | {' | '.join(_of(backends[n], op).cell() for n in names)} |" for op in own]
     for name in names:
         lines += ["", f"## {name}", "", "| op | weight formats | KV dtypes | features |", "|---|---|---|---|"]
         for s in backends[name]:
