@@ -19,7 +19,7 @@ from engine_reference import ReferenceDevice
 shapes = []
 class FixedDevice(ReferenceDevice):
     def describe(self):
-        return replace(super().describe(), backend="fixed", buckets={buckets})
+        return replace(super().describe(), backend="fixed", buckets={buckets}, invariant_buckets={invariant})
     def copy_in(self, array):
         shapes.append(array.shape)
         return array
@@ -29,8 +29,9 @@ manifest = Manifest("fixed", "1.1", lambda: Probe(True, "fixed sizes", -1), lamb
 
 @pytest.fixture
 def fixed(install):
-    def make(*buckets: int) -> str:
-        install("engine.backends", "fixed", "fixed_sizes:manifest", FIXED.format(buckets=buckets))
+    def make(*buckets: int, invariant: tuple[int, ...] | None = None) -> str:
+        source = FIXED.format(buckets=buckets, invariant=invariant)
+        install("engine.backends", "fixed", "fixed_sizes:manifest", source)
         return "fixed"
 
     return make
@@ -118,3 +119,12 @@ def test_a_device_whose_steps_are_too_small_is_refused(fixed, tmp_path):
         LLM(model, backend=backend, max_num_batched_tokens=33)
     with LLM(model, backend=backend, max_num_batched_tokens=32, warm_up=False) as llm:
         assert llm.generate([[1, 2]], SamplingParams(max_tokens=1))
+
+
+def test_only_buckets_without_variance_are_used_where_tokens_must_not_vary(fixed, llama):
+    backend = fixed(8, 16, 64, invariant=(64,))
+    for deterministic, wanted in ((False, (8, 16, 64)), (True, (64,))):
+        with LLM(
+            llama, backend=backend, max_model_len=64, max_num_batched_tokens=60, deterministic=deterministic
+        ) as llm:
+            assert llm.loaded.plan.buckets == wanted

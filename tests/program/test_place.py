@@ -46,6 +46,24 @@ def test_a_device_that_has_everything_keeps_everything(program):
     assert not placement.fallbacks() and not placement.round_trips
 
 
+def test_what_varies_with_the_batch_is_refused_where_it_must_not(program):
+    offered = {op: [provider(op, batch_invariant=op != "attention")] for op in EVERY_OP}
+    assert Placer(FakeDevice(offered)).place(program)
+    with pytest.raises(
+        PlacementError, match=r"--deterministic: with 2 of \d+ ops .*, first attention by fake.attention"
+    ):
+        Placer(FakeDevice(offered)).place(program, deterministic=True)
+    assert Placer(FakeDevice(offered), without=["attention"]).place(program, deterministic=True)
+    assert Placer(FakeDevice.of(*EVERY_OP)).place(program, deterministic=True)
+
+
+def test_buckets_without_variance_make_up_for_what_varies(program):
+    device = FakeDevice({op: [provider(op, batch_invariant=False)] for op in EVERY_OP})
+    info = replace(device.describe(), buckets=(8, 64), invariant_buckets=(64,))
+    device.describe = lambda: info
+    assert Placer(device).place(program, deterministic=True)
+
+
 @pytest.mark.parametrize("op", ["embed", "rms_norm", "rope", "gated_act", "gather_rows"])
 def test_an_op_that_is_missing_falls_alone(program, op):
     placement = Placer(lacking(op, "add_rms_norm", FUSED_KV_OP)).place(program)

@@ -288,7 +288,9 @@ class DeviceInfo:
     T that steps are padded to, empty for exact sizes; the other counts follow from T or take one of a few sizes, so that
     what was compiled for a step fits the next (``Plan.buckets``). ``max_in_flight``: submitted steps at a time.
     ``ranks`` (api 1.1): where the ranks of a group live, in "processes" of their own or in "threads" of one; each opens the
-    device whose index is its rank. ``alignment`` and ``invariant_buckets`` are shown, and decide nothing yet.
+    device whose index is its rank. ``invariant_buckets``: those of the buckets in which no row
+    depends on another, whatever the providers say; with --deterministic steps have no other size. ``alignment`` is shown, and
+    decides nothing.
     """
 
     name: str

@@ -62,6 +62,10 @@ class EngineOptions:
     ] = "recompute"
     swap_space: Annotated[float, typer.Option(help="GiB of host memory for swapped sequences.")] = 4.0
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to run an op on the reference.")] = False
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Refuse ops by which tokens may depend on what else is in the batch."),
+    ] = False
     without: Annotated[
         list[str] | None,
         typer.Option(metavar="OP", help="Run this op on the reference, to find a faulty kernel; may be repeated."),
@@ -83,6 +87,7 @@ class EngineOptions:
             "preemption": self.preemption,
             "swap_space": self.swap_space,
             "strict": self.strict,
+            "deterministic": self.deterministic,
             "without": tuple(self.without or ()),
         }
 

@@ -129,7 +129,9 @@ class Placer:
             offered = {op: tuple(providers) for op, providers in found.items() if op not in without}
             self._sites[place] = _Site(place, device, device.describe(), offered, frozenset(without), not found)
 
-    def place(self, program: Program, strict: bool = False, fused: bool = True) -> Placement:
+    def place(
+        self, program: Program, strict: bool = False, fused: bool = True, deterministic: bool = False
+    ) -> Placement:
         """Fuse, choose homes for state, choose providers, insert quantize calls, resolve roles to storage."""
         self._rules.check(program.calls)
         body, head = program.body, program.head
@@ -152,7 +154,27 @@ class Placer:
                 f"--strict: {len(falls)} of {len(placement.calls)} ops would run on the reference, "
                 f"first {first.call.op}: {first.why}"
             )
+        if deterministic:
+            self._refuse_variance(placement)
         return placement
+
+    def _refuse_variance(self, placement: Placement) -> None:
+        """PlacementError where a row's result may depend on the other rows of its step. A device's invariant buckets make up
+        for providers that do not promise it."""
+        sites = self._sites
+        varying = [
+            placed
+            for placed in placement.calls
+            if not placed.provider.batch_invariant
+            and (placed.place not in sites or sites[placed.place].info.invariant_buckets is None)
+        ]
+        if varying:
+            first = varying[0]
+            raise PlacementError(
+                f"--deterministic: with {len(varying)} of {len(placement.calls)} ops a sequence's tokens may depend on what"
+                f" else is in the batch, first {first.call.op} by {first.provider.name}; take another backend, or run them"
+                f" on the reference (--without {first.call.op})."
+            )
 
     # -- devices ---------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ class EngineConfig:
 
     ``kv_cache_memory`` is in bytes (None: what half of the free memory allows), ``kv_cache_tokens`` what is wanted of
     it (None: 64 Ki, or one whole context if that is more); ``max_model_len`` None takes the model's own context, or
-    what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out; ``watchdog_s``
+    what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out; ``deterministic``
+    refuses a placement in which a sequence's tokens may depend on what else is in the batch; ``watchdog_s``
     ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for allocators
     that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
     (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares
@@ -50,6 +51,7 @@ class EngineConfig:
     preemption: str = "recompute"
     swap_space: float = 4.0
     strict: bool = False
+    deterministic: bool = False
     fused: bool = True
     without: tuple[str, ...] = ()
     round_trip: bool = False

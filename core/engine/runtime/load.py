@@ -10,7 +10,7 @@ from typing import Any
 
 from ..backend.joining import join_group, join_on
 from ..backend.registry import open_device, open_place
-from ..backend.v1 import Device, Group, Plan, Session
+from ..backend.v1 import Device, DeviceInfo, Group, Plan, Session
 from ..errors import BackendError, ConfigError, EngineError, EngineStoppedError
 from ..formats import Checkpoint, open_checkpoint
 from ..kv import AllocatorSpec, KVAllocator, find_allocator, find_predictor
@@ -135,7 +135,7 @@ def _load(
         program = shard(program, group.rank, group.size)
         rank = together(partial(_join, devices["device"], group, config.collectives))
     placer = Placer(devices, config.without, config.round_trip, config.rules, rank)
-    placement = placer.place(program, config.strict, config.fused)
+    placement = placer.place(program, config.strict, config.fused, config.deterministic)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
     length, blocks = _sizes(config, model, devices, placement, notices)
     if rank is not None:
@@ -145,7 +145,7 @@ def _load(
     packing = Packing(placement, report)
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES)
-    buckets = common_buckets([device.describe().buckets for device in devices.values()])
+    buckets = common_buckets([_buckets(device.describe(), config.deterministic) for device in devices.values()])
     plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep, buckets)
     for place, device in devices.items():
         check_device(plan, device.describe(), place)
@@ -162,6 +162,11 @@ def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
     if config.place is None:
         return {"device": open_device(config.backend, options, index)}
     return {name: open_place(name, options) for name in config.rules.devices}
+
+
+def _buckets(info: DeviceInfo, deterministic: bool) -> tuple[int, ...]:
+    """The sizes of steps that the device takes, or of those the ones in which no row depends on another."""
+    return info.invariant_buckets if deterministic and info.invariant_buckets is not None else info.buckets
 
 
 def _join(device: Device, group: Group, collectives: str) -> Rank:
