@@ -69,8 +69,9 @@ class JaxDevice:
         return found.view(np.uint16) if value.dtype == jnp.bfloat16 else found
 
     def fence(self) -> None:
-        """Transfers are waited for where they are read, and so is what is computed; a value made last is done last."""
-        jax.device_put(np.zeros(1), self.device).block_until_ready()
+        """Returns when all that is still held of these devices has been computed."""
+        mine = set(self.sharing.devices)
+        jax.block_until_ready([array for array in jax.live_arrays() if array.devices() <= mine])
 
     def memory_info(self) -> MemoryInfo:
         stats = self.device.memory_stats() or {}

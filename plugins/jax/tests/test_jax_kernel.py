@@ -45,6 +45,7 @@ def test_agrees_with_the_reference(number):
     close(case.name, bound, np.asarray(found(given.states, given.inputs)), want)
 
 
+@pytest.mark.slow
 def test_a_model_decodes_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_JAX_PALLAS", "1")
     monkeypatch.setenv("ENGINE_JAX_BUCKETS", "4,64")

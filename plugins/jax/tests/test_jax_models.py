@@ -12,6 +12,7 @@ from engine.testing.models import answers, compare_answers, random_prompts, tole
 from engine_jax.options import options_of
 
 
+@pytest.mark.slow
 def test_activations_in_bf16(tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_JAX_DTYPE", "bf16")
     rng = np.random.default_rng()
