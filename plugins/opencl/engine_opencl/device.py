@@ -129,6 +129,11 @@ class OpenCLDevice:
         return state
 
     def buffer(self, size: int) -> cl.Buffer:
+        if size > self.cl.max_mem_alloc_size:
+            most = self.cl.max_mem_alloc_size
+            raise MemoryError(
+                f"{size} bytes are needed in one piece, and {self.cl.name.strip()} allocates at most {most}."
+            )
         return cl.Buffer(self.context, _WRITABLE, max(size, 1))
 
     def lanes_for(self, *widths: int) -> int:
