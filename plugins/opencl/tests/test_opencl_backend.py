@@ -16,7 +16,7 @@ from engine.ops import OPS
 from engine.program.features import refusal
 from engine.testing.cases import CaseWeight, all_cases, like, random_weight
 from engine.testing.checkpoints import write_checkpoint
-from engine.testing.checks import check_case, ops_of
+from engine.testing.checks import check_case, check_op, ops_of
 from engine.testing.models import answers, compare_answers, random_prompts
 from engine.testing.running import Bench
 
@@ -63,8 +63,16 @@ def test_what_is_offered(opencl):
 
 
 @pytest.mark.parametrize("op", OFFERED.split())
+def test_providers_agree_with_the_references(op, opencl):
+    checked = check_op(opencl, OPS[op], np.random.default_rng())
+    assert checked.ran
+    known = ("does not know the feature packed", "a launch takes at most", "do the contrary", "neither from_plain nor")
+    assert all(any(part in why for part in known) for why in checked.refused.values())
+
+
+@pytest.mark.parametrize("op", OFFERED.split())
 def test_the_form_of_the_kernels_for_gpus(op, opencl):
-    """Groups of 64 work-items, each with one number at a time; the kit runs the form for the device that is there."""
+    """Groups of 64 work-items, each with one number at a time."""
     device = open_device("opencl", {"opencl_lanes": 1})
     assert device.group == 64
     rng, [provider] = np.random.default_rng(), device.providers()[op]
