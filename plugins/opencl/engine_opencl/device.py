@@ -110,11 +110,10 @@ class OpenCLDevice:
         return self._providers
 
     def compile(self, segment: v1.Segment, limits: v1.Limits, states: Mapping[str, Any]) -> v1.StepFn | None:
-        from .compile import Step
+        from .providers import Step
 
-        ours = all(
-            bound.provider.packer == "opencl" for bound in segment.calls
-        )  # else references are forced through it
+        # References that are forced through the device are left to it.
+        ours = all(bound.provider.packer == "opencl" for bound in segment.calls)
         return Step(self, segment, limits, states) if ours else None
 
     def export_blocks(self, state: Tensor, blocks: v1.Array) -> v1.Array:
@@ -130,9 +129,8 @@ class OpenCLDevice:
 
     def buffer(self, size: int) -> cl.Buffer:
         if size > self.cl.max_mem_alloc_size:
-            most = self.cl.max_mem_alloc_size
             raise MemoryError(
-                f"{size} bytes are needed in one piece, and {self.cl.name.strip()} allocates at most {most}."
+                f"{size} bytes are more than the {self.cl.max_mem_alloc_size} that this device allocates at a time."
             )
         return cl.Buffer(self.context, _WRITABLE, max(size, 1))
 
@@ -145,7 +143,7 @@ class OpenCLDevice:
         source = ""
         for name in ("common", *names):
             file, _, rows = name.partition(":")
-            text = (files("engine_opencl.kernels") / f"{file}.cl").read_text()
+            text = (files("engine_opencl") / "kernels" / f"{file}.cl").read_text()
             source += f"#undef ROWS\n#define ROWS {rows}\n{text}" if rows else text
         options = [f"-D{name}={value}" for name, value in {"LANES": self.lanes, **macros, "WG": self.group}.items()]
         if self.cl.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT:

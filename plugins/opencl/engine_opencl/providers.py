@@ -1,4 +1,5 @@
-"""Which ops the device offers, with which features, and how each call becomes launches."""
+"""Which ops the device offers, how each call becomes launches, and a segment as a list of launches: buffers planned once
+from liveness, arguments set once where they stay."""
 
 from __future__ import annotations
 
@@ -6,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyopencl as cl
 
-from engine.backend.v1 import BoundCall, Call, Dims, Frame, Limits, Packed, Segment, StepFn, Value, WeightRef
+from engine.backend import v1
 
-from .compile import Launch, PerStep, Step
 from .device import ROWS, OpenCLDevice, Tensor
-from .formats import FORMATS
-from .weights import PANEL, pack
+from .weights import FORMATS, PANEL, pack
 
+PerStep = Callable[[v1.Dims], Any]
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
 MEMBERS = 3
 """Matrices that a launch takes."""
@@ -53,7 +54,7 @@ class OpenCLProvider:
     packer: str = "opencl"
     batch_invariant: bool = True
 
-    def supports(self, call: Call) -> str | None:
+    def supports(self, call: v1.Call) -> str | None:
         formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
         asked, quantized = call.attr("quantized_activation"), formats <= FORMATS.keys()
         if self.op.startswith("linear") and (len(formats) > 1 or len(call.outputs) > MEMBERS):
@@ -66,26 +67,26 @@ class OpenCLProvider:
             return f"OpenCL does not know the activation {call.attr('kind')}."
         return None
 
-    def wants(self, call: Call) -> Mapping[str, str]:
+    def wants(self, call: v1.Call) -> Mapping[str, str]:
         return {}
 
-    def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
+    def pack(self, ref: v1.WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> v1.Packed:
         return pack(self.device, ref, uses, progress)
 
-    def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
+    def bind(self, bound: v1.BoundCall, limits: v1.Limits) -> v1.StepFn:
         """The call as a segment of its own, made when the states are first seen."""
         inputs = tuple({value.id: value for value in bound.call.inputs.values()}.values())
-        segment = Segment(bound.call.op, "device", (bound,), inputs, bound.call.outputs)
-        made: list[StepFn] = []
+        segment = v1.Segment(bound.call.op, "device", (bound,), inputs, bound.call.outputs)
+        made: list[v1.StepFn] = []
 
-        def run(frame: Frame) -> None:
+        def run(frame: v1.Frame) -> None:
             if not made:
                 made.append(Step(self.device, segment, limits, frame.states))
             made[0](frame)
 
         return run
 
-    def lower(self, bound: BoundCall, states: Mapping[str, Tensor]) -> list[Launch]:
+    def lower(self, bound: v1.BoundCall, states: Mapping[str, Tensor]) -> list[Launch]:
         low = Lowering(self.device, bound, states)
         getattr(low, self.op)()
         return low.launches
@@ -97,7 +98,7 @@ def make_providers(device: OpenCLDevice) -> dict[str, tuple[OpenCLProvider, ...]
     return {op: (OpenCLProvider(op, f"opencl/{op}", device, words[op], layouts[op]),) for op in FEATURES}
 
 
-def _local_bytes(call: Call, rows: int) -> int:
+def _local_bytes(call: v1.Call, rows: int) -> int:
     """Local memory for ``rows`` rows of activations, of 16 or 32 bits, with scales and sums."""
     fours = any(FORMATS[ref.format].bits == 4 for ref in call.weights.values() if ref.format in FORMATS)
     return rows * int(call.inputs["x"].shape[-1]) * (9 if fours else 17) // 4 + 8
@@ -106,7 +107,7 @@ def _local_bytes(call: Call, rows: int) -> int:
 class Lowering:
     """One call on its way into launches, by the method of its op. What a call lacks is a buffer that nothing reads."""
 
-    def __init__(self, device: OpenCLDevice, bound: BoundCall, states: Mapping[str, Tensor]) -> None:
+    def __init__(self, device: OpenCLDevice, bound: v1.BoundCall, states: Mapping[str, Tensor]) -> None:
         self.device, self.bound, self.call, self.states = device, bound, bound.call, states
         self.launches: list[Launch] = []
         self.y: Any = (*bound.call.outputs, device.nothing)[0]
@@ -125,7 +126,7 @@ class Lowering:
     def floats(self, *names: str) -> list[float]:
         return [float(self.call.attr(name) or 0) for name in names]
 
-    def rows(self, value: Value) -> PerStep:
+    def rows(self, value: v1.Value) -> PerStep:
         return lambda dims: dims.of(value.shape[:1])[0]
 
     def launch(self, program: cl.Program, name: str, sizes: PerStep, local: tuple[int, ...], *args: Any) -> None:
@@ -156,13 +157,13 @@ class Lowering:
 
     linear_group = linear
 
-    def _grid(self, rows: int, several: int, total: int, dims: Dims) -> tuple[int, int]:
+    def _grid(self, rows: int, several: int, total: int, dims: v1.Dims) -> tuple[int, int]:
         """Groups by rows and by columns; none where the other kernel takes the step."""
         count = self.rows(self.y)(dims)
         tiles = -(-count // rows) if rows == (several if count > 1 else 1) else 0
         return self.device.group * tiles, -(-total // self._columns(rows, several, total, dims))
 
-    def _columns(self, rows: int, several: int, total: int, dims: Dims) -> int:
+    def _columns(self, rows: int, several: int, total: int, dims: v1.Dims) -> int:
         """Of a group: on a processor so many that each core has a few groups, of which each has a part of the matrix that
         stays in its cache while rows go by; elsewhere one a work-item."""
         tiles, units = -(-self.rows(self.y)(dims) // rows), 8 * self.device.cl.max_compute_units
@@ -243,3 +244,76 @@ class Lowering:
         group, heads = self.device.group, numbers[0]
         program = self.cache_program(self.device.lanes_for(width, values))
         self.launch(program, "attention", lambda dims: (heads * group, dims.T), (group, 1), *args)
+
+
+class Launch(NamedTuple):
+    """A kernel with its arguments: values, buffers, local memory, numbers, and what gives a number of a step's counts. It
+    is left out of steps whose sizes have a 0."""
+
+    kernel: cl.Kernel
+    sizes: PerStep
+    local: tuple[int, ...]
+    args: tuple[Any, ...]
+
+
+class Step:
+    """The fn of a segment: it enqueues the launches. Kernels hold no reference to their arguments, so this does."""
+
+    def __init__(self, device: OpenCLDevice, segment: v1.Segment, limits: v1.Limits, states: Mapping[str, Any]) -> None:
+        self._queue = device.queue
+        self._launches: list[Launch] = []
+        for bound in segment.calls:
+            provider: Any = bound.provider
+            self._launches += provider.lower(bound, states)
+        self._buffers = _plan(device, segment, limits)
+        self._outputs = segment.outputs
+        self._entering: list[tuple[cl.Kernel, int, int]] = []
+        self._per_step: list[tuple[cl.Kernel, int, PerStep]] = []
+        self._dims: v1.Dims | None = None
+        self._ready: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]]] = []
+        for launch in self._launches:
+            for n, arg in enumerate(launch.args):
+                if callable(arg):
+                    self._per_step.append((launch.kernel, n, arg))
+                elif isinstance(arg, v1.Value) and arg.id not in self._buffers:
+                    self._entering.append((launch.kernel, n, arg.id))
+                else:
+                    launch.kernel.set_arg(n, self._buffers[arg.id] if isinstance(arg, v1.Value) else _number(arg))
+
+    def __call__(self, frame: v1.Frame) -> None:
+        if frame.dims != self._dims:
+            self._dims = frame.dims
+            for kernel, n, number in self._per_step:
+                kernel.set_arg(n, np.int32(number(frame.dims)))
+            sized = [(one.kernel, one.sizes(frame.dims), one.local) for one in self._launches]
+            self._ready = [one for one in sized if all(one[1])]
+        for kernel, n, key in self._entering:
+            kernel.set_arg(n, frame.values[key].buffer)
+        for kernel, sizes, local in self._ready:
+            cl.enqueue_nd_range_kernel(self._queue, kernel, sizes, local)
+        self._queue.flush()
+        for value in self._outputs:
+            shape, dtype = frame.dims.of(value.shape), v1.HOST_DTYPES[value.dtype]
+            frame.values[value.id] = Tensor(self._buffers[value.id], shape, dtype)
+
+
+def _number(arg: Any) -> Any:
+    """Numbers as the kernels take them."""
+    return np.int32(arg) if isinstance(arg, int) else np.float32(arg) if isinstance(arg, float) else arg
+
+
+def _plan(device: OpenCLDevice, segment: v1.Segment, limits: v1.Limits) -> dict[int, cl.Buffer]:
+    """A buffer for each value that the segment makes, large enough for every step; those no longer read are used again."""
+    used = [[value.id for value in (*b.call.inputs.values(), *b.call.outputs)] for b in segment.calls]
+    last = {key: n for n, keys in enumerate(used) for key in keys}
+    last |= {value.id: len(used) for value in segment.outputs}
+    buffers: dict[int, cl.Buffer] = {}
+    idle: list[cl.Buffer] = []
+    for n, bound in enumerate(segment.calls):
+        for value in bound.call.outputs:
+            size = prod(limits.dims.of(value.shape)) * v1.HOST_DTYPES[value.dtype].itemsize
+            fits = [buffer for buffer in idle if size <= buffer.size <= 4 * size]
+            buffers[value.id] = min(fits, key=lambda one: one.size) if fits else device.buffer(size)
+            idle = [buffer for buffer in idle if buffer is not buffers[value.id]]
+        idle += [buffers[key] for key in set(used[n]) if key in buffers and last[key] == n]
+    return buffers

@@ -41,7 +41,7 @@ def llama(tmp_path_factory):
 
 
 def test_codes_scales_and_minimums_are_the_format_s(opencl):
-    from engine_opencl.formats import FORMATS
+    from engine_opencl.weights import FORMATS
 
     rng = np.random.default_rng()
     for name, form in FORMATS.items():
