@@ -35,12 +35,10 @@ def _shapes(spec: v1.KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
 
 
 ROWS = v1.KVLayout("opencl.rows", ("f32", "f16", "bf16", "int8"), _shapes)
-"""Rows of heads in the order of the tokens, the scales of int8 beside them."""
 
 
 class OpenCLDevice:
-    """``lanes``: numbers that a work-item computes at a time, 16 or 1; None takes 16 on processors, whose groups then have
-    one work-item, and 1 on everything else."""
+    """``lanes``: numbers that a work-item computes at a time. None: 16 on processors, in groups of one work-item, else 1."""
 
     def __init__(self, device: cl.Device, lanes: int | None = None) -> None:
         from .providers import make_providers
@@ -130,7 +128,7 @@ class OpenCLDevice:
     def buffer(self, size: int) -> cl.Buffer:
         if size > self.cl.max_mem_alloc_size:
             raise MemoryError(
-                f"{size} bytes are more than the {self.cl.max_mem_alloc_size} that this device allocates at a time."
+                f"{size} bytes are more than this device allocates at a time, {self.cl.max_mem_alloc_size}."
             )
         return cl.Buffer(self.context, _WRITABLE, max(size, 1))
 

@@ -1,5 +1,4 @@
-"""Which ops the device offers, how each call becomes launches, and a segment as a list of launches: buffers planned once
-from liveness, arguments set once where they stay."""
+"""Which ops the device offers, how each call becomes launches of kernels, and how a segment runs them."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyopencl as cl
@@ -18,11 +17,11 @@ from .device import ROWS, OpenCLDevice, Tensor
 from .weights import FORMATS, PANEL, pack
 
 PerStep = Callable[[v1.Dims], Any]
+Launch = tuple[cl.Kernel, PerStep, tuple[int, ...], tuple[Any, ...]]  # with its sizes, group, arguments
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
-MEMBERS = 3
-"""Matrices that a launch takes."""
-ITEMS = 64
-"""Work-items of a group where none waits for another."""
+MEMBERS = 3  # matrices that a launch takes
+ITEMS = 64  # work-items of a group where none waits for another
+NUMBERS: dict[type, Any] = {bool: np.int32, int: np.int32, float: np.float32}  # as kernels take them
 KV = {"float32": "float", "float16": "half", "uint16": "ushort", "int8": "char"}
 FEATURES = {
     "embed": "scale",
@@ -32,12 +31,10 @@ FEATURES = {
     "layer_norm": "bias head_dim",
     "add_rms_norm": "weight_offset",
     "gated_act": "up kind alpha limit",
-    "add": "",
-    "gather_rows": "",
     "rope": "rotary_dim interleaved scale",
     "kv_write": "k_scale v_scale latent",
     "rope_kv_write": "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
-    "kv_copy": "",
+    **dict.fromkeys(("add", "gather_rows", "kv_copy"), ""),
     "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous",
 }
 
@@ -75,8 +72,7 @@ class OpenCLProvider:
 
     def bind(self, bound: v1.BoundCall, limits: v1.Limits) -> v1.StepFn:
         """The call as a segment of its own, made when the states are first seen."""
-        inputs = tuple({value.id: value for value in bound.call.inputs.values()}.values())
-        segment = v1.Segment(bound.call.op, "device", (bound,), inputs, bound.call.outputs)
+        segment = v1.Segment(bound.call.op, "device", (bound,), tuple(bound.call.inputs.values()), bound.call.outputs)
         made: list[v1.StepFn] = []
 
         def run(frame: v1.Frame) -> None:
@@ -85,11 +81,6 @@ class OpenCLProvider:
             made[0](frame)
 
         return run
-
-    def lower(self, bound: v1.BoundCall, states: Mapping[str, Tensor]) -> list[Launch]:
-        low = Lowering(self.device, bound, states)
-        getattr(low, self.op)()
-        return low.launches
 
 
 def make_providers(device: OpenCLDevice) -> dict[str, tuple[OpenCLProvider, ...]]:
@@ -105,12 +96,13 @@ def _local_bytes(call: v1.Call, rows: int) -> int:
 
 
 class Lowering:
-    """One call on its way into launches, by the method of its op. What a call lacks is a buffer that nothing reads."""
+    """One call's launches, made by the method of its op. What a call lacks is a buffer that nothing reads."""
 
     def __init__(self, device: OpenCLDevice, bound: v1.BoundCall, states: Mapping[str, Tensor]) -> None:
         self.device, self.bound, self.call, self.states = device, bound, bound.call, states
         self.launches: list[Launch] = []
         self.y: Any = (*bound.call.outputs, device.nothing)[0]
+        getattr(self, bound.call.op)()
 
     def weights(self, *names: str) -> list[Any]:
         found = self.bound.weights
@@ -130,7 +122,7 @@ class Lowering:
         return lambda dims: dims.of(value.shape[:1])[0]
 
     def launch(self, program: cl.Program, name: str, sizes: PerStep, local: tuple[int, ...], *args: Any) -> None:
-        self.launches.append(Launch(cl.Kernel(program, name), sizes, local, args))
+        self.launches.append((cl.Kernel(program, name), sizes, local, args))
 
     def embed(self) -> None:
         [matrix], rows, width = self.weights("weight"), self.rows(self.y), -(-int(self.y.shape[-1]) // ITEMS) * ITEMS
@@ -233,59 +225,53 @@ class Lowering:
         numbers = [self.call.attr(name) for name in ("heads", "kv_heads", "head_dim", "block_size", "window")]
         width, values = numbers[2], self.call.attr("v_head_dim") or numbers[2]
         flags = ("sinks" in self.call.weights) | 2 * bool(self.call.attr("v_head_dim"))
-        inputs = (
-            *self.inputs("q", "seq_starts", "query_offsets", "page_table"),
-            *self.weights("sinks"),
-            *self.caches(),
-        )
+        inputs = (*self.inputs("q", "seq_starts", "query_offsets", "page_table"), *self.weights("sinks"))
         local = (cl.LocalMemory(4 * size) for size in (width, values, 64, 64))
         counts = (lambda dims: dims.S, lambda dims: dims.P)
-        args = (*inputs, self.y, *local, *counts, *numbers, values, flags, *self.floats("scale", "softcap"))
+        args = (
+            *inputs,
+            *self.caches(),
+            self.y,
+            *local,
+            *counts,
+            *numbers,
+            values,
+            flags,
+            *self.floats("scale", "softcap"),
+        )
         group, heads = self.device.group, numbers[0]
         program = self.cache_program(self.device.lanes_for(width, values))
         self.launch(program, "attention", lambda dims: (heads * group, dims.T), (group, 1), *args)
 
 
-class Launch(NamedTuple):
-    """A kernel with its arguments: values, buffers, local memory, numbers, and what gives a number of a step's counts. It
-    is left out of steps whose sizes have a 0."""
-
-    kernel: cl.Kernel
-    sizes: PerStep
-    local: tuple[int, ...]
-    args: tuple[Any, ...]
-
-
 class Step:
-    """The fn of a segment: it enqueues the launches. Kernels hold no reference to their arguments, so this does."""
+    """The fn of a segment. Arguments that stay are set once; kernels hold no reference to them, so this does."""
 
     def __init__(self, device: OpenCLDevice, segment: v1.Segment, limits: v1.Limits, states: Mapping[str, Any]) -> None:
         self._queue = device.queue
-        self._launches: list[Launch] = []
-        for bound in segment.calls:
-            provider: Any = bound.provider
-            self._launches += provider.lower(bound, states)
+        self._launches = [one for bound in segment.calls for one in Lowering(device, bound, states).launches]
         self._buffers = _plan(device, segment, limits)
         self._outputs = segment.outputs
         self._entering: list[tuple[cl.Kernel, int, int]] = []
         self._per_step: list[tuple[cl.Kernel, int, PerStep]] = []
         self._dims: v1.Dims | None = None
         self._ready: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]]] = []
-        for launch in self._launches:
-            for n, arg in enumerate(launch.args):
+        for kernel, _, _, args in self._launches:
+            for n, arg in enumerate(args):
                 if callable(arg):
-                    self._per_step.append((launch.kernel, n, arg))
+                    self._per_step.append((kernel, n, arg))
                 elif isinstance(arg, v1.Value) and arg.id not in self._buffers:
-                    self._entering.append((launch.kernel, n, arg.id))
+                    self._entering.append((kernel, n, arg.id))
                 else:
-                    launch.kernel.set_arg(n, self._buffers[arg.id] if isinstance(arg, v1.Value) else _number(arg))
+                    own = self._buffers[arg.id] if isinstance(arg, v1.Value) else arg
+                    kernel.set_arg(n, NUMBERS[type(own)](own) if type(own) in NUMBERS else own)
 
     def __call__(self, frame: v1.Frame) -> None:
         if frame.dims != self._dims:
             self._dims = frame.dims
             for kernel, n, number in self._per_step:
                 kernel.set_arg(n, np.int32(number(frame.dims)))
-            sized = [(one.kernel, one.sizes(frame.dims), one.local) for one in self._launches]
+            sized = [(kernel, sizes(frame.dims), local) for kernel, sizes, local, _ in self._launches]
             self._ready = [one for one in sized if all(one[1])]
         for kernel, n, key in self._entering:
             kernel.set_arg(n, frame.values[key].buffer)
@@ -295,11 +281,6 @@ class Step:
         for value in self._outputs:
             shape, dtype = frame.dims.of(value.shape), v1.HOST_DTYPES[value.dtype]
             frame.values[value.id] = Tensor(self._buffers[value.id], shape, dtype)
-
-
-def _number(arg: Any) -> Any:
-    """Numbers as the kernels take them."""
-    return np.int32(arg) if isinstance(arg, int) else np.float32(arg) if isinstance(arg, float) else arg
 
 
 def _plan(device: OpenCLDevice, segment: v1.Segment, limits: v1.Limits) -> dict[int, cl.Buffer]:

@@ -1,5 +1,4 @@
-"""Packing: vectors as f32; matrices into panels of 16 columns, a range of rows at a time. Stored blocks become integer codes:
-weight = scale * (code - offset) + minimum, exactly as the format says."""
+"""Packing: vectors as f32, matrices into panels of 16 columns, with the codes and scales of their blocks as they are."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from engine.backend.v1 import Array, Packed, WeightRef
 from .device import OpenCLDevice
 
 PANEL = 16
-RANGE = 4096
-"""Rows read at a time, whole panels."""
+RANGE = 4096  # rows read at a time, whole panels
 _DENSE = {"F16": ("half", "<u2"), "BF16": ("ushort", "<u2"), "F32": ("float", "<f4")}
 Parts = tuple[Array, Array, Array | None]
 """Of blocks: codes [n, block], f32 scales [n, block / group], f32 minimums of that shape or None."""
@@ -83,7 +81,7 @@ def _q6_k(blocks: Array) -> Parts:
     return codes, _f16(d) * scales.view(np.int8), None
 
 
-FORMATS = {
+FORMATS = {  # whose products take 8-bit activations
     "Q4_0": Format(18, 4, 32, "half", _fours, offset=8),
     "Q4_1": Format(20, 4, 32, "half", partial(_fours, minimum=True), minimum=True),
     "W4Z": Format(19, 4, 32, "float", partial(_fours, zero=True), minimum=True),
@@ -95,7 +93,6 @@ FORMATS = {
     "Q5_K": Format(176, 8, 32, "float", partial(_q4_k, fifth=True), minimum=True),
     "Q6_K": Format(210, 8, 16, "float", _q6_k),
 }
-"""The formats whose products take 8-bit activations."""
 
 
 class Matrix(NamedTuple):
@@ -142,10 +139,10 @@ def _pack_matrix(device: OpenCLDevice, ref: WeightRef, progress: Callable[[int],
 def _macros(format_: str) -> dict[str, int | str]:
     if format_ not in FORMATS:
         type_, dtype = _DENSE.get(format_, _DENSE["F32"])
-        return {"BITS": 8 * np.dtype(dtype).itemsize, "CODE": type_}
-    one = FORMATS[format_]
-    codes = {"BITS": one.bits, "CODE": "ushort" if one.bits == 4 else "char", "GROUP": one.group}
-    return {**codes, "OFFSET": one.offset, "MINIMUM": int(one.minimum), "SCALE": one.scale}
+        return {"BITS": 8 * np.dtype(dtype).itemsize, "CODE": type_, "X": "float"}
+    one, names = FORMATS[format_], ("BITS", "CODE", "X", "DOT", "GROUP", "OFFSET", "MINIMUM", "SCALE")
+    types = ("ushort", "short", "int") if one.bits == 4 else ("char", "float", "float")
+    return dict(zip(names, (one.bits, *types, one.group, one.offset, int(one.minimum), one.scale), strict=True))
 
 
 def _parts(ref: WeightRef, whole: Array | None, first: int, last: int) -> list[Array]:
