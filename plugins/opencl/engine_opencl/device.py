@@ -127,9 +127,7 @@ class OpenCLDevice:
 
     def buffer(self, size: int) -> cl.Buffer:
         if size > self.cl.max_mem_alloc_size:
-            raise MemoryError(
-                f"{size} bytes are more than this device allocates at a time, {self.cl.max_mem_alloc_size}."
-            )
+            raise MemoryError(f"{size} bytes in one piece are more than this device allocates.")
         return cl.Buffer(self.context, _WRITABLE, max(size, 1))
 
     def lanes_for(self, *widths: int) -> int:

@@ -228,17 +228,8 @@ class Lowering:
         inputs = (*self.inputs("q", "seq_starts", "query_offsets", "page_table"), *self.weights("sinks"))
         local = (cl.LocalMemory(4 * size) for size in (width, values, 64, 64))
         counts = (lambda dims: dims.S, lambda dims: dims.P)
-        args = (
-            *inputs,
-            *self.caches(),
-            self.y,
-            *local,
-            *counts,
-            *numbers,
-            values,
-            flags,
-            *self.floats("scale", "softcap"),
-        )
+        numbers += [values, flags, *self.floats("scale", "softcap")]
+        args = (*inputs, *self.caches(), self.y, *local, *counts, *numbers)
         group, heads = self.device.group, numbers[0]
         program = self.cache_program(self.device.lanes_for(width, values))
         self.launch(program, "attention", lambda dims: (heads * group, dims.T), (group, 1), *args)

@@ -158,9 +158,8 @@ def _parts(ref: WeightRef, whole: Array | None, first: int, last: int) -> list[A
     if about.bits == 4:
         fours = codes.reshape(len(codes), -1, 4).astype(np.uint16)
         codes = fours[..., 0] | fours[..., 1] << 4 | fours[..., 2] << 8 | fours[..., 3] << 12
-    stored = [
-        scale.astype(np.float16 if about.scale == "half" else np.float32) for scale in scales if scale is not None
-    ]
+    dtype = np.float16 if about.scale == "half" else np.float32
+    stored = [scale.astype(dtype) for scale in scales if scale is not None]
     return [part.reshape(last - first, -1) for part in (codes, *stored)]
 
 
