@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,6 +57,14 @@ def test_codes_scales_and_minimums_are_the_format_s(opencl):
         assert form.size == STORED[name].block_bytes and (minimum is not None) == form.minimum
         assert codes.min() >= (0 if form.bits == 4 else -128) and codes.max() <= (15 if form.bits == 4 else 127)
         assert (kept | ~np.isfinite(scale)).all(), name
+
+
+def test_it_stays_small(opencl):
+    import engine_opencl
+
+    folder = Path(engine_opencl.__file__).parent
+    sources = [*folder.glob("*.py"), *folder.glob("kernels/*.cl")]
+    assert len(sources) > 5 and sum(len(path.read_text().splitlines()) for path in sources) <= 1000
 
 
 def test_what_is_offered(opencl):
