@@ -89,19 +89,19 @@ def backend_of(project: Path) -> tuple[str, tuple[str, ...]]:
 def test_the_starter_is_installed_found_and_passes_the_kit_at_once(starter, tmp_path):
     site = installed(starter, tmp_path)
     assert discovered(site)["shiny"] == (True, "host memory in the place of a device")
-    kit = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    if "engine-conformance" not in _pytest_plugins():
-        kit += ["-p", "engine.testing.plugin"]
-    own = run(site, *kit, str(starter / "tests"))
+    own = run(site, *kit(), str(starter / "tests"))
     assert own.returncode == 0 and "2 passed" in own.stdout, own.stdout + own.stderr
-    done = run(site, *kit, f"--rootdir={starter}", "--engine-backend", "shiny", "-k", "device or ops or llama")
+    done = run(site, *kit(), f"--rootdir={starter}", "--engine-backend", "shiny", "-k", "device or ops or llama")
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
 
 
-def _pytest_plugins() -> set[str]:
+def kit() -> list[str]:
+    """Python's arguments for pytest with the kit."""
     from importlib.metadata import entry_points
 
-    return {point.name for point in entry_points(group="pytest11")}
+    known = {point.name for point in entry_points(group="pytest11")}
+    plugin = [] if "engine-conformance" in known else ["-p", "engine.testing.plugin"]
+    return ["-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin]
 
 
 def test_a_plugin_disables_itself_where_it_does_not_fit(starter, tmp_path):
@@ -138,12 +138,16 @@ def test_a_plugin_of_an_older_minor_version_runs_on_a_newer_engine(starter, tmp_
 
 
 def test_each_plugin_of_this_tree_is_found_once_installed(starter, tmp_path):
-    """Available or not, it says why in a sentence; without its driver's package it is not."""
+    """Available or not, it says why in a sentence, and where it is, it passes the kit; without its driver's package it is
+    not."""
     for project in (starter, *IN_TREE):
         name, needed = backend_of(project)
         site = installed(project, tmp_path / project.name)
-        _, reason = discovered(site)[name]
+        available, reason = discovered(site)[name]
         assert reason.strip() and "\n" not in reason
+        if available:  # with all that its kernels need
+            done = run(site, *kit(), f"--rootdir={project}", "--engine-backend", name, "-k", "device or rms_norm")
+            assert done.returncode == 0 and "passed" in done.stdout, done.stdout + done.stderr
         for api in ("0.9", "2.0"):
             assert_disabled(discovered(site, api), name)
         if needed:

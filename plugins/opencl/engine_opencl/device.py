@@ -35,12 +35,10 @@ def _shapes(spec: v1.KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
 
 
 ROWS = v1.KVLayout("opencl.rows", ("f32", "f16", "bf16", "int8"), _shapes)
-"""Rows of heads in the order of the tokens, the scales of int8 beside them."""
 
 
 class OpenCLDevice:
-    """``lanes``: numbers that a work-item computes at a time, 16 or 1; None takes 16 on processors, whose groups then have
-    one work-item, and 1 on everything else."""
+    """``lanes``: numbers that a work-item computes at a time. None: 16 on processors, in groups of one work-item, else 1."""
 
     def __init__(self, device: cl.Device, lanes: int | None = None) -> None:
         from .providers import make_providers
@@ -110,11 +108,10 @@ class OpenCLDevice:
         return self._providers
 
     def compile(self, segment: v1.Segment, limits: v1.Limits, states: Mapping[str, Any]) -> v1.StepFn | None:
-        from .compile import Step
+        from .providers import Step
 
-        ours = all(
-            bound.provider.packer == "opencl" for bound in segment.calls
-        )  # else references are forced through it
+        # References that are forced through the device are left to it.
+        ours = all(bound.provider.packer == "opencl" for bound in segment.calls)
         return Step(self, segment, limits, states) if ours else None
 
     def export_blocks(self, state: Tensor, blocks: v1.Array) -> v1.Array:
@@ -129,6 +126,8 @@ class OpenCLDevice:
         return state
 
     def buffer(self, size: int) -> cl.Buffer:
+        if size > self.cl.max_mem_alloc_size:
+            raise MemoryError(f"{size} bytes in one piece are more than this device allocates.")
         return cl.Buffer(self.context, _WRITABLE, max(size, 1))
 
     def lanes_for(self, *widths: int) -> int:
@@ -140,7 +139,7 @@ class OpenCLDevice:
         source = ""
         for name in ("common", *names):
             file, _, rows = name.partition(":")
-            text = (files("engine_opencl.kernels") / f"{file}.cl").read_text()
+            text = (files("engine_opencl") / "kernels" / f"{file}.cl").read_text()
             source += f"#undef ROWS\n#define ROWS {rows}\n{text}" if rows else text
         options = [f"-D{name}={value}" for name, value in {"LANES": self.lanes, **macros, "WG": self.group}.items()]
         if self.cl.single_fp_config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT:

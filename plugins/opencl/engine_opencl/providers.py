@@ -1,4 +1,4 @@
-"""Which ops the device offers, with which features, and how each call becomes launches."""
+"""Which ops the device offers, how each call becomes launches of kernels, and how a segment runs them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
 import pyopencl as cl
 
-from engine.backend.v1 import BoundCall, Call, Dims, Frame, Limits, Packed, Segment, StepFn, Value, WeightRef
+from engine.backend import v1
 
-from .compile import Launch, PerStep, Step
 from .device import ROWS, OpenCLDevice, Tensor
-from .formats import FORMATS
-from .weights import PANEL, pack
+from .weights import FORMATS, PANEL, pack
 
+PerStep = Callable[[v1.Dims], Any]
+Launch = tuple[cl.Kernel, PerStep, tuple[int, ...], tuple[Any, ...]]  # with its sizes, group, arguments
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
-MEMBERS = 3
-"""Matrices that a launch takes."""
-ITEMS = 64
-"""Work-items of a group where none waits for another."""
+MEMBERS = 3  # matrices that a launch takes
+ITEMS = 64  # work-items of a group where none waits for another
+NUMBERS: dict[type, Any] = {bool: np.int32, int: np.int32, float: np.float32}  # as kernels take them
 KV = {"float32": "float", "float16": "half", "uint16": "ushort", "int8": "char"}
 FEATURES = {
     "embed": "scale",
@@ -31,12 +31,10 @@ FEATURES = {
     "layer_norm": "bias head_dim",
     "add_rms_norm": "weight_offset",
     "gated_act": "up kind alpha limit",
-    "add": "",
-    "gather_rows": "",
     "rope": "rotary_dim interleaved scale",
     "kv_write": "k_scale v_scale latent",
     "rope_kv_write": "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
-    "kv_copy": "",
+    **dict.fromkeys(("add", "gather_rows", "kv_copy"), ""),
     "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous",
 }
 
@@ -53,7 +51,7 @@ class OpenCLProvider:
     packer: str = "opencl"
     batch_invariant: bool = True
 
-    def supports(self, call: Call) -> str | None:
+    def supports(self, call: v1.Call) -> str | None:
         formats = {ref.format for name, ref in call.weights.items() if name.startswith("weight")}
         asked, quantized = call.attr("quantized_activation"), formats <= FORMATS.keys()
         if self.op.startswith("linear") and (len(formats) > 1 or len(call.outputs) > MEMBERS):
@@ -66,29 +64,23 @@ class OpenCLProvider:
             return f"OpenCL does not know the activation {call.attr('kind')}."
         return None
 
-    def wants(self, call: Call) -> Mapping[str, str]:
+    def wants(self, call: v1.Call) -> Mapping[str, str]:
         return {}
 
-    def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
+    def pack(self, ref: v1.WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> v1.Packed:
         return pack(self.device, ref, uses, progress)
 
-    def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
+    def bind(self, bound: v1.BoundCall, limits: v1.Limits) -> v1.StepFn:
         """The call as a segment of its own, made when the states are first seen."""
-        inputs = tuple({value.id: value for value in bound.call.inputs.values()}.values())
-        segment = Segment(bound.call.op, "device", (bound,), inputs, bound.call.outputs)
-        made: list[StepFn] = []
+        segment = v1.Segment(bound.call.op, "device", (bound,), tuple(bound.call.inputs.values()), bound.call.outputs)
+        made: list[v1.StepFn] = []
 
-        def run(frame: Frame) -> None:
+        def run(frame: v1.Frame) -> None:
             if not made:
                 made.append(Step(self.device, segment, limits, frame.states))
             made[0](frame)
 
         return run
-
-    def lower(self, bound: BoundCall, states: Mapping[str, Tensor]) -> list[Launch]:
-        low = Lowering(self.device, bound, states)
-        getattr(low, self.op)()
-        return low.launches
 
 
 def make_providers(device: OpenCLDevice) -> dict[str, tuple[OpenCLProvider, ...]]:
@@ -97,19 +89,20 @@ def make_providers(device: OpenCLDevice) -> dict[str, tuple[OpenCLProvider, ...]
     return {op: (OpenCLProvider(op, f"opencl/{op}", device, words[op], layouts[op]),) for op in FEATURES}
 
 
-def _local_bytes(call: Call, rows: int) -> int:
+def _local_bytes(call: v1.Call, rows: int) -> int:
     """Local memory for ``rows`` rows of activations, of 16 or 32 bits, with scales and sums."""
     fours = any(FORMATS[ref.format].bits == 4 for ref in call.weights.values() if ref.format in FORMATS)
     return rows * int(call.inputs["x"].shape[-1]) * (9 if fours else 17) // 4 + 8
 
 
 class Lowering:
-    """One call on its way into launches, by the method of its op. What a call lacks is a buffer that nothing reads."""
+    """One call's launches, made by the method of its op. What a call lacks is a buffer that nothing reads."""
 
-    def __init__(self, device: OpenCLDevice, bound: BoundCall, states: Mapping[str, Tensor]) -> None:
+    def __init__(self, device: OpenCLDevice, bound: v1.BoundCall, states: Mapping[str, Tensor]) -> None:
         self.device, self.bound, self.call, self.states = device, bound, bound.call, states
         self.launches: list[Launch] = []
         self.y: Any = (*bound.call.outputs, device.nothing)[0]
+        getattr(self, bound.call.op)()
 
     def weights(self, *names: str) -> list[Any]:
         found = self.bound.weights
@@ -125,11 +118,11 @@ class Lowering:
     def floats(self, *names: str) -> list[float]:
         return [float(self.call.attr(name) or 0) for name in names]
 
-    def rows(self, value: Value) -> PerStep:
+    def rows(self, value: v1.Value) -> PerStep:
         return lambda dims: dims.of(value.shape[:1])[0]
 
     def launch(self, program: cl.Program, name: str, sizes: PerStep, local: tuple[int, ...], *args: Any) -> None:
-        self.launches.append(Launch(cl.Kernel(program, name), sizes, local, args))
+        self.launches.append((cl.Kernel(program, name), sizes, local, args))
 
     def embed(self) -> None:
         [matrix], rows, width = self.weights("weight"), self.rows(self.y), -(-int(self.y.shape[-1]) // ITEMS) * ITEMS
@@ -156,13 +149,13 @@ class Lowering:
 
     linear_group = linear
 
-    def _grid(self, rows: int, several: int, total: int, dims: Dims) -> tuple[int, int]:
+    def _grid(self, rows: int, several: int, total: int, dims: v1.Dims) -> tuple[int, int]:
         """Groups by rows and by columns; none where the other kernel takes the step."""
         count = self.rows(self.y)(dims)
         tiles = -(-count // rows) if rows == (several if count > 1 else 1) else 0
         return self.device.group * tiles, -(-total // self._columns(rows, several, total, dims))
 
-    def _columns(self, rows: int, several: int, total: int, dims: Dims) -> int:
+    def _columns(self, rows: int, several: int, total: int, dims: v1.Dims) -> int:
         """Of a group: on a processor so many that each core has a few groups, of which each has a part of the matrix that
         stays in its cache while rows go by; elsewhere one a work-item."""
         tiles, units = -(-self.rows(self.y)(dims) // rows), 8 * self.device.cl.max_compute_units
@@ -232,14 +225,67 @@ class Lowering:
         numbers = [self.call.attr(name) for name in ("heads", "kv_heads", "head_dim", "block_size", "window")]
         width, values = numbers[2], self.call.attr("v_head_dim") or numbers[2]
         flags = ("sinks" in self.call.weights) | 2 * bool(self.call.attr("v_head_dim"))
-        inputs = (
-            *self.inputs("q", "seq_starts", "query_offsets", "page_table"),
-            *self.weights("sinks"),
-            *self.caches(),
-        )
+        inputs = (*self.inputs("q", "seq_starts", "query_offsets", "page_table"), *self.weights("sinks"))
         local = (cl.LocalMemory(4 * size) for size in (width, values, 64, 64))
         counts = (lambda dims: dims.S, lambda dims: dims.P)
-        args = (*inputs, self.y, *local, *counts, *numbers, values, flags, *self.floats("scale", "softcap"))
+        numbers += [values, flags, *self.floats("scale", "softcap")]
+        args = (*inputs, *self.caches(), self.y, *local, *counts, *numbers)
         group, heads = self.device.group, numbers[0]
         program = self.cache_program(self.device.lanes_for(width, values))
         self.launch(program, "attention", lambda dims: (heads * group, dims.T), (group, 1), *args)
+
+
+class Step:
+    """The fn of a segment. Arguments that stay are set once; kernels hold no reference to them, so this does."""
+
+    def __init__(self, device: OpenCLDevice, segment: v1.Segment, limits: v1.Limits, states: Mapping[str, Any]) -> None:
+        self._queue = device.queue
+        self._launches = [one for bound in segment.calls for one in Lowering(device, bound, states).launches]
+        self._buffers = _plan(device, segment, limits)
+        self._outputs = segment.outputs
+        self._entering: list[tuple[cl.Kernel, int, int]] = []
+        self._per_step: list[tuple[cl.Kernel, int, PerStep]] = []
+        self._dims: v1.Dims | None = None
+        self._ready: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]]] = []
+        for kernel, _, _, args in self._launches:
+            for n, arg in enumerate(args):
+                if callable(arg):
+                    self._per_step.append((kernel, n, arg))
+                elif isinstance(arg, v1.Value) and arg.id not in self._buffers:
+                    self._entering.append((kernel, n, arg.id))
+                else:
+                    own = self._buffers[arg.id] if isinstance(arg, v1.Value) else arg
+                    kernel.set_arg(n, NUMBERS[type(own)](own) if type(own) in NUMBERS else own)
+
+    def __call__(self, frame: v1.Frame) -> None:
+        if frame.dims != self._dims:
+            self._dims = frame.dims
+            for kernel, n, number in self._per_step:
+                kernel.set_arg(n, np.int32(number(frame.dims)))
+            sized = [(kernel, sizes(frame.dims), local) for kernel, sizes, local, _ in self._launches]
+            self._ready = [one for one in sized if all(one[1])]
+        for kernel, n, key in self._entering:
+            kernel.set_arg(n, frame.values[key].buffer)
+        for kernel, sizes, local in self._ready:
+            cl.enqueue_nd_range_kernel(self._queue, kernel, sizes, local)
+        self._queue.flush()
+        for value in self._outputs:
+            shape, dtype = frame.dims.of(value.shape), v1.HOST_DTYPES[value.dtype]
+            frame.values[value.id] = Tensor(self._buffers[value.id], shape, dtype)
+
+
+def _plan(device: OpenCLDevice, segment: v1.Segment, limits: v1.Limits) -> dict[int, cl.Buffer]:
+    """A buffer for each value that the segment makes, large enough for every step; those no longer read are used again."""
+    used = [[value.id for value in (*b.call.inputs.values(), *b.call.outputs)] for b in segment.calls]
+    last = {key: n for n, keys in enumerate(used) for key in keys}
+    last |= {value.id: len(used) for value in segment.outputs}
+    buffers: dict[int, cl.Buffer] = {}
+    idle: list[cl.Buffer] = []
+    for n, bound in enumerate(segment.calls):
+        for value in bound.call.outputs:
+            size = prod(limits.dims.of(value.shape)) * v1.HOST_DTYPES[value.dtype].itemsize
+            fits = [buffer for buffer in idle if size <= buffer.size <= 4 * size]
+            buffers[value.id] = min(fits, key=lambda one: one.size) if fits else device.buffer(size)
+            idle = [buffer for buffer in idle if buffer is not buffers[value.id]]
+        idle += [buffers[key] for key in set(used[n]) if key in buffers and last[key] == n]
+    return buffers

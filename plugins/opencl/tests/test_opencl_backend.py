@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from engine.ops import OPS
 from engine.program.features import refusal
 from engine.testing.cases import CaseWeight, all_cases, like, random_weight
 from engine.testing.checkpoints import write_checkpoint
-from engine.testing.checks import check_case, ops_of
+from engine.testing.checks import check_case, check_op, ops_of
 from engine.testing.models import answers, compare_answers, random_prompts
 from engine.testing.running import Bench
 
@@ -41,7 +42,7 @@ def llama(tmp_path_factory):
 
 
 def test_codes_scales_and_minimums_are_the_format_s(opencl):
-    from engine_opencl.formats import FORMATS
+    from engine_opencl.weights import FORMATS
 
     rng = np.random.default_rng()
     for name, form in FORMATS.items():
@@ -58,13 +59,29 @@ def test_codes_scales_and_minimums_are_the_format_s(opencl):
         assert (kept | ~np.isfinite(scale)).all(), name
 
 
+def test_it_stays_small(opencl):
+    import engine_opencl
+
+    folder = Path(engine_opencl.__file__).parent
+    sources = [*folder.glob("*.py"), *folder.glob("kernels/*.cl")]
+    assert len(sources) > 5 and sum(len(path.read_text().splitlines()) for path in sources) <= 1000
+
+
 def test_what_is_offered(opencl):
     assert set(ops_of(opencl)) == set(OFFERED.split())
 
 
 @pytest.mark.parametrize("op", OFFERED.split())
+def test_providers_agree_with_the_references(op, opencl):
+    checked = check_op(opencl, OPS[op], np.random.default_rng())
+    assert checked.ran
+    known = ("does not know the feature packed", "a launch takes at most", "do the contrary", "neither from_plain nor")
+    assert all(any(part in why for part in known) for why in checked.refused.values())
+
+
+@pytest.mark.parametrize("op", OFFERED.split())
 def test_the_form_of_the_kernels_for_gpus(op, opencl):
-    """Groups of 64 work-items, each with one number at a time; the kit runs the form for the device that is there."""
+    """Groups of 64 work-items, each with one number at a time."""
     device = open_device("opencl", {"opencl_lanes": 1})
     assert device.group == 64
     rng, [provider] = np.random.default_rng(), device.providers()[op]

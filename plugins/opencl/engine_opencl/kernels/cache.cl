@@ -5,7 +5,6 @@
 #define store_ushort(x, i, to) to[i] = isnan(x) ? as_uint(x) >> 16 | 0x40 : (as_uint(x) + 0x7fff + (as_uint(x) >> 16 & 1)) >> 16
 #define store_char(x, i, to) to[i] = convert_char_sat(rint(x))
 #define SCALED (sizeof(KV) == 1)
-
 // A group takes one head of a token: of q (``heads``), which goes to y, then of k, then of v, which go to the cache. q and k
 // are normed (``flags`` 1) and turned (by neighbouring pairs 2) before; v is as it is.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void turn_and_write(
@@ -45,7 +44,6 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void turn_and_write(
   }
   if (SCALED) (is_v ? v_scale : k_scale)[slot] = most / 127;
 }
-
 // A group takes one head of a token, and the cache in chunks of CHUNK from its first visible position on: what else is in
 // the step makes no difference. ``flags``: 1, sinks; 2, values are the first ``dv`` columns of keys.
 #define CHUNK 64

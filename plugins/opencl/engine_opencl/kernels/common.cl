@@ -33,12 +33,10 @@
 #define FLOAT(type, p) JOIN(ONE_, type)((IN type *)(p))
 #define BROADCAST(x) ((WIDE(float))(x))
 #define EACH(i, n) for (int i = get_local_id(0) * LANES; i < (n); i += WG * LANES)  // n is whole LANES
-
 inline float sum16(float16 v) {
   const float8 a = v.lo + v.hi;
   return (a.s0 + a.s4 + (a.s2 + a.s6)) + (a.s1 + a.s5 + (a.s3 + a.s7));
 }
-
 inline float max16(float16 v) {
   const float8 a = fmax(v.lo, v.hi);
   return fmax(fmax(fmax(a.s0, a.s1), fmax(a.s2, a.s3)), fmax(fmax(a.s4, a.s5), fmax(a.s6, a.s7)));

@@ -1,11 +1,11 @@
 // A matrix [N, K] lies in panels of 16 columns of CODE, K in order within a panel. BITS 4: a ushort has four codes, k lowest.
-// Behind the codes of all panels come scales of SCALE, then minimums if MINIMUM, [panel][K / GROUP][16].
+// Behind the codes of all panels come scales of SCALE, then minimums if MINIMUM, [panel][K / GROUP][16]. Activations are
+// multiplied as X, and their products in a group summed as DOT.
 #define PANEL 16
 #define PANELS(n) (((n) + PANEL - 1) / PANEL)
 #define PANEL_BYTES(k) ((size_t)(k) * PANEL * BITS / 8)
 #define SCALE_BEGIN(n, k) (PANELS(n) * PANEL_BYTES(k))
 #define SCALES(n, k) ((size_t)PANELS(n) * ((k) / GROUP) * PANEL * sizeof(SCALE))
-
 // One weight, by row n and column k of the matrix.
 inline float element(IN uchar *w, int n, int k, int N, int K) {
   const size_t panel = n / PANEL, lane = n % PANEL;
@@ -18,12 +18,10 @@ inline float element(IN uchar *w, int n, int k, int N, int K) {
   return FLOAT(SCALE, scale) * code + (MINIMUM ? FLOAT(SCALE, scale + SCALES(N, K)) : 0);
 #endif
 }
-
 __kernel void embed(IN uchar *w, IN int *ids, OUT float *y, int N, int K, float scale) {
   const int k = get_global_id(0), row = get_global_id(1);
   if (k < K) y[(size_t)row * K + k] = element(w, ids[row], k, N, K) * scale;
 }
-
 // What a column's sum becomes: a bias (``added`` 1) and the residual (2) are added, and whole LANES stored where they fit.
 inline void finish(WIDE(float) sum, int n, size_t row, int N, IN float *bias, IN float *residual, OUT float *y, int added) {
   y += row * N + n;
@@ -38,14 +36,6 @@ inline void finish(WIDE(float) sum, int n, size_t row, int N, IN float *bias, IN
   STORE(sum, one);
   for (int i = 0; i < N - n; i++) y[i] = one[i] + (added & 1 ? bias[n + i] : 0) + (added & 2 ? residual[i] : 0);
 }
-
-#if BITS == 4
-#define X short  // activations as they are multiplied
-#define DOT int  // their products in a group
-#else
-#define X float
-#define DOT float
-#endif
 #if BITS <= 8
 // 32 numbers to 8 bits: scale = absmax / 127 (or ``fixed_scale``), sums of 16. A group that is not finite stays so.
 inline void quantize(IN float *x, float fixed_scale, LOCAL X *q, LOCAL float *scale, LOCAL short *sums) {

@@ -34,13 +34,9 @@ KERNEL norm(IN float *x, IN float *residual, IN float *weight, IN float *bias, O
   }
 }
 
-#define OWN                              \
-  const size_t at = get_global_id(0);    \
-  if (at >= count) return;               \
-  const size_t i = at * LANES;
-
-__kernel void gated_act(OUT float *y, int count, IN float *gate, IN float *up, int kind,
-                        int gated, float alpha, float limit) {
+#define OWN const size_t at = get_global_id(0), i = at * LANES; if (at >= count) return;
+__kernel void gated_act(OUT float *y, int count, IN float *gate, IN float *up, int kind, int gated, float alpha,
+                        float limit) {
   OWN WIDE(float) g = LOAD(gate + i), u = gated ? LOAD(up + i) : BROADCAST(1);
   if (kind == 4) {  // clamped_swiglu; a NaN stays
     g = select(g, BROADCAST(limit), g > limit);
@@ -52,15 +48,12 @@ __kernel void gated_act(OUT float *y, int count, IN float *gate, IN float *up, i
   if (kind == 3) g = select(g, BROADCAST(0), g < 0);
   STORE(g * u, y + i);
 }
-
 __kernel void add(OUT float *y, int count, IN float *a, IN float *b) {
   OWN STORE(LOAD(a + i) + LOAD(b + i), y + i);
 }
-
 __kernel void gather_rows(OUT float *y, int count, IN float *x, IN int *rows, int width) {
   OWN STORE(LOAD(x + (size_t)rows[i / width] * width + i % width), y + i);
 }
-
 // Whole blocks of bytes, in the order given: a copy may read what one before it wrote.
 __kernel void kv_copy(OUT uchar *state, IN int *copies, int count, int block) {
   const size_t i = get_global_id(0);

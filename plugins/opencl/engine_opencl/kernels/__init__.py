@@ -1,1 +1,0 @@
-"""The kernels' sources, OpenCL C 1.2."""
