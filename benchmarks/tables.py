@@ -27,7 +27,15 @@ def origin(result: dict[str, Any]) -> str:
 
 
 def peers() -> str:
-    result = load("cpu-peers")
+    return _peers("cpu-peers")
+
+
+def opencl() -> str:
+    return _peers("opencl-peers")
+
+
+def _peers(name: str) -> str:
+    result = load(name)
     return f"{bars_table(result)} {origin(result)}"
 
 
@@ -112,7 +120,7 @@ def profile() -> str:
 
 TABLES = {
     "README.md": {"cpu-peers": peers, "accuracy": accuracy, "startup": startup},
-    "docs/performance.md": {"step-profile": profile},
+    "docs/performance.md": {"step-profile": profile, "opencl-peers": opencl},
 }
 
 
