@@ -15,7 +15,7 @@ from engine.errors import UsageError
 
 from .context import summarize
 from .conversation import Conversation, Message
-from .screen import note, visible
+from .screen import visible
 from .store import exported
 
 if TYPE_CHECKING:

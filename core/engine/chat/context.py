@@ -37,7 +37,7 @@ def make_room(session: Session, warned: bool) -> bool:
     if limit is None or used is None:
         return warned
     if used + reserve(session) <= limit:
-        full = used >= session.settings.context_warning * limit
+        full = used >= float(session.settings.context_warning) * limit
         if full and not warned:
             note(
                 f"The context is {100 * used // limit} % full ({used} of {limit} tokens); /compact summarizes the"

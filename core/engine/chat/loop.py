@@ -12,7 +12,7 @@ from engine.errors import EngineError, UsageError
 from .answer import Source
 from .commands import Chat, LeaveError, as_attachment, obey, retell, words
 from .conversation import Conversation
-from .screen import Plain, Screen, note
+from .screen import Screen, note
 from .session import Session
 from .store import Store, StoreError
 from .terminal import LEAVING, Piped, Terminal, Typed, no_echo

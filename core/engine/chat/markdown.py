@@ -17,7 +17,6 @@ from rich.text import Text
 from .answer import Answer
 from .screen import visible
 
-
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])  # or rich would drop tags
 _MIN_REDRAW_S = 0.04

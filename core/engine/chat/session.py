@@ -113,6 +113,8 @@ class Session:
         answer = Answer()
         screen = self.screen(self.settings.think) if show else None
         try:
+            if screen is not None:
+                screen.update(answer, self.status())
             with interruptible() as wait, closing(self.source.answer(ask)) as answers:
                 for answer in wait(answers):
                     if screen is not None:
