@@ -142,7 +142,7 @@ def test_killed_chats_lose_no_finished_turn(terminal, server):
 
 
 def test_a_full_context_is_warned_of_and_the_person_chooses(terminal, talker):
-    child = terminal(talker, *GREEDY, "--max-context", 300, "--max-tokens", 20, "--context-warning", "0.5")
+    child = terminal(talker, *GREEDY, "--max-context", 300, "--max-tokens", 20, ENGINE_CONTEXT_WARNING="0.5")
     for n in range(1, 9):
         child.line("b" * 40)
         child.wait(rf"(?s)(-max-tokens is 20.*){{{n}}}|context is full")
@@ -186,7 +186,7 @@ def test_tools_are_shown_and_run_only_when_approved(terminal, server, home):
     child.wait("It is counted")
     assert server.requests[0]["tools"][0]["function"]["parameters"]["required"] == ["text"]
     last = server.requests[1]["messages"][-1]
-    assert last["role"] == "tool" and last["content"].strip() == "7" and last["tool_call_id"] == "c1"
+    assert last["role"] == "tool" and int(last["content"]) == len(tricky.split()) and last["tool_call_id"] == "c1"
     assert (home / "ran").read_text() == "ran\n" and not (home / "oops").exists()
     child.wait_prompt()
     child.line("again")
@@ -263,13 +263,13 @@ def test_the_last_message_is_edited_in_an_editor(terminal, server, tmp_path):
 
 
 def test_lines_typed_before_come_back(terminal, server):
-    server.scripts = [["one"], ["two"]]
+    server.scripts = [["Answered."], ["two"]]
     child = terminal("--attach", server.url)
     child.line("a question worth asking twice")
-    child.wait_prompt()
+    child.wait("Answered.")
     child.kill()
     child = terminal("--attach", server.url)
-    child.send("\x1b[A")
+    child.send("\x1b[A")  # waits in the line editor until the history has been read
     child.wait("> a question worth asking twice")
     child.line("")
     child.wait("two")

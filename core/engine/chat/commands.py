@@ -14,7 +14,7 @@ from engine.cli.running import read_text_file
 from engine.errors import UsageError
 
 from .context import summarize
-from .conversation import Conversation, Message
+from .conversation import Conversation
 from .screen import visible
 from .store import exported
 
@@ -34,7 +34,11 @@ class Chat:
     session: Session
     terminal: Terminal
     open_model: Callable[[str], None]
-    say: Callable[[str], None]
+
+    def say(self, text: str) -> None:
+        """A message of the person's, unless it is empty. Raises EngineError when it is refused."""
+        if text.strip():
+            self.session.say(text)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Command:
 
 def obey(chat: Chat, line: str) -> None:
     """Raises UsageError for what is no command, LeaveError at the end, and what a command raises."""
-    name, _, rest = line[1:].partition(" ")
+    name, _, rest = line[1:].strip().partition(" ")
     command = next((c for c in COMMANDS if c.name == name), None)
     if command is None:
         raise UsageError(
@@ -308,5 +312,3 @@ COMMANDS = (
     Command("info", "", "show model, device, context and where the chat is kept", _info),
     Command("exit", "", "leave; so does Ctrl-D", _exit),
 )
-
-__all__ = ["COMMANDS", "Chat", "Command", "LeaveError", "Message", "as_attachment", "obey", "retell", "tell", "words"]

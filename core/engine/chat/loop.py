@@ -15,7 +15,7 @@ from .conversation import Conversation
 from .screen import Screen, note
 from .session import Session
 from .store import Store, StoreError
-from .terminal import LEAVING, Piped, Terminal, Typed, no_echo
+from .terminal import LEAVING, Piped, Terminal, Typed
 from .tools import Tools
 
 if TYPE_CHECKING:
@@ -121,41 +121,31 @@ def _converse(session: Session) -> None:
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     terminal: Terminal = _typed(session) if typed else Piped()
     session.choose = terminal.choose
-
-    def say(text: str) -> None:
-        with no_echo():
-            session.say(text)
-
-    def open_model(name: str) -> None:
-        _change_model(session, name)
-
-    chat = Chat(session, terminal, open_model, say)
+    chat = Chat(session, terminal, lambda name: _change_model(session, name))
     if typed:
         note(f"{session.source.name}; /help lists the commands.")
     if session.talk.messages:
         retell(session.talk)
-    leaving = False
-    while True:
-        try:
-            line = terminal.read()
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            if leaving:
-                raise
-            leaving = True
-            note(LEAVING)
-            continue
-        try:
-            if line.startswith("/"):
-                obey(chat, line.strip())
-            elif line.strip():
-                say(line)
-        except LeaveError:
-            return
-        except EngineError as error:
-            note(str(error))
-        leaving, session.stopped = session.stopped, False
+    with terminal.quiet():
+        leaving = False
+        while True:
+            try:
+                line = terminal.read()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if leaving:
+                    raise
+                leaving = True
+                note(LEAVING)
+                continue
+            try:
+                obey(chat, line) if line.startswith("/") else chat.say(line)
+            except LeaveError:
+                return
+            except EngineError as error:
+                note(str(error))
+            leaving, session.stopped = session.stopped, False
 
 
 def _change_model(session: Session, name: str) -> None:

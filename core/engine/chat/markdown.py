@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from .screen import visible
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])  # or rich would drop tags
-_MIN_REDRAW_S = 0.04
+_REDRAW_S = 0.04
 
 
 class _Rendered(Markdown):
@@ -90,7 +91,8 @@ class _Growing:
 
 
 class Streaming:
-    """An answer on a terminal, with the status line below it."""
+    """An answer on a terminal, with the status line below it. A thread draws, so that the last piece is seen, and time goes
+    on, while nothing comes."""
 
     def __init__(self, think: str, markdown: bool = True) -> None:
         self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -98,34 +100,43 @@ class Streaming:
         self._thought = _Growing(self._console, lambda text: Text(text, style="dim italic"), blocks=False)
         self._shown = _Growing(self._console, _Rendered if markdown else Text, blocks=markdown)
         self._live = Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
-        self._live.start()
-        self._answer = Answer()
-        self._start = self._next = time.monotonic()
+        self._state = (Answer(), "")
+        self._start = time.monotonic()
         self._thought_s: float | None = None
         self._thought_closed = False
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._live.start()
+        self._thread = threading.Thread(target=self._keep_drawing, name="screen", daemon=True)
+        self._thread.start()
 
     def update(self, answer: Answer, status: str) -> None:
-        self._answer = answer
         if answer.reasoning and not answer.thinking and self._thought_s is None:
             self._thought_s = time.monotonic() - self._start
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._draw(status, last=False)
-        # a tenth of the time at most: long blocks take longer to render
-        self._next = time.monotonic() + max(_MIN_REDRAW_S, 9 * (time.monotonic() - now))
+        self._state = (answer, status)
+        self._changed.set()
 
-    def _draw(self, status: str, last: bool) -> None:
+    def _keep_drawing(self) -> None:
+        while not self._ended.is_set():
+            self._changed.wait(1.0)
+            self._changed.clear()
+            start = time.monotonic()
+            try:
+                self._draw(*self._state, last=False)
+            except (OSError, ValueError):  # nobody looks any more
+                return
+            # a tenth of the time at most: long blocks take longer to render
+            self._ended.wait(max(_REDRAW_S, 9 * (time.monotonic() - start)))
+
+    def _draw(self, answer: Answer, status: str, last: bool) -> None:
         height = max(3, self._console.height - 4)
-        over = last or not self._answer.thinking
-        lines = self._draw_thought(height, over)
-        lines += self._shown.grow(visible(self._answer.shown), max(1, height - len(lines)), last)
+        lines = self._draw_thought(answer, height, last or not answer.thinking)
+        lines += self._shown.grow(visible(answer.shown), max(1, height - len(lines)), last)
         body = Segments([segment for line in lines for segment in (*line, Segment.line())])
         self._live.update(Group(body, Text(status, style="dim", no_wrap=True, overflow="ellipsis")), refresh=True)
 
-    def _draw_thought(self, height: int, over: bool) -> list[list[Segment]]:
+    def _draw_thought(self, answer: Answer, height: int, over: bool) -> list[list[Segment]]:
         """Lines of reasoning that are not yet final."""
-        if not self._answer.reasoning or self._think == "hide" or self._thought_closed:
+        if not answer.reasoning or self._think == "hide" or self._thought_closed:
             return []
         self._thought_closed = over
         if self._think == "fold":
@@ -134,12 +145,15 @@ class Streaming:
                 return [[Segment(f"thinking, {seconds:.0f} s")]]
             self._console.print(Text(f"thought for {seconds:.1f} s; /think show unfolds it", style="dim italic"))
             return []
-        lines = self._thought.grow(visible(self._answer.reasoning), height, over)
+        lines = self._thought.grow(visible(answer.reasoning), height, over)
         if over:
             self._console.print()
         return lines
 
     def close(self, status: str) -> None:
-        self._draw(status, last=True)
+        self._ended.set()
+        self._changed.set()
+        self._thread.join()
+        self._draw(self._state[0], status, last=True)
         self._live.update(Text(""))
         self._live.stop()

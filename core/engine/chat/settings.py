@@ -178,7 +178,8 @@ def table() -> str:
 
 
 def _flag(name: str) -> str:
-    flags = {"model": "`MODEL`", "save": "`--no-save`", "markdown": "`--no-markdown`", "api_key": "", "tools": ""}
+    flags = {"model": "`MODEL`", "save": "`--no-save`", "markdown": "`--no-markdown`"}
+    flags |= dict.fromkeys(("api_key", "context_warning", "editing", "tool_rounds", "tools"), "")
     return flags.get(name, f"`--{name.replace('_', '-')}`")
 
 

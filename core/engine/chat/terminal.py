@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +48,9 @@ class Terminal(Protocol):
     def edit(self, text: str) -> str:
         """The text as the person leaves it in an editor."""
 
+    def quiet(self) -> AbstractContextManager[None]:
+        """Between prompts, what is typed is not drawn into what is written; the next prompt has it."""
+
 
 class Piped:
     """Lines of stdin; nobody can be asked."""
@@ -68,6 +71,9 @@ class Piped:
     def edit(self, text: str) -> str:
         raise UsageError("There is no terminal for an editor; give the text: /edit TEXT.")
 
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class Typed:
     """A person at a terminal. ``status`` gives the line below the prompt, ``words`` the commands to complete."""
@@ -79,6 +85,7 @@ class Typed:
         from prompt_toolkit.styles import Style
 
         self._status = status
+        self._cooked: list[Any] | None = None  # the terminal's modes outside the chat
         self._style = Style.from_dict({"bottom-toolbar": "noreverse fg:ansibrightblack"})
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
@@ -126,12 +133,44 @@ class Typed:
             file = Path(folder) / "message.md"
             file.write_text(text, encoding="utf-8")
             try:
-                status = subprocess.call([*shlex.split(command), str(file)])
+                with _modes(self._cooked):
+                    status = subprocess.call([*shlex.split(command), str(file)])
             except (OSError, ValueError) as error:
                 raise UsageError(f"The editor {command} cannot be run: {error}; set EDITOR to another.") from error
             if status != 0:
                 raise UsageError(f"The editor {command} ended with status {status}; nothing is changed.")
             return read_text_file(file).rstrip("\n")
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        if sys.platform == "win32":
+            yield
+            return
+        import termios
+
+        self._cooked = termios.tcgetattr(sys.stdin.fileno())
+        quiet = [*self._cooked]
+        quiet[0] &= ~termios.ICRNL  # Enter stays Enter, for the prompt that reads it later
+        quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH  # Ctrl-C takes away nothing typed
+        with _modes(quiet):
+            yield
+
+
+@contextmanager
+def _modes(modes: list[Any] | None) -> Iterator[None]:
+    """The terminal in these modes; as it is with None."""
+    if modes is None or sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    termios.tcsetattr(number, termios.TCSADRAIN, modes)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
 def _keys() -> Any:
@@ -175,22 +214,3 @@ def _history(path: Path) -> Any:
     except OSError:
         return InMemoryHistory()
     return Kept(str(path))
-
-
-@contextmanager
-def no_echo() -> Iterator[None]:
-    """What is typed while an answer comes is not drawn into it; the next prompt has it."""
-    if not sys.stdin.isatty() or sys.platform == "win32":
-        yield
-        return
-    import termios
-
-    number = sys.stdin.fileno()
-    before = termios.tcgetattr(number)
-    quiet = [*before]
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(number, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(number, termios.TCSANOW, before)
