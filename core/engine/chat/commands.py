@@ -295,7 +295,7 @@ COMMANDS = (
     Command("show", "[NAME]", "show the settings", _show),
     Command("system", "[TEXT]", "show or change the system message; none takes it away", _system),
     Command("model", "[MODEL]", "show the model, or go on with another", _model),
-    Command("save", "[TITLE|FILE]", "name the conversation, or write it to FILE.md or FILE.json", _save),
+    Command("save", "[TITLE or FILE]", "name the conversation, or write it to FILE.md or FILE.json", _save),
     Command("load", "[NUMBER]", "go on with a conversation; the last one if no number is given", _load),
     Command("list", "[WORDS]", "list conversations, or search them", _list),
     Command("regen", "", "answer the last message anew", _regen),
@@ -312,3 +312,15 @@ COMMANDS = (
     Command("info", "", "show model, device, context and where the chat is kept", _info),
     Command("exit", "", "leave; so does Ctrl-D", _exit),
 )
+
+
+def table() -> str:
+    """The commands as a Markdown table."""
+    rows = [f"| `/{' '.join(filter(None, (c.name, c.argument)))}` | {c.what} |" for c in COMMANDS]
+    return "\n".join(
+        [
+            "| command | what it does |",
+            "|---|---|",
+            *(row.replace("[TITLE or FILE]", "[TITLE or FILE]") for row in rows),
+        ]
+    )

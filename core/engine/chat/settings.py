@@ -173,11 +173,18 @@ def table() -> str:
     """All settings as a Markdown table."""
     lines = ["| setting | flag | environment | default | what it is |", "|---|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        lines.append(f"| `{name}` | {_flag(name)} | {_variable(name)} | {_default(name)} | {field.description} |")
+        lines.append(f"| `{name}` | {flag(name)} | {_variable(name)} | {_default(name)} | {field.description} |")
     return "\n".join(lines)
 
 
-def _flag(name: str) -> str:
+def tool_table() -> str:
+    """The settings of a tool as a Markdown table."""
+    rows = [f"| `{name}` | {field.description} |" for name, field in ToolSetting.model_fields.items()]
+    return "\n".join(["| setting | what it is |", "|---|---|", *rows])
+
+
+def flag(name: str) -> str:
+    """The flag of a setting, in backquotes; empty where it has none."""
     flags = {"model": "`MODEL`", "save": "`--no-save`", "markdown": "`--no-markdown`"}
     flags |= dict.fromkeys(("api_key", "context_warning", "editing", "tool_rounds", "tools"), "")
     return flags.get(name, f"`--{name.replace('_', '-')}`")
