@@ -20,7 +20,7 @@ def test_conversation_settings_and_figures(chat, server, monkeypatch):
     assert first["top_p"] == 0.5 and first["stop"] == ["END"] and "min_p" not in first and "top_k" not in first
     assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
     assert server.headers[0]["Authorization"] == "Bearer secret-key" and "secret-key" not in done.err
-    assert "context 5/4096" in done.err and "2 cached" in done.err
+    assert "context 6/4096" in done.err and "2 cached" in done.err
 
 
 def test_forms_reasoning_and_a_model_by_name(chat, server, tmp_path):
@@ -41,7 +41,7 @@ def test_refusals_and_broken_connections_are_one_sentence_and_lose_nothing(chat,
     assert done.status == 0 and done.out.split() == ["first", "half", "last"]
     assert "The server refuses with 429: it is too much." in done.err and "broke off" in done.err
     said = [m["content"] for m in server.requests[-1]["messages"]]
-    assert said == ["one", "first", "four"]
+    assert said == ["one", "first", "three", "half", "four"]
 
 
 def test_a_context_that_the_server_tells_is_kept_to(chat, server):

@@ -46,8 +46,8 @@ class Remote:
         connection, response = self._send("GET", "/models", None)
         with connection_closed(connection):
             try:
-                found = json.loads(response.read(_MAX_LINE)).get("data") or []
-            except (ValueError, AttributeError) as error:
+                found = list(json.loads(response.read(_MAX_LINE)).get("data") or ())
+            except (ValueError, AttributeError, TypeError) as error:
                 raise ServerError(f"{self._url.geturl()} does not speak OpenAI's protocol: {error}.") from error
         return [model for model in found if isinstance(model, dict)]
 
@@ -93,7 +93,9 @@ class Remote:
                     raise RequestError(f"The server ended the answer: {_reason(event)}.")
                 if gathered.take(event):
                     yield gathered.answer(None)
-        yield gathered.answer(gathered.finish_reason or "stop")
+        if gathered.finish_reason is None:
+            raise ServerError("The connection to the server broke off in the middle of the answer.")
+        yield gathered.answer(gathered.finish_reason)
 
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None

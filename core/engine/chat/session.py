@@ -40,6 +40,7 @@ class Session:
     unsaved: bool = False
     attached: str = ""  # what /read has put before the next message
     stopped: bool = False
+    _latest: Answer = field(default_factory=Answer)
     _used: int | None = None
     _warned: bool = False
 
@@ -94,10 +95,16 @@ class Session:
     def _answer_rounds(self) -> None:
         for _ in range(self.settings.tool_rounds):
             self._make_room()
-            answer = self.stream(self.ask())
-            if answer.text or answer.tool_calls:
-                made = Message("assistant", answer.text, _apart(answer), answer.tool_calls)
-                self.talk.messages.append(made)
+            answer = Answer()
+            try:
+                answer = self.stream(self.ask())
+            except EngineError:
+                answer = self._latest  # what had come before it broke off is kept
+                raise
+            finally:
+                if answer.text or answer.tool_calls:
+                    made = Message("assistant", answer.text, _apart(answer), answer.tool_calls)
+                    self.talk.messages.append(made)
             if self.stopped or not answer.tool_calls:
                 return
             for call in answer.tool_calls:
@@ -110,13 +117,14 @@ class Session:
 
     def stream(self, ask: Ask, show: bool = True) -> Answer:
         """The whole answer, or what has come of it when Ctrl-C stopped it. Raises EngineError."""
-        answer = Answer()
+        answer = self._latest = Answer()
         screen = self.screen(self.settings.think) if show else None
         try:
             if screen is not None:
                 screen.update(answer, self.status())
             with interruptible() as wait, closing(self.source.answer(ask)) as answers:
                 for answer in wait(answers):
+                    self._latest = answer
                     if screen is not None:
                         screen.update(answer, self.status(answer.usage))
                 self.stopped = wait.stopped
@@ -164,9 +172,6 @@ class Session:
         self.unsaved = False
         if moved:
             note(moved)
-
-    def report(self, error: EngineError) -> None:
-        note(str(error))
 
 
 def _apart(answer: Answer) -> str:
