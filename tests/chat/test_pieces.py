@@ -25,7 +25,7 @@ def test_reasoning_is_split_the_same_however_far_it_has_come(inside):
     seen = [split_reasoning(whole[:n], inside) for n in range(1, len(whole) + 1)]
     assert seen[-1] == ("why\nnot", "the answer", False)
     for thought, shown, thinking in seen:
-        assert "why\nnot".startswith(thought.split("<")[0]) and "the answer".startswith(shown)
+        assert "why\nnot".startswith(thought) and "the answer".startswith(shown)
         assert thinking or shown or thought == "why\nnot"
     assert split_reasoning("a < b and <b>") == ("", "a < b and <b>", False)
 

@@ -23,7 +23,7 @@ def test_one_message_through_the_template(chat, talker):
     asked = chat(talker, "-p", "hello", "--system", "short", "--max-tokens", 9, *REFERENCE)
     assert asked.status == 0 and re.fullmatch(r"[A-Za-z]{9}\n", asked.out), asked
     assert "The answer is cut: --max-tokens is 9." in asked.err and re.search(r"context \d+/32768", asked.err)
-    sent = chat(talker, "-c", *REFERENCE, given="/undo\nhello\n/undo\n/prompt\n")
+    sent = chat(talker, "-c", "--max-tokens", 9, *REFERENCE, given="/undo\nhello\n/undo\n/prompt\n")
     assert "<system>short<assistant>" in sent.err
     with LLM(talker, backend="reference") as llm:
         from engine import SamplingParams
@@ -51,8 +51,8 @@ def test_answers_keep_to_a_form(chat, talker, tmp_path):
     several = chat(talker, "--regex", "[ab]{4}", *REFERENCE, given="one\ntwo\n")
     assert re.fullmatch(r"([ab]{4}\n){2}", several.out)
     schema = tmp_path / "schema.json"
-    schema.write_text(json.dumps({"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"]}))
-    assert json.loads(chat(talker, "-p", "x", "--schema", schema, *REFERENCE).out) == {"a": 7}
+    schema.write_text(json.dumps({"enum": ["a longer text"]}))
+    assert json.loads(chat(talker, "-p", "x", "--schema", schema, *REFERENCE).out) == "a longer text"
 
 
 def test_commands_change_what_is_sent(chat, talker, tmp_path):
@@ -114,7 +114,7 @@ def test_what_the_template_refuses_is_told(chat, talker):
 
 def test_reasoning_of_a_template_that_begins_it(chat, tmp_path):
     template = tiny_models.TEMPLATE.replace("<assistant>{% endif", "<assistant><think>\n{% endif")
-    thinker = tiny_models.write_talker(tmp_path / "thinker", template)
+    thinker = tiny_models.write_talker(tmp_path, template)
     regex = "[ab]{5}</think>\n\n[cd]{5}"
     hidden = chat(thinker, "-p", "x", "--regex", regex, *REFERENCE)
     assert re.fullmatch("[cd]{5}\n", hidden.out)

@@ -92,5 +92,6 @@ def split_reasoning(text: str, inside: bool = False) -> tuple[str, str, bool]:
         return "", text, False
     thought, closed, rest = body.partition(CLOSE)
     if not closed:
-        return thought.strip("\n"), "", True
+        held = next((n for n in range(len(CLOSE) - 1, 0, -1) if thought.endswith(CLOSE[:n])), 0)
+        return thought[: len(thought) - held].strip(), "", True  # what may begin the mark is not shown
     return thought.strip(), rest.lstrip("\n"), False

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from engine import LLM, RequestOutput
 
 
+_KNOWN = 64  # turns whose ids are remembered, for what goes on from them after /undo or /regen
+
+
 class Local:
     """A model in this process. Its prefix cache keeps the KV of the conversation from turn to turn."""
 
     def __init__(self, llm: LLM, path: Path) -> None:
         self._llm = llm
         self.path = path
-        self._last: tuple[str, tuple[int, ...]] = ("", ())  # what the cache holds, as text and as ids
+        self._known: list[tuple[str, tuple[int, ...]]] = []  # what the cache may hold, as text and as ids
 
     @property
     def name(self) -> str:
@@ -90,15 +93,17 @@ class Local:
         ids = completion.token_ids
         if ids and ids[-1] in self._llm.engine.eos_ids():
             ids = ids[:-1]
-        self._last = (text + completion.text, (*output.prompt_token_ids, *ids))
+        self._known = [(text + completion.text, (*output.prompt_token_ids, *ids)), *self._known[: _KNOWN - 1]]
 
     def _prompt(self, ask: Ask) -> tuple[str, tuple[int, ...]]:
-        """The prompt as text and as ids, which begin with those of the last turn where the texts do."""
+        """The prompt as text and as ids, which begin with those of an earlier turn where the texts do."""
         text = self._llm.render([_templated(m) for m in ask.messages], **self._template(ask))
         engine = self._llm.engine
         ids = engine.encode(text, parse_special=True)
-        known, before = self._last
-        if known and text.startswith(known):
+        known, before = max(
+            (k for k in self._known if text.startswith(k[0])), key=lambda k: len(k[0]), default=("", ())
+        )
+        if known:
             joined = (*before, *engine.encode(text[len(known) :], parse_special=True))
             decode = engine.tokenizer.decode
             if decode(joined, skip_special=False) == decode(ids, skip_special=False):
