@@ -58,12 +58,13 @@ def test_ctrl_c_stops_the_answer_and_the_next_turn_works(terminal, server):
     assert roles == [("user", "go on and on"), ("assistant", "Never ending"), ("user", "typed ahead")]
     child.wait_prompt()
     child.send("\x03")
-    child.wait("once more")
+    child.wait("Press Ctrl-C once more")
     child.line("/help")  # whatever is typed between takes the first one back
     child.wait("Ctrl-G opens")
     child.wait_prompt()
     child.send("\x03")
-    child.wait("(?s)once more.*once more")
+    child.wait("(?s)Press Ctrl-C once more.*Press Ctrl-C once more")
+    child.wait_prompt()
     child.send("\x03")
     assert child.ended() == 130
 
@@ -285,4 +286,5 @@ def test_a_database_that_cannot_be_used_is_told_and_the_chat_goes_on(terminal, s
     child.wait("Hello.")
     other = tmp_path / "other.db"
     sqlite3.connect(other).executescript("CREATE TABLE a (b); PRAGMA user_version = 99")
-    assert "newer release" in terminal("--attach", server.url, "--database", other).text()
+    told = terminal("--attach", server.url, "--database", other).text()
+    assert "is of a newer release" in told.replace("\n", "")

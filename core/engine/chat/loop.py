@@ -145,6 +145,9 @@ def _converse(session: Session) -> None:
                 return
             except EngineError as error:
                 note(str(error))
+            except KeyboardInterrupt:  # of a command
+                session.stopped = True
+                note(LEAVING)
             leaving, session.stopped = session.stopped, False
 
 
