@@ -219,3 +219,31 @@ def _add_vocab(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(True)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content == 'forbidden' %}{{ raise_exception('forbidden it is') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def write_talker(folder: Path, template: str = TEMPLATE) -> Path:
+    """A random llama with a chat template that answers in letters and, greedily, never ends by itself; its context is
+    32768 tokens."""
+    tensors = llama_tensors(np.random.default_rng(5), CONFIG)
+    write_tokenizer(folder)
+    ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    others = [i for token, i in ids.items() if not (len(token) == 1 and token.isascii() and token.isalpha())]
+    tensors["lm_head.weight"][others] = 0
+    write_llama(folder, np.random.default_rng(5), tensors, max_position_embeddings=32768)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    return folder
+
+
+def own_home(folder: Path, monkeypatch: Any) -> Path:
+    """A folder for what commands keep, in place of the person's own."""
+    for name in ("DATA", "STATE", "CONFIG", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(folder / name.lower()))
+    monkeypatch.setenv("HOME", str(folder))
+    return folder

@@ -9,17 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny_models
 
 from engine.cli.main import run
 
 COMMAND = [sys.executable, "-m", "engine.cli.main"]
-TEMPLATE = (
-    "{% for m in messages %}{% if m.content == 'forbidden' %}{{ raise_exception('forbidden it is') }}{% endif %}"
-    "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,12 @@ class Finished:
     @property
     def json(self):
         return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> Path:
+    """Commands read and write nothing of the person who runs the tests."""
+    return tiny_models.own_home(tmp_path / "home", monkeypatch)
 
 
 @pytest.fixture
@@ -76,13 +77,4 @@ def refusal(engine) -> Callable[..., str]:
 def talker(tmp_path_factory) -> Path:
     """A random llama with a chat template that answers in letters and, greedily, never ends by itself; its context is
     32768 tokens."""
-    folder = tmp_path_factory.mktemp("talker")
-    tensors = tiny_models.llama_tensors(np.random.default_rng(5), tiny_models.CONFIG)
-    tiny_models.write_tokenizer(folder)
-    ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    others = [i for token, i in ids.items() if not (len(token) == 1 and token.isascii() and token.isalpha())]
-    tensors["lm_head.weight"][others] = 0
-    tiny_models.write_llama(folder, np.random.default_rng(5), tensors, max_position_embeddings=32768)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
-    return folder
+    return tiny_models.write_talker(tmp_path_factory.mktemp("talker"))

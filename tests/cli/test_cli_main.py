@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -40,6 +41,17 @@ def test_version_and_bare_command(engine):
     bare, asked = engine(), engine("--help")
     assert (bare.status, bare.out, bare.err) == (0, asked.out, "")
     assert all(name in bare.out for name in ("generate", "chat", "tokenize", "bench", "doctor"))
+
+
+def test_shells_complete_commands_and_options():
+    def completed(words: str, at: int) -> list[str]:
+        given = {"_ENGINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+        command = [sys.executable, "-c", "from engine.cli.main import main; main()"]
+        done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=False)
+        return done.stdout.split()
+
+    assert completed("engine ch", 1) == ["chat"]
+    assert set(completed("engine chat --context", 2)) == {"--context-full"}
 
 
 @pytest.mark.parametrize(

@@ -1,176 +1,153 @@
-"""``engine chat``: a conversation in the terminal, in its plain form."""
+"""``engine chat``: a conversation in the terminal, with a model here or a server's."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from dataclasses import replace
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import EngineOptions, FormOptions, ModelPath, SamplingOptions
-from engine.cli.running import Streamed, note, open_llm, rates
-from engine.errors import AdmissionError, RequestError, TemplateError, TokenizerError, UsageError
+from engine.cli.options import EngineOptions, FormOptions, SamplingOptions
+from engine.errors import UsageError
 
-if TYPE_CHECKING:
-    from engine import LLM, SamplingParams
-
-HELP = """Type a message and press Enter. Ctrl-C stops an answer.
-  /reset  forget the conversation
-  /help   show this
-  /exit   leave; so does Ctrl-D
-A message that begins with a slash needs a space before it."""
-LEAVING = "Press Ctrl-C once more or Ctrl-D to leave; /help tells more."
+_OWN = ("system", "max_tokens", "attach", "think", "reasoning", "markdown", "context_full", "save", "database")
 
 
 def chat(
-    model: ModelPath,
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A GGUF file or a folder; with --attach a name that the server knows."),
+    ] = None,
     *,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this one message and leave.")
+        str | None,
+        typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this one message, and what stdin has, and leave."),
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "-f", "--file", metavar="FILE", help="Put this file's text before the first message; may be repeated."
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
+    resume: Annotated[bool, typer.Option("-c", "--continue", help="Go on with the last conversation.")] = False,
+    number: Annotated[
+        int | None, typer.Option("--id", metavar="NUMBER", help="Go on with the conversation of this number.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the conversations, and leave.")] = False,
+    search: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="List the conversations in which this is found, and leave.")
+    ] = None,
+    export: Annotated[
+        str | None, typer.Option(metavar="FORM", help="Write a conversation to stdout as md or json, and leave.")
+    ] = None,
+    delete: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Forget the conversation of this number for good, and leave.")
+    ] = None,
+    attach: Annotated[
+        str | None, typer.Option(metavar="URL", help="Chat with the OpenAI-compatible server at this URL.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of an answer; up to the context's end if not given.")
     ] = None,
+    think: Annotated[str, typer.Option(help="How reasoning is displayed: show, dim, fold or hide.")] = "dim",
+    reasoning: Annotated[
+        bool | None,
+        typer.Option("--reasoning/--no-reasoning", help="Whether the model should reason, if it can choose."),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown/--no-markdown", help="Render answers as Markdown on a terminal.")
+    ] = True,
+    context_full: Annotated[
+        str, typer.Option(help="When the context is full: ask, summarize, drop (the oldest turns) or stop.")
+    ] = "ask",
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the conversation in the database.")] = True,
+    database: Annotated[Path | None, typer.Option(metavar="FILE", help="Where conversations are kept.")] = None,
     sampling: SamplingOptions,
     form: FormOptions,
     engine: EngineOptions,
 ) -> None:
-    """Talk with a model through its chat template."""
+    """Talk with a model.
+
+    A message that begins with a slash is a command: /help lists them. Ctrl-C stops an answer, and once more leaves.
+    Conversations are kept, and -c goes on with the last one.
+
+    Settings come from flags, else from the environment (ENGINE_TEMPERATURE=0.7), else from config.toml in the user's
+    folder of settings.
+
+    \b
+    Examples:
+      engine chat model.gguf
+      engine chat model.gguf -c
+      cat notes.txt | engine chat model.gguf -p "Summarize this."
+      engine chat model.gguf -p "A person." --schema person.json
+      engine chat --attach http://localhost:8000
+      engine chat --search fox
+      engine chat --export md --id 12 > fox.md
+    """
+    from engine.chat.loop import open_source, open_store, resumed, run
+    from engine.chat.settings import load_settings
+
+    settings = load_settings(_flags(context))
+    settings.model = model or settings.model
+    store = open_store(settings)
+    if listing or search is not None or export is not None or delete is not None:
+        _records(store, search or "", export, number, delete)
+        return
     # what is wrong with them is told before the model loads
-    params = sampling.params(max_tokens=max_tokens, structured_outputs=form.outputs())
-    _check_template(model)
-    with open_llm(model, engine.settings()) as llm:
-        talk = Conversation(llm, system, params)
-        if prompt is not None:
-            talk.answer(prompt)
-        else:
-            _converse(talk)
+    outputs = form.outputs()
+    sampling.params(max_tokens=max_tokens)
+    message = None if prompt is None else f"{prompt}{_stdin()}"
+    talk = resumed(store, number) if resume or number is not None else _new()
+    talk.system = settings.system if settings.system is not None else talk.system
+    source = open_source(settings, settings.model or (None if settings.attach else talk.model or None))
+    run(settings, talk, source, store, outputs, message, file or ())
 
 
-def _check_template(model: Path) -> None:
-    from engine.formats import open_checkpoint
+def _flags(context: typer.Context) -> dict[str, Any]:
+    """The settings among the flags that were given."""
+    from engine.chat.settings import ENGINE, SAMPLING
 
-    if open_checkpoint(model).chat_template() is None:
-        raise UsageError(f"{model} has no chat template; use engine generate, or a model made for chat.")
-
-
-class Conversation:
-    """The messages so far, and the model that answers them."""
-
-    def __init__(self, llm: LLM, system: str | None, params: SamplingParams) -> None:
-        self._llm = llm
-        self._system = system
-        self._params = params
-        self._streamed = Streamed(llm, echo=True)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all but the system message."""
-        self._messages = [{"role": "system", "content": self._system}] if self._system else []
-
-    def answer(self, text: str) -> None:
-        """Write the answer to stdout as it comes. When Ctrl-C stops it, what has come stays in the conversation; when
-        it is refused, the message is taken back. Raises RequestError when the context is full."""
-        self._messages.append({"role": "user", "content": text})
-        kept = False
-        try:
-            self._run()
-            kept = True
-        except KeyboardInterrupt:
-            kept = bool(self._streamed.output and self._streamed.output.outputs[0].text)
-            print(flush=True)
-            raise
-        finally:
-            if kept:
-                self._finish()
-            else:
-                self._messages.pop()
-
-    def _run(self) -> None:
-        ids = self._llm.engine.encode(self._llm.render(self._messages), parse_special=True)
-        limit = self._llm.loaded.max_model_len
-        room = limit - len(ids)
-        if room < 1:
-            raise RequestError(
-                f"The conversation takes {len(ids)} tokens and the context holds {limit}; start anew with /reset, or "
-                "use a larger --max-context."
-            )
-        most = min(room, self._params.max_tokens or room)
-        output = self._streamed.run(ids, replace(self._params, max_tokens=most))
-        print(flush=True)
-        if output.outputs[0].finish_reason == "length":
-            full = f"the context of {limit} tokens is full" if most == room else f"--max-tokens is {most}"
-            note(f"The answer is cut: {full}.")
-
-    def _finish(self) -> None:
-        """The answer so far becomes part of the conversation; its figures go to stderr."""
-        output = self._streamed.output
-        assert output is not None
-        completion = output.outputs[0]
-        self._messages.append({"role": "assistant", "content": completion.text})
-        rate = rates(output)["decode_tok_s"]
-        used = len(output.prompt_token_ids) + len(completion.token_ids)
-        speed = "" if rate is None else f"{rate:.1f} tok/s, "
-        limit = self._llm.loaded.max_model_len
-        print(f"[{len(completion.token_ids)} tokens, {speed}context {used}/{limit}]", file=sys.stderr, flush=True)
+    given = {name: value for name, value in context.params.items() if name in (*_OWN, *SAMPLING, *ENGINE)}
+    source = context.get_parameter_source
+    return {name: value for name, value in given.items() if getattr(source(name), "name", "") == "COMMANDLINE"}
 
 
-def _converse(talk: Conversation) -> None:
-    """Reads and answers messages until /exit, the end of the input, or two Ctrl-C at the prompt."""
-    leaving = False
-    while True:
-        try:
-            line = _read()
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            if leaving:
-                raise
-            leaving = True
-            print(file=sys.stderr)
-            note(LEAVING)
-            continue
-        leaving = False
-        if line.startswith("/"):
-            if not _obey(line.strip(), talk):
-                return
-        elif line.strip():
-            _answer(talk, line)
+def _new() -> Any:
+    from engine.chat.conversation import Conversation
+
+    return Conversation()
 
 
-def _read() -> str:
-    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if on_terminal:
-        with suppress(ImportError):
-            import readline  # noqa: F401 - input() edits lines with it, and does without
+def _stdin() -> str:
+    """What is piped in, to follow the message."""
+    from engine.cli.running import read_stdin
+
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
     try:
-        return input("> " if on_terminal else "")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The input is not {error.encoding}: {error.reason}.") from error
+        text = read_stdin()
+    except OSError:  # nothing can be read from it
+        return ""
+    return f"\n\n{text.rstrip()}" if text.strip() else ""
 
 
-def _obey(command: str, talk: Conversation) -> bool:
-    """Whether the conversation goes on."""
-    if command == "/exit":
-        return False
-    if command == "/reset":
-        talk.reset()
-        note("The conversation is forgotten.")
-    elif command == "/help":
-        print(HELP, file=sys.stderr, flush=True)
+def _records(store: Any, search: str, export: str | None, number: int | None, delete: int | None) -> None:
+    from engine.chat.loop import resumed
+    from engine.chat.store import exported
+
+    if store is None:
+        raise UsageError("There are no conversations to be read.")
+    if delete is not None:
+        store.delete(delete)
+    elif export is not None:
+        if export not in ("md", "json"):
+            raise UsageError(f"--export is {export!r}; it must be md or json.")
+        sys.stdout.write(exported(resumed(store, number), export))
     else:
-        note(f"There is no command {command}; /help lists them.")
-    return True
-
-
-def _answer(talk: Conversation, line: str) -> None:
-    try:
-        talk.answer(line)
-    except KeyboardInterrupt:
-        return  # it has stopped the answer, and only that
-    except (AdmissionError, RequestError, TemplateError, TokenizerError) as error:
-        note(str(error))
+        for each in store.list(search, most=1000):
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.updated))
+            print(f"{each.id:>5}  {when}  {each.messages:>4} messages  {each.model}  {each.name}")

@@ -27,7 +27,7 @@ FAULT, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     name="engine",
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,  # plain help: importing rich would double its time
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

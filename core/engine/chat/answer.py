@@ -1,0 +1,97 @@
+"""What a source of answers is, and an answer as it stands while it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .conversation import ToolCall
+
+OPEN, CLOSE = "<think>", "</think>"
+Wire = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens and times of one answer; None is not known. ``limit_reached``: it ended since the context is full."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    answer_tokens: int | None = None
+    first_token_s: float | None = None
+    tokens_a_second: float | None = None
+    limit_reached: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that has come of an answer. ``text`` is what a conversation keeps, ``shown`` that without ``reasoning``, which
+    is ``thinking`` as long as its end has not come. ``finish_reason`` None: there is more to come."""
+
+    text: str = ""
+    shown: str = ""
+    reasoning: str = ""
+    thinking: bool = False
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What an answer is asked with. ``options`` are sampling settings by name, ``None`` values left out; ``form`` is a
+    StructuredOutputs; ``tools`` are descriptions in OpenAI's form; ``variables`` go to the chat template."""
+
+    messages: Sequence[Wire]
+    options: Mapping[str, Any]
+    form: Any = None
+    tools: Sequence[Wire] = ()
+    variables: Mapping[str, Any] | None = None
+
+
+class Source(Protocol):
+    """Who answers."""
+
+    @property
+    def name(self) -> str:
+        """The model's, short."""
+
+    @property
+    def reference(self) -> str:
+        """What opens it again."""
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of context; None if that is not known."""
+
+    def count(self, ask: Ask) -> int | None:
+        """Tokens of the prompt; None if that is not known before it is sent."""
+
+    def answer(self, ask: Ask) -> Generator[Answer, None, None]:
+        """The answer as it comes, each time whole. Closing the generator stops it. Raises EngineError."""
+
+    def exact(self, ask: Ask) -> list[str]:
+        """Exactly what would be sent, for a person to read."""
+
+    def info(self) -> list[tuple[str, str]]:
+        """What there is to know about it: names and values."""
+
+    def close(self) -> None: ...
+
+
+def split_reasoning(text: str, inside: bool = False) -> tuple[str, str, bool]:
+    """The reasoning of an answer's text, what is shown of it, and whether the reasoning still goes on. ``inside``: the
+    prompt ended in an open block."""
+    body = text.lstrip()
+    if body.startswith(OPEN):
+        body = body[len(OPEN) :]
+    elif OPEN.startswith(body) and body and not inside:
+        return "", "", True  # it may become the mark
+    elif not inside and CLOSE not in text:
+        return "", text, False
+    thought, closed, rest = body.partition(CLOSE)
+    if not closed:
+        held = next((n for n in range(len(CLOSE) - 1, 0, -1) if thought.endswith(CLOSE[:n])), 0)
+        return thought[: len(thought) - held].strip(), "", True  # what may begin the mark is not shown
+    return thought.strip(), rest.lstrip("\n"), False

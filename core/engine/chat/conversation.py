@@ -1,0 +1,112 @@
+"""A conversation as plain data: its messages, and which part of them the model is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+SUMMARY_REQUEST = (
+    "Summarize our conversation so far in a few sentences. Keep names, numbers, decisions and open questions; leave out"
+    " everything else, and add nothing."
+)
+_SUMMARY_INTRODUCTION = "A summary of our conversation so far:\n"
+_SUMMARY_REPLY = "Thank you, I go on from there."
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A function that the model asks to have run. ``arguments`` is the JSON object's text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def wire(self) -> dict[str, Any]:
+        """In the form of OpenAI's messages."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+@dataclass(frozen=True)
+class Message:
+    """``content`` is what the model is shown again; ``reasoning`` what a server gave apart from it."""
+
+    role: str
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    def wire(self) -> dict[str, Any]:
+        """In the form of OpenAI's messages, which templates take, too."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.wire() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+    def extra(self) -> str:
+        """What is beside role and content, as JSON; empty if there is nothing."""
+        found: dict[str, Any] = {}
+        if self.reasoning:
+            found["reasoning"] = self.reasoning
+        if self.tool_calls:
+            found["tool_calls"] = [[call.id, call.name, call.arguments] for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
+        return json.dumps(found, ensure_ascii=False) if found else ""
+
+    @classmethod
+    def restored(cls, role: str, content: str, extra: str) -> Message:
+        """The inverse of ``extra``."""
+        found = json.loads(extra) if extra else {}
+        calls = tuple(ToolCall(*call) for call in found.get("tool_calls", ()))
+        return cls(role, content, found.get("reasoning", ""), calls, found.get("tool_call_id"))
+
+
+@dataclass
+class Conversation:
+    """``messages[start:]`` are shown to the model, after the system message and the summary of those before."""
+
+    model: str = ""
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    start: int = 0
+    summary: str | None = None
+    title: str = ""
+    id: int | None = None
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What the model is shown."""
+        shown = [Message("system", self.system)] if self.system else []
+        if self.summary is not None:
+            shown += [
+                Message("user", _SUMMARY_INTRODUCTION + self.summary),
+                Message("assistant", _SUMMARY_REPLY),
+            ]
+        return [message.wire() for message in (*shown, *self.messages[self.start :])]
+
+    def turns(self) -> list[int]:
+        """Where each turn begins, among the messages that the model is shown."""
+        return [i for i in range(self.start, len(self.messages)) if self.messages[i].role == "user"]
+
+    def undo(self) -> str | None:
+        """Take the last turn back, and give what the person had said in it; None if there is none."""
+        turns = [i for i, message in enumerate(self.messages) if message.role == "user"]
+        if not turns:
+            return None
+        said = self.messages[turns[-1]].content
+        del self.messages[turns[-1] :]
+        if self.start > len(self.messages):
+            self.start, self.summary = 0, None
+        return said
+
+    def name(self) -> str:
+        """Its title, or else the beginning of what was said first."""
+        first = next((m.content for m in self.messages if m.role == "user"), "")
+        return self.title or " ".join(first.split())[:60]

@@ -1,0 +1,170 @@
+"""Answers of a model that runs here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import RequestError, UsageError
+
+from .answer import OPEN, Answer, Ask, Usage, Wire, split_reasoning
+from .toolcalls import parse_calls
+
+if TYPE_CHECKING:
+    from engine import LLM, RequestOutput
+
+
+_KNOWN = 64  # turns whose ids are remembered, for what goes on from them after /undo or /regen
+
+
+class Local:
+    """A model in this process. Its prefix cache keeps the KV of the conversation from turn to turn."""
+
+    def __init__(self, llm: LLM, path: Path) -> None:
+        self._llm = llm
+        self.path = path
+        self._known: list[tuple[str, tuple[int, ...]]] = []  # what the cache may hold, as text and as ids
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.suffix == ".gguf" else self.path.name
+
+    @property
+    def reference(self) -> str:
+        return str(self.path.absolute())
+
+    @property
+    def limit(self) -> int:
+        return self._llm.loaded.max_model_len
+
+    def close(self) -> None:
+        self._llm.close()
+
+    def count(self, ask: Ask) -> int:
+        return len(self._prompt(ask)[1])
+
+    def answer(self, ask: Ask) -> Generator[Answer, None, None]:
+        from engine import SamplingParams
+
+        text, ids = self._prompt(ask)
+        room = self.limit - len(ids)
+        if room < 1:
+            raise RequestError(
+                f"The conversation takes {len(ids)} tokens and the context holds {self.limit}; begin a new one with"
+                " /clear, or use a larger --max-context."
+            )
+        options = {name: value for name, value in ask.options.items() if value is not None}
+        most = min(room, options.pop("max_tokens", room))
+        params = SamplingParams(**options, max_tokens=most, structured_outputs=ask.form)
+        inside = text.rstrip().endswith(OPEN)
+        output: RequestOutput | None = None
+        try:
+            with closing(self._llm.stream(list(ids), params)) as outputs:
+                for output in outputs:
+                    yield self._answer(output, ask, inside, most == room)
+        finally:
+            if output is not None:
+                self._remember(text, output)
+
+    def _answer(self, output: RequestOutput, ask: Ask, inside: bool, whole: bool) -> Answer:
+        completion = output.outputs[0]
+        if completion.finish_reason in ("error", "abort"):
+            raise RequestError(str(completion.stop_reason))
+        reasoning, shown, thinking = split_reasoning(completion.text, inside)
+        if completion.finish_reason is not None and thinking and not reasoning:
+            shown, thinking = completion.text, False  # what looked like a mark's beginning was the answer
+        calls, shown = parse_calls(shown, {tool["function"]["name"] for tool in ask.tools})
+        usage = Usage(
+            prompt_tokens=len(output.prompt_token_ids),
+            cached_tokens=output.num_cached_tokens,
+            answer_tokens=len(completion.token_ids),
+            **_times(output),
+            limit_reached=completion.finish_reason == "length" and whole,
+        )
+        return Answer(completion.text, shown, reasoning, thinking, calls, completion.finish_reason, usage)
+
+    def _remember(self, text: str, output: RequestOutput) -> None:
+        """The ids that were generated stand for the answer's text in the next prompt: tokenizing it again might give
+        others, whose KV is not there."""
+        completion = output.outputs[0]
+        ids = completion.token_ids
+        if ids and ids[-1] in self._llm.engine.eos_ids():
+            ids = ids[:-1]
+        self._known = [(text + completion.text, (*output.prompt_token_ids, *ids)), *self._known[: _KNOWN - 1]]
+
+    def _prompt(self, ask: Ask) -> tuple[str, tuple[int, ...]]:
+        """The prompt as text and as ids, which begin with those of an earlier turn where the texts do."""
+        text = self._llm.render([_templated(m) for m in ask.messages], **self._template(ask))
+        engine = self._llm.engine
+        ids = engine.encode(text, parse_special=True)
+        known, before = max(
+            (k for k in self._known if text.startswith(k[0])), key=lambda k: len(k[0]), default=("", ())
+        )
+        if known:
+            joined = (*before, *engine.encode(text[len(known) :], parse_special=True))
+            decode = engine.tokenizer.decode
+            if decode(joined, skip_special=False) == decode(ids, skip_special=False):
+                return text, joined
+        return text, ids
+
+    def _template(self, ask: Ask) -> dict[str, Any]:
+        variables = dict(ask.variables or {})
+        if ask.tools:
+            variables["tools"] = list(ask.tools)
+        return variables
+
+    def exact(self, ask: Ask) -> list[str]:
+        text, ids = self._prompt(ask)
+        return [text, f"{len(ids)} token ids:", " ".join(map(str, ids))]
+
+    def info(self) -> list[tuple[str, str]]:
+        loaded = self._llm.loaded
+        device = loaded.device.describe()
+        memory = loaded.memory
+        return [
+            ("model", str(self.path)),
+            ("family", f"{loaded.model.family} ({loaded.checkpoint.kind})"),
+            ("backend", f"{device.backend}: {device.name}"),
+            ("context", f"{self.limit} tokens, KV {loaded.config.kv_cache_dtype}"),
+            ("memory", f"weights {memory.weights / 1e6:.1f} MB, KV {memory.kv / 1e6:.1f} MB"),
+        ]
+
+    def notices(self) -> Sequence[str]:
+        """What its loading had to tell."""
+        return self._llm.loaded.notices
+
+
+def _templated(message: Wire) -> Wire:
+    """As chat templates want it: arguments of tool calls as objects."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [call["function"] for call in calls]
+    objects = [{**f, "arguments": json.loads(f["arguments"])} for f in functions]
+    return {**message, "tool_calls": [{**call, "function": f} for call, f in zip(calls, objects, strict=True)]}
+
+
+def _times(output: RequestOutput) -> dict[str, float | None]:
+    metrics = output.metrics
+    if metrics.first_token is None or metrics.last_token is None:
+        return {}
+    decoding = metrics.last_token - metrics.first_token
+    later = len(output.outputs[0].token_ids) - 1
+    speed = later / decoding if later > 0 and decoding > 0 else None
+    return {"first_token_s": metrics.first_token - metrics.arrival, "tokens_a_second": speed}
+
+
+def open_local(path: Path, settings: dict[str, Any]) -> Local:
+    """Load a model with keywords of ``LLM``. Raises EngineError; UsageError if it has no chat template."""
+    from engine.cli.progress import Wait
+    from engine.formats import open_checkpoint
+
+    if open_checkpoint(path).chat_template() is None:
+        raise UsageError(f"{path} has no chat template; use engine generate, or a model made for chat.")
+    with Wait("Loading") as wait:
+        from engine import LLM
+
+        return Local(LLM(path, progress=wait.update, **settings), path)

@@ -1,0 +1,170 @@
+"""The chat from its first prompt to its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError, UsageError
+
+from .answer import Source
+from .commands import Chat, LeaveError, as_attachment, obey, retell, words
+from .conversation import Conversation
+from .screen import Screen, note
+from .session import Session
+from .store import Store, StoreError
+from .terminal import LEAVING, Piped, Terminal, Typed
+from .tools import Tools
+
+if TYPE_CHECKING:
+    from engine.sampling import StructuredOutputs
+
+
+def open_source(settings: Any, model: str | None) -> Source:
+    """Who answers, by the settings. Raises EngineError."""
+    import os
+
+    from .remote import Remote
+
+    if settings.attach:
+        return Remote(settings.attach, model, settings.api_key or os.environ.get("OPENAI_API_KEY"))
+    if model is None:
+        raise UsageError("Name a model: engine chat MODEL; or a server: --attach URL.")
+    from engine.cli.options import EngineOptions
+
+    from .local import open_local
+    from .settings import ENGINE
+
+    local = open_local(Path(model), EngineOptions(**{name: getattr(settings, name) for name in ENGINE}).settings())
+    for notice in local.notices():
+        note(notice)
+    return local
+
+
+def open_store(settings: Any) -> Store | None:
+    """Where conversations are kept; None, and a sentence, where that cannot be used."""
+    if not settings.save:
+        return None
+    try:
+        return Store(settings.database)
+    except StoreError as error:
+        note(f"{error} The chat goes on unsaved.")
+        return None
+
+
+def resumed(store: Store | None, number: int | None) -> Conversation:
+    """A conversation that is kept; the last one without a number. Raises StoreError."""
+    if store is None:
+        raise StoreError("There is no conversation to go on with, since none can be read.")
+    return store.load(number)
+
+
+def run(
+    settings: Any,
+    talk: Conversation,
+    source: Source,
+    store: Store | None,
+    form: StructuredOutputs | None,
+    prompt: str | None,
+    files: Sequence[Path],
+) -> None:
+    """Answer ``prompt`` and leave, or converse. ``files`` go before the first message. Raises EngineError."""
+    talk.model = source.reference
+    session = Session(source, settings, talk, store, Piped().choose, form=form, tools=Tools(settings.tools))
+    session.attached = "".join(as_attachment(file) for file in files)
+    if sys.stdout.isatty() and not _dumb():
+        session.screen = _screen(settings)
+    try:
+        if prompt is not None:
+            _once(session, prompt)
+        else:
+            _converse(session)
+    finally:
+        session.source.close()
+        if store is not None:
+            store.close()
+
+
+def _dumb() -> bool:
+    import os
+
+    return os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+
+
+def _screen(settings: Any) -> Any:
+    from .markdown import Streaming
+
+    def made(think: str) -> Screen:
+        return Streaming(think, settings.markdown)
+
+    return made
+
+
+def _once(session: Session, prompt: str) -> None:
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        session.choose = _typed(session).choose
+    session.say(prompt)
+    if session.stopped:
+        raise KeyboardInterrupt
+
+
+def _typed(session: Session) -> Typed:
+    from .settings import history_file
+
+    return Typed(history_file(), session.status, words(), session.settings.editing)
+
+
+def _converse(session: Session) -> None:
+    """Reads and answers messages until /exit, the end of the input, or two Ctrl-C."""
+    typed = sys.stdin.isatty() and sys.stdout.isatty()
+    terminal: Terminal = _typed(session) if typed else Piped()
+    session.choose = terminal.choose
+    chat = Chat(session, terminal, lambda name: _change_model(session, name))
+    if typed:
+        note(f"{session.source.name}; /help lists the commands.")
+    if session.talk.messages:
+        retell(session.talk)
+    with terminal.quiet():
+        leaving = False
+        while True:
+            try:
+                line = terminal.read()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if leaving:
+                    raise
+                leaving = True
+                note(LEAVING)
+                continue
+            try:
+                obey(chat, line) if line.startswith("/") else chat.say(line)
+            except LeaveError:
+                return
+            except EngineError as error:
+                note(str(error))
+            except KeyboardInterrupt:  # of a command
+                session.stopped = True
+                note(LEAVING)
+            leaving, session.stopped = session.stopped, False
+
+
+def _change_model(session: Session, name: str) -> None:
+    """Another model goes on; where it cannot be opened, the one before does. Two are never loaded at once."""
+    from engine.formats import open_checkpoint
+
+    settings = session.settings
+    if not settings.attach:
+        open_checkpoint(Path(name))  # what cannot be read is refused while the one before is there
+    before = session.source.reference
+    session.source.close()
+    try:
+        session.source = open_source(settings, name)
+    except EngineError:
+        session.source = open_source(settings, before)
+        raise
+    finally:
+        session.talk.model = session.source.reference
+        session.forget_usage()

@@ -1,0 +1,77 @@
+"""What a person sees: notes on stderr, answers on stdout, in plain form."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from typing import Protocol
+
+from .answer import Answer, Usage
+
+
+def visible(text: str) -> str:
+    """The text without what could move the cursor or reorder what is read: a model or a tool wrote it, and a terminal
+    obeys escape sequences."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text)
+
+
+def note(sentence: str) -> None:
+    """A line for the person, on stderr."""
+    print(f"engine: {visible(sentence)}", file=sys.stderr, flush=True)
+
+
+def status_line(model: str, used: int | None, limit: int | None, usage: Usage, *marks: str) -> str:
+    """Model, context used and its limit, speed, time to the first token, cached tokens; then ``marks``."""
+    parts = [model]
+    if limit:
+        share = f" ({100 * (used or 0) // limit} %)"
+        parts.append(f"context {used or 0}/{limit}{share}")
+    elif used is not None:
+        parts.append(f"context {used}")
+    if usage.tokens_a_second is not None:
+        parts.append(f"{usage.tokens_a_second:.1f} tok/s")
+    if usage.first_token_s is not None:
+        parts.append(f"first token {usage.first_token_s:.2f} s")
+    if usage.cached_tokens is not None:
+        parts.append(f"{usage.cached_tokens} cached")
+    return ", ".join([*parts, *marks])
+
+
+class Screen(Protocol):
+    """Where an answer is written while it comes."""
+
+    def update(self, answer: Answer, status: str) -> None:
+        """The answer so far, and the status line now."""
+
+    def close(self, status: str) -> None:
+        """The answer has ended, or was stopped."""
+
+
+class Plain:
+    """Text on stdout as it comes. On a terminal it is made visible, elsewhere it is written as it is."""
+
+    def __init__(self, think: str) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._think = think if self._terminal or think == "show" else "hide"
+        self._written = {"reasoning": 0, "shown": 0}
+
+    def update(self, answer: Answer, status: str) -> None:
+        if self._think in ("show", "dim"):
+            self._write("reasoning", answer.reasoning)
+        if answer.shown and self._written["reasoning"] and not self._written["shown"]:
+            print("\n")
+        self._write("shown", answer.shown)
+
+    def _write(self, what: str, text: str) -> None:
+        new = text[self._written[what] :]
+        if new:
+            sys.stdout.write(visible(new) if self._terminal else new)
+            sys.stdout.flush()
+            self._written[what] = len(text)
+
+    def close(self, status: str) -> None:
+        if any(self._written.values()):
+            print(flush=True)
+        print(f"[{status}]", file=sys.stderr, flush=True)

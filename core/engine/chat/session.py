@@ -1,0 +1,215 @@
+"""A chat in progress: a conversation, who answers it, and where it is shown and kept."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from engine.errors import EngineError, RequestError
+
+from .answer import Answer, Ask, Source, Usage
+from .context import ContextFullError, make_room
+from .conversation import Conversation, Message
+from .screen import Plain, Screen, note, status_line
+from .settings import SAMPLING
+from .store import Store, StoreError
+from .tools import Tools
+
+Choose = Callable[[str, Sequence[str]], str]
+"""Asks a person a question with some answers, of which it gives one; the last if nobody can be asked."""
+
+
+@dataclass
+class Session:
+    """``choose`` asks the person; ``screen`` makes what an answer is written on; ``form`` is the one that answers must have;
+    ``store`` None keeps nothing; ``usages`` are those of this session's answers."""
+
+    source: Source
+    settings: Any
+    talk: Conversation
+    store: Store | None
+    choose: Choose
+    screen: Callable[[str], Screen] = Plain
+    form: Any = None
+    tools: Tools = field(default_factory=Tools)
+    usages: list[Usage] = field(default_factory=list)
+    unsaved: bool = False
+    attached: str = ""  # what /read has put before the next message
+    stopped: bool = False
+    _latest: Answer = field(default_factory=Answer)
+    _used: int | None = None
+    _warned: bool = False
+
+    def __post_init__(self) -> None:
+        self.unsaved = self.store is None
+
+    def ask(self, messages: Sequence[Any] | None = None) -> Ask:
+        """The conversation as it would be sent now."""
+        s = self.settings
+        options = {name: getattr(s, name) for name in SAMPLING} | {"max_tokens": s.max_tokens}
+        options["stop"] = tuple(s.stop or ())
+        variables = {} if s.reasoning is None else {"enable_thinking": s.reasoning}
+        shown = self.talk.sent() if messages is None else messages
+        return Ask(shown, options, self.form, self.tools.described(), variables)
+
+    def status(self, usage: Usage | None = None) -> str:
+        """The status line; of an answer that is coming, where its ``usage`` is given."""
+        last = usage or (self.usages[-1] if self.usages else Usage())
+        used = self._used
+        if usage is not None and usage.prompt_tokens is not None:
+            used = usage.prompt_tokens + (usage.answer_tokens or 0)
+        marks = ["unsaved"] if self.unsaved else []
+        return status_line(self.source.name, used, self.source.limit, last, *marks)
+
+    @property
+    def used(self) -> int | None:
+        """Tokens of context that the conversation took when it was last sent."""
+        return self._used
+
+    def forget_usage(self) -> None:
+        """The conversation has changed, so that its tokens are not known until it is sent again."""
+        self._used, self._warned = None, False
+
+    def say(self, text: str) -> bool:
+        """One turn: the person's message, the answer, and the tools that it asks for. Whether it was answered: a message
+        that is refused, or stopped before anything came, is taken back. Raises EngineError if it is refused."""
+        before = len(self.talk.messages)
+        message = f"{self.attached}{text}"
+        self.talk.messages.append(Message("user", message))
+        self.stopped = False
+        try:
+            self._answer_rounds()
+        finally:
+            answered = any(m.role == "assistant" for m in self.talk.messages[before:])
+            if not answered:
+                del self.talk.messages[before:]
+            else:
+                self.attached = ""
+                self.save()
+        return answered
+
+    def _answer_rounds(self) -> None:
+        for _ in range(self.settings.tool_rounds):
+            self._make_room()
+            answer = Answer()
+            try:
+                answer = self.stream(self.ask())
+            except EngineError:
+                answer = self._latest  # what had come before it broke off is kept
+                raise
+            finally:
+                if answer.text or answer.tool_calls:
+                    made = Message("assistant", answer.text, _apart(answer), answer.tool_calls)
+                    self.talk.messages.append(made)
+            if self.stopped or not answer.tool_calls:
+                return
+            for call in answer.tool_calls:
+                result = self.tools.run(call, self.choose)
+                self.talk.messages.append(Message("tool", result.text, tool_call_id=call.id))
+                self.stopped = self.stopped or result.stopped
+            if self.stopped:
+                return
+        note(f"The turn ends after {self.settings.tool_rounds} rounds of tool calls; /set tool_rounds allows more.")
+
+    def stream(self, ask: Ask, show: bool = True) -> Answer:
+        """The whole answer, or what has come of it when Ctrl-C stopped it. Raises EngineError."""
+        answer = self._latest = Answer()
+        screen = self.screen(self.settings.think) if show else None
+        try:
+            if screen is not None:
+                screen.update(answer, self.status())
+            with interruptible() as wait, closing(self.source.answer(ask)) as answers:
+                for answer in wait(answers):
+                    self._latest = answer
+                    if screen is not None:
+                        screen.update(answer, self.status(answer.usage))
+                self.stopped = wait.stopped
+        finally:
+            if answer.usage.prompt_tokens is not None and show:
+                self._used = answer.usage.prompt_tokens + (answer.usage.answer_tokens or 0)
+                self.usages.append(answer.usage)
+            if screen is not None:
+                screen.close(self._ending(answer))
+        if self.stopped and show:
+            note("Stopped; Ctrl-C once more leaves.")
+        elif answer.finish_reason == "length":
+            limit = (
+                f"the context of {self.source.limit} tokens is full" if answer.usage.limit_reached else "--max-tokens"
+            )
+            why = limit if answer.usage.limit_reached else f"{limit} is {self.settings.max_tokens}"
+            note(f"The answer is cut: {why}.")
+        return answer
+
+    def _ending(self, answer: Answer) -> str:
+        tokens = answer.usage.answer_tokens
+        return self.status() if tokens is None else f"{tokens} tokens, {self.status()}"
+
+    def _make_room(self) -> None:
+        """Room for an answer in the context. Raises RequestError when the person would rather stop."""
+        try:
+            warned = make_room(self, self._warned)
+        except ContextFullError as error:
+            raise RequestError(str(error)) from error
+        self._warned = warned
+
+    def save(self) -> None:
+        """Keep the conversation. Where that fails it is said, and the chat goes on."""
+        if self.store is None:
+            return
+        try:
+            moved = self.store.save(self.talk)
+        except StoreError as error:
+            if not self.unsaved:
+                note(f"{error} The chat goes on unsaved.")
+            self.unsaved = True
+            return
+        if self.unsaved:
+            note("Conversations can be saved again, and this one is.")
+        self.unsaved = False
+        if moved:
+            note(moved)
+
+
+def _apart(answer: Answer) -> str:
+    """The reasoning where the answer's text does not hold it."""
+    return "" if answer.reasoning and answer.reasoning in answer.text else answer.reasoning
+
+
+class Interruptible:
+    """Iterates, until the end or Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._waiting = False
+
+    def __call__(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        while not self.stopped:
+            try:
+                self._waiting = True
+                answer = next(answers)
+            except (KeyboardInterrupt, StopIteration):
+                return
+            finally:
+                self._waiting = False
+            yield answer
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stopped = True
+        if self._waiting:  # for a long prompt, say; elsewhere it would leave a line half written
+            self._waiting = False
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruptible]:
+    """Ctrl-C stops the iteration, and nothing else."""
+    wait = Interruptible()
+    before = signal.signal(signal.SIGINT, wait.on_signal)
+    try:
+        yield wait
+    finally:
+        signal.signal(signal.SIGINT, before)

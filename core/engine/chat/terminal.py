@@ -1,0 +1,216 @@
+"""The terminal that a person types in: line editing, history, messages of several lines, choices."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.cli.running import read_text_file
+from engine.errors import UsageError
+
+from .screen import note, visible
+
+QUOTES = '"""'
+LEAVING = "Press Ctrl-C once more or Ctrl-D to leave; /help tells more."
+
+
+def unfinished(text: str) -> bool:
+    """Whether a message goes on in the next line: it began with three quotes that are not closed, or ends in a backslash."""
+    if text.startswith(QUOTES):
+        return len(text) < 2 * len(QUOTES) or not text.rstrip().endswith(QUOTES)
+    return text.endswith("\\")
+
+
+def message(text: str) -> str:
+    """What was typed, without the marks of several lines."""
+    if text.startswith(QUOTES):
+        return text.rstrip()[len(QUOTES) : -len(QUOTES)].strip("\n")
+    return text.replace("\\\n", "\n")
+
+
+class Terminal(Protocol):
+    """Where messages come from."""
+
+    def read(self) -> str:
+        """The next message or command. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C on an empty line."""
+
+    def choose(self, question: str, choices: Sequence[str]) -> str:
+        """One of the choices; the last if nobody can be asked."""
+
+    def edit(self, text: str) -> str:
+        """The text as the person leaves it in an editor."""
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Between prompts, what is typed is not drawn into what is written; the next prompt has it."""
+
+
+class Piped:
+    """Lines of stdin; nobody can be asked."""
+
+    def read(self) -> str:
+        try:
+            text = input()
+            while unfinished(text):
+                text += "\n" + input()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"The input is not {error.encoding}: {error.reason}.") from error
+        return message(text)
+
+    def choose(self, question: str, choices: Sequence[str]) -> str:
+        note(f"{question} Nobody can be asked here: {choices[-1]}.")
+        return choices[-1]
+
+    def edit(self, text: str) -> str:
+        raise UsageError("There is no terminal for an editor; give the text: /edit TEXT.")
+
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Typed:
+    """A person at a terminal. ``status`` gives the line below the prompt, ``words`` the commands to complete."""
+
+    def __init__(self, history: Path, status: Callable[[], str], words: Sequence[str], editing: str) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.enums import EditingMode
+        from prompt_toolkit.styles import Style
+
+        self._status = status
+        self._cooked: list[Any] | None = None  # the terminal's modes outside the chat
+        self._style = Style.from_dict({"bottom-toolbar": "noreverse fg:ansibrightblack"})
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(history),
+            multiline=True,
+            key_bindings=_keys(),
+            prompt_continuation="  ",
+            bottom_toolbar=self._toolbar,
+            style=self._style,
+            completer=WordCompleter(list(words), sentence=True),
+            complete_while_typing=False,
+            enable_open_in_editor=True,
+            tempfile_suffix=".md",
+            editing_mode=EditingMode.VI if editing == "vi" else EditingMode.EMACS,
+        )
+
+    def _toolbar(self) -> Any:
+        width = self._session.output.get_size().columns
+        return [("class:bottom-toolbar", visible(self._status())[: max(1, width - 1)])]
+
+    def read(self) -> str:
+        while True:
+            try:
+                return message(self._session.prompt("> "))
+            except KeyboardInterrupt:
+                if not self._session.default_buffer.text:
+                    raise
+
+    def choose(self, question: str, choices: Sequence[str]) -> str:
+        from prompt_toolkit import prompt
+
+        print(visible(question), file=sys.stderr, flush=True)
+        wanted = ", ".join(f"[{choice[0]}]{choice[1:]}" for choice in choices)
+        while True:
+            try:
+                typed = prompt(f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style).strip().lower()
+            except (EOFError, KeyboardInterrupt):
+                return choices[-1]
+            found = [choice for choice in choices if typed and choice.startswith(typed)]
+            if found:
+                return found[0]
+
+    def edit(self, text: str) -> str:
+        command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or shutil.which("nano") or "vi"
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "message.md"
+            file.write_text(text, encoding="utf-8")
+            try:
+                with _modes(self._cooked):
+                    status = subprocess.call([*shlex.split(command), str(file)])
+            except (OSError, ValueError) as error:
+                raise UsageError(f"The editor {command} cannot be run: {error}; set EDITOR to another.") from error
+            if status != 0:
+                raise UsageError(f"The editor {command} ended with status {status}; nothing is changed.")
+            return read_text_file(file).rstrip("\n")
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        if sys.platform == "win32":
+            yield
+            return
+        import termios
+
+        self._cooked = termios.tcgetattr(sys.stdin.fileno())
+        quiet = [*self._cooked]
+        quiet[0] &= ~termios.ICRNL  # Enter stays Enter, for the prompt that reads it later
+        quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH  # Ctrl-C takes away nothing typed
+        with _modes(quiet):
+            yield
+
+
+@contextmanager
+def _modes(modes: list[Any] | None) -> Iterator[None]:
+    """The terminal in these modes; as it is with None."""
+    if modes is None or sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    termios.tcsetattr(number, termios.TCSADRAIN, modes)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def _keys() -> Any:
+    from prompt_toolkit.filters import completion_is_selected
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=~completion_is_selected)
+    def _(event: Any) -> None:
+        buffer = event.current_buffer
+        if unfinished(buffer.text):
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def _(event: Any) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    @keys.add("c-g")
+    def _(event: Any) -> None:
+        event.current_buffer.open_in_editor()
+
+    return keys
+
+
+def _history(path: Path) -> Any:
+    """The lines of earlier chats; those of this one alone where no file can be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a full disk loses the line's history, and nothing else
+                super().store_string(string)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return Kept(str(path))

@@ -1,0 +1,74 @@
+"""Chats with a server over real sockets: what is sent, what comes back, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from server import BREAK
+
+
+def test_conversation_settings_and_figures(chat, server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    server.scripts = [["Hel", "lo \x1b[31mred"], ["two"]]
+    done = chat(
+        "--attach", f"{server.url}/v1/", "--system", "s", "--top-p", "0.5", "--stop", "END", given="a\nb\n/info\n"
+    )
+    assert done.status == 0 and done.out == "Hello \x1b[31mred\ntwo\n"  # no terminal: as it came
+    first, second = server.requests
+    assert first["model"] == "scripted" and first["stream"] is True
+    assert first["top_p"] == 0.5 and first["stop"] == ["END"] and "min_p" not in first and "top_k" not in first
+    assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
+    assert server.headers[0]["Authorization"] == "Bearer secret-key" and "secret-key" not in done.err
+    assert "context 6/4096" in done.err and "2 cached" in done.err
+
+
+def test_forms_reasoning_and_a_model_by_name(chat, server, tmp_path):
+    schema = tmp_path / "s.json"
+    schema.write_text('{"type": "object"}')
+    server.scripts = [[("reasoning", "hm"), '{"a": 1}']]
+    done = chat("other", "--attach", server.url, "-p", "x", "--schema", schema, "--no-reasoning")
+    assert json.loads(done.out) == {"a": 1}
+    (sent,) = server.requests
+    assert sent["model"] == "other" and sent["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+    assert json.loads(chat("--export", "json").out)["messages"][1]["reasoning"] == "hm"
+
+
+def test_refusals_and_broken_connections_are_one_sentence_and_lose_nothing(chat, server):
+    server.scripts = [["first"], [429], ["half", BREAK], ["last"]]
+    done = chat("--attach", server.url, given="one\ntwo\nthree\nfour\n")
+    assert done.status == 0 and done.out.split() == ["first", "half", "last"]
+    assert "The server refuses with 429: it is too much." in done.err and "broke off" in done.err
+    said = [m["content"] for m in server.requests[-1]["messages"]]
+    assert said == ["one", "first", "three", "half", "four"]
+
+
+def test_a_context_that_the_server_tells_is_kept_to(chat, server):
+    server.model["max_model_len"] = 40
+    server.scripts = [["x " * 3], ["y"], ["z"]]
+    many = "word " * 30
+    done = chat("--attach", server.url, "--context-full", "stop", given=f"{many}\nmore\n")
+    assert "nothing was sent" in done.err or "context is" in done.err
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("body", [b"no json", b"[1]", b'{"data": 3}'])
+def test_what_is_no_such_server_is_told(chat, body):
+    import threading
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.handle_request, daemon=True).start()
+        done = chat("--attach", f"127.0.0.1:{other.server_address[1]}")
+        assert done.status == 2 and done.err.count("\n") == 1
+        assert "does not speak OpenAI's protocol" in done.err or "names no model" in done.err

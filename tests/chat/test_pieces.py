@@ -1,0 +1,158 @@
+"""The chat's parts without a model: reasoning, calls, Markdown's blocks, input of several lines, settings, tools."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from engine.chat.answer import split_reasoning
+from engine.chat.conversation import Conversation, Message, ToolCall
+from engine.chat.markdown import finished_blocks
+from engine.chat.screen import visible
+from engine.chat.settings import ToolSetting, change, load_settings
+from engine.chat.terminal import message, unfinished
+from engine.chat.toolcalls import parse_calls
+from engine.chat.tools import DECLINED, Tools
+from engine.errors import UsageError
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_reasoning_is_split_the_same_however_far_it_has_come(inside):
+    whole = ("" if inside else "<think>") + "why\nnot</think>\n\nthe answer"
+    seen = [split_reasoning(whole[:n], inside) for n in range(1, len(whole) + 1)]
+    assert seen[-1] == ("why\nnot", "the answer", False)
+    for thought, shown, thinking in seen:
+        assert "why\nnot".startswith(thought) and "the answer".startswith(shown)
+        assert thinking or shown or thought == "why\nnot"
+    assert split_reasoning("a < b and <b>") == ("", "a < b and <b>", False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "f", "arguments": {"x": {"y": "}"}}}\n</tool_call>',
+        '[TOOL_CALLS][{"name": "f", "arguments": {"x": {"y": "}"}}}]',
+        '{"name": "f", "parameters": {"x": {"y": "}"}}}',
+    ],
+)
+def test_calls_in_each_form(text):
+    ((call,), rest) = parse_calls(text, {"f"})
+    assert (call.name, json.loads(call.arguments), rest) == ("f", {"x": {"y": "}"}}, "")
+    assert parse_calls(text, {"g"}) == ((), text) and parse_calls(text, set()) == ((), text)
+    assert parse_calls(text[:-3], {"f"}) == ((), text[:-3])
+
+
+def test_blocks_that_are_finished_stay_as_they_are():
+    blocks = [
+        "# A\n",
+        "text\nmore\n",
+        "```py\na\n\n\nb\n```\n",
+        "- one\n\n  inside\n- two\n",
+        "| a |\n|---|\n| 1 |\n",
+        "end\n",
+    ]
+    rng = np.random.default_rng()
+    text = "\n".join(rng.permutation(blocks))
+    ends = [finished_blocks(text[:n]) for n in range(len(text) + 1)]
+    assert ends == sorted(ends) and ends[-1] > 0
+    for end in set(ends) - {0}:
+        assert text[:end].endswith("\n\n") and text[:end].count("```") % 2 == 0
+        assert text[end] not in " \n"
+
+
+def test_messages_of_several_lines():
+    assert unfinished('"""a') and unfinished('"""') and unfinished("a\\") and not unfinished('"""a"""')
+    assert message('"""\na\nb"""') == "a\nb" and message("a\\\nb") == "a\nb" and message("plain") == "plain"
+
+
+def test_nothing_that_moves_the_cursor_is_shown():
+    assert visible("a\x1b[2Jb\x9bc\rd\n\te é東🙂") == "a\ufffd[2Jb\ufffdc\ufffdd\n\te é東🙂"
+
+
+def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "config.toml"
+    file.write_text('temperature = 0.1\ntop_p = 0.2\nthink = "fold"\nstop = ["a", "b"]\n')
+    monkeypatch.setenv("ENGINE_CONFIG", str(file))
+    monkeypatch.setenv("ENGINE_TOP_P", "0.3")
+    monkeypatch.setenv("ENGINE_MARKDOWN", "false")
+    settings = load_settings({"temperature": 0.9})
+    assert (settings.temperature, settings.top_p, settings.think, settings.markdown) == (0.9, 0.3, "fold", False)
+    assert settings.stop == ["a", "b"] and settings.max_batch_tokens == 512
+    change(settings, "max_tokens", "7")
+    change(settings, "stop", "END")
+    assert (settings.max_tokens, settings.stop) == (7, ["END"])
+    change(settings, "max_tokens", "none")
+    assert settings.max_tokens is None
+    with pytest.raises(UsageError, match="max_tokens is '-1'"):
+        change(settings, "max_tokens", "-1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a = ", "no TOML file"),
+        ("colour = 1", "no setting colour"),
+        ("temperature = 'x'", "temperature"),
+        ("\xff", "TOML"),
+    ],
+)
+def test_a_wrong_file_is_told(tmp_path, monkeypatch, text, said):
+    (tmp_path / "config.toml").write_bytes(text.encode("latin-1"))
+    monkeypatch.setenv("ENGINE_CONFIG", str(tmp_path / "config.toml"))
+    with pytest.raises(UsageError, match=said):
+        load_settings({})
+
+
+def twice(number: int, word: str = "x") -> dict[str, object]:
+    """Doubles a number."""
+    return {"result": number * 2, "word": word}
+
+
+def _tools(**settings) -> Tools:
+    return Tools({"t": ToolSetting(**settings)})
+
+
+def _yes(question, choices):
+    return "yes"
+
+
+def test_functions_are_tools():
+    tools = _tools(function=f"{__name__}:twice")
+    described = tools.described()[0]["function"]
+    assert described["description"] == "Doubles a number." and described["parameters"]["required"] == ["number"]
+    assert json.loads(tools.run(ToolCall("1", "t", '{"number": 4}'), _yes).text) == {"result": 8, "word": "x"}
+    assert "number" in tools.run(ToolCall("1", "t", '{"number": "four"}'), _yes).text
+    asked = []
+    for arguments in ("{", "[]", "{}", '{"number": 1, "other": 2}'):
+        assert (
+            "wrong" in (said := tools.run(ToolCall("1", "t", arguments), lambda *a: asked.append(a)).text)
+            or "JSON" in said
+        )
+    assert not asked, "a call that cannot be run was shown for approval"
+    assert tools.run(ToolCall("1", "t", '{"number": 4}'), lambda q, c: "no").text == DECLINED
+    assert tools.run(ToolCall("1", "t", '{"number": 4}'), lambda q, c: "stop").stopped
+
+
+def test_commands_are_tools_that_fail_by_their_status_and_end_in_time():
+    assert "[exit status 3]" in _tools(command="echo out; exit 3").run(ToolCall("1", "t", "{}"), _yes).text
+    start = time.monotonic()
+    slow = _tools(command="sleep 60 & sleep 60", timeout=0.3).run(ToolCall("1", "t", "{}"), _yes)
+    assert "took longer than 0.3 s" in slow.text and time.monotonic() - start < 20
+    long = _tools(command="yes | head -c 100000").run(ToolCall("1", "t", "{}"), _yes).text
+    assert "cut after 16384 of 100000" in long
+
+
+@pytest.mark.parametrize("wrong", [{}, {"command": "a", "function": "b:c"}, {"function": "no_such_module:f"}])
+def test_wrong_tools_are_told(wrong):
+    with pytest.raises(UsageError, match="tool t"):
+        _tools(**wrong)
+
+
+def test_undo_takes_the_whole_turn_and_what_hides_it():
+    talk = Conversation(messages=[Message(role, str(n)) for n, role in enumerate(["user", "assistant", "tool"] * 3)])
+    talk.start, talk.summary = 9, "all of it"
+    assert talk.undo() == "6" and len(talk.messages) == 6 and (talk.start, talk.summary) == (0, None)
+    assert talk.undo() == "3" and talk.undo() == "0" and talk.undo() is None
