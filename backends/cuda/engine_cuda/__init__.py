@@ -13,11 +13,15 @@ from engine.backend.v1 import API, Device, Manifest, Probe
 
 def _probe() -> Probe:
     if find_spec("torch") is None or find_spec("triton") is None:
-        return Probe(False, "torch and Triton are not installed; on a machine with an NVIDIA GPU run: pip install 'engine[cuda]'")
+        return Probe(
+            False, "torch and Triton are not installed; on a machine with an NVIDIA GPU run: pip install 'engine[cuda]'"
+        )
     if os.environ.get("TRITON_INTERPRET") == "1":
         return Probe(True, "Triton's interpreter on the CPU, for tests: TRITON_INTERPRET is set.", score=-10)
     if version("torch").endswith("+cpu"):
-        return Probe(False, "this torch is a CPU build; install one for CUDA: pip install --upgrade --force-reinstall torch")
+        return Probe(
+            False, "this torch is a CPU build; install one for CUDA: pip install --upgrade --force-reinstall torch"
+        )
     if not _driver_found():
         return Probe(False, "no NVIDIA driver is on this system (libcuda is not found).")
     return Probe(True, "an NVIDIA GPU through torch and Triton.", score=100)

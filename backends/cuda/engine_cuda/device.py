@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -27,21 +25,20 @@ from engine.backend.v1 import (
 )
 
 from .arrays import DTYPES, from_host, to_host
+from .kernels.common import INTERPRETED
 from .layouts import PAGES
+from .providers import TritonProvider, make_providers
 
 ROLES = ("f32", "bf16", "f16")
-OPTIONS = ("interpret", "act")
 
 
 def open_device(index: int, options: Mapping[str, Any]) -> Device:
-    """GPU number ``index``. Options: "act", the dtype of activations (bf16; f32 where it is interpreted); "interpret": the
-    CPU in place of a GPU. ValueError for what there is not."""
-    interpret = bool(options.get("interpret", False))
-    act = str(options.get("act", "f32" if interpret else "bf16"))
+    """GPU number ``index``, or where TRITON_INTERPRET is 1 the CPU. The option "act" is the dtype of activations: bf16, or f32
+    where kernels are interpreted, unless it says otherwise. ValueError for what there is not."""
+    act = str(options.get("act", "f32" if INTERPRETED else "bf16"))
     if act not in ROLES:
         raise ValueError(f"the option act is one of {', '.join(ROLES)} and not {act}.")
-    _choose_mode(interpret)
-    if interpret:
+    if INTERPRETED:
         return CudaDevice(torch.device("cpu"), act)
     if not torch.cuda.is_available():
         raise ValueError("torch finds no GPU; a CUDA build of torch and NVIDIA's driver are needed.")
@@ -51,24 +48,10 @@ def open_device(index: int, options: Mapping[str, Any]) -> Device:
     return CudaDevice(torch.device("cuda", index), act)
 
 
-def _choose_mode(interpret: bool) -> None:
-    """Triton decides when a kernel's module is loaded whether it is interpreted, once in a process."""
-    loaded = sys.modules.get("engine_cuda.kernels.common")
-    if loaded is None and interpret:
-        os.environ["TRITON_INTERPRET"] = "1"
-    from .kernels.common import INTERPRETED
-
-    if interpret != INTERPRETED:
-        has, wanted = ("interpreted", "compiled") if INTERPRETED else ("compiled", "interpreted")
-        raise ValueError(f"the kernels of this process are {has} already; {wanted} ones need a process of their own.")
-
-
 class CudaDevice:
     """Work is submitted to the stream of the thread that runs a step, and waited for when a value is copied out."""
 
     def __init__(self, where: torch.device, act: str) -> None:
-        from .providers import make_providers
-
         self.where = where
         self._act = act
         self._providers = make_providers(where)
@@ -129,8 +112,6 @@ class CudaDevice:
         return state
 
     def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
-        from .providers import TritonProvider
-
         if not all(isinstance(bound.provider, TritonProvider) for bound in segment.calls):
             return None  # a forced trip through the device runs references on it
         fns = [bound.provider.bind(bound, limits) for bound in segment.calls]

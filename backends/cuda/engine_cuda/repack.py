@@ -2,8 +2,8 @@
 
     number = (code - zero) * scale - least        or        table[code] * scale
 
-A scale (and a least) is one number for each ``super`` columns, and where the format has superblocks times a small integer for each
-``group``: kept apart, since their product has more bits than an f16 number.
+A scale (and a least) is one number for each ``super`` columns, and where the format has superblocks times a small integer for
+each ``group``: kept apart, since their product has more bits than an f16 number.
 """
 
 from __future__ import annotations
@@ -212,8 +212,22 @@ _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.f
 # The quantiles of the normal distribution of QLoRA (arXiv 2305.14314), appendix E.
 _NF4 = np.array(
     [
-        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
-        *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(
+            -1.0,
+            -0.6961928009986877,
+            -0.5250730514526367,
+            -0.39491748809814453,
+            -0.28444138169288635,
+            -0.18477343022823334,
+        ),
+        *(
+            -0.09105003625154495,
+            0.0,
+            0.07958029955625534,
+            0.16093020141124725,
+            0.24611230194568634,
+            0.33791524171829224,
+        ),
         *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
     ],
     np.float32,

@@ -1,7 +1,7 @@
 """Attention over the paged cache: one kernel for prefill and decode, and one that merges the parts of long contexts.
 
-A program has a block of tokens of one sequence with all query heads of one KV head, so that keys and values are read once for
-them. Sequences with a single token are cut into parts of SPLIT cached tokens (DECODE); the others are not.
+A program has a block of tokens of one sequence with all query heads of one KV head (of a large group a chunk), so that keys
+and values are read once for them. Sequences with a single token are cut into parts of SPLIT cached tokens (DECODE); the others are not.
 """
 
 import triton
@@ -38,11 +38,13 @@ def attend(
     DECODE: tl.constexpr, WHOLE: tl.constexpr, LATENT: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
-    BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr,
+    CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of tokens (DECODE: sequences), KV heads, parts. With WHOLE there is one part, and y is written; else what
-    the parts sum up to, for ``merge``. LATENT: values are the first value_width columns of keys, which have REST more."""
-    head = tl.program_id(1)
+    """Grid: blocks of tokens (DECODE: sequences), CHUNKS of the query heads of each KV head, parts. With WHOLE there is one
+    part, and y is written; else what the parts sum up to, for ``merge``. LATENT: values are the first value_width columns of
+    keys, which have REST more."""
+    head = tl.program_id(1) // CHUNKS
+    chunk = tl.program_id(1) % CHUNKS
     split = tl.program_id(2)
     if DECODE:
         seq = tl.program_id(0)
@@ -66,7 +68,7 @@ def attend(
             return
 
     row = tl.arange(0, BQ * GROUP_ROWS)
-    query, member = token + row // GROUP_ROWS, row % GROUP_ROWS
+    query, member = token + row // GROUP_ROWS, chunk * GROUP_ROWS + row % GROUP_ROWS
     there = (query < length) & (member < GROUP)
     column = tl.arange(0, WIDTH)
     inside = column < value_width

@@ -1,7 +1,7 @@
 """process_logits: adjustments token by token, then filters, each a threshold that is searched for instead of a sort.
 
-A row's filters run in one program. What they keep is told by few numbers: the least value kept, the last id kept of the tokens that
-have it, and for typical-p the greatest distance. So nothing is stored between them.
+A row's filters run in one program. What they keep is told by few numbers: the least value kept, the last id kept of the tokens
+that have it, and for typical-p the greatest distance. So nothing is stored between them.
 """
 
 import triton

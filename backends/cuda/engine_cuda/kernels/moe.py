@@ -14,9 +14,7 @@ def _best(choice, columns, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _of_best_groups(
-    choice, group, experts, groups, groups_kept, group_best, GROUPS: tl.constexpr, SIZE: tl.constexpr
-):
+def _of_best_groups(choice, group, experts, groups, groups_kept, group_best, GROUPS: tl.constexpr, SIZE: tl.constexpr):
     """Minus infinity in place of what the experts outside the best groups have."""
     names = tl.arange(0, GROUPS)
     columns = tl.arange(0, SIZE)

@@ -9,6 +9,7 @@ from ..kernels import attention as kernels
 from ..kernels import cache, position
 from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Operands
+from ..tiles import of_attention, precise
 
 ELEMENTS = 1024
 SPLIT = 512
@@ -51,11 +52,11 @@ def _dot_type(q: torch.Tensor, k: torch.Tensor) -> tuple[tl.dtype, str]:
     """In what scores are computed: as keys are stored where q has 16 bits, else in f32, in three passes of TF32."""
     if INTERPRETED:
         return tl.float32, "ieee"
-    if q.dtype == torch.float32 or k.dtype == torch.float32:
-        return tl.float32, "tf32x3"
+    if torch.float32 in (q.dtype, k.dtype):
+        return tl.float32, precise()
     if k.dtype == torch.bfloat16 or (k.dtype == torch.int8 and q.dtype == torch.bfloat16):
-        return tl.bfloat16, "tf32"
-    return tl.float16, "tf32"
+        return tl.bfloat16, "ieee"
+    return tl.float16, "ieee"
 
 
 def attention(o: Operands) -> None:
@@ -88,13 +89,12 @@ def attention(o: Operands) -> None:
         "LATENT": latent, "SCALED": scales is not None, "CAPPED": o.attr("softcap") != 0, "WINDOWED": window > 0,
         "SINKS": sinks is not None, "DOT": dot, "PRECISION": precision, "BLOCK_SIZE": block_size, "SPLIT": SPLIT,
         "GROUP": group, "WIDTH": power_of_two(value_width, 16),
-        "REST": power_of_two(key_width - value_width, 16), "BN": 32 if value_width > 256 else 64,
-        "num_warps": 8 if value_width > 256 else 4, "num_stages": 1 if value_width > 256 else 2,
+        "REST": power_of_two(key_width - value_width, 16),
     }  # fmt: skip
-    rows = power_of_two(group)
+    few, many = of_attention(group, value_width, dot.primitive_bitwidth // 8)
     launch(
-        kernels.attend, (sequences, kv_heads, splits), *arrays, *sizes, **meta, DECODE=True, WHOLE=splits == 1,
-        GROUP_ROWS=max(rows, 16), BQ=1,
+        kernels.attend, (sequences, kv_heads * few.chunks, splits), *arrays, *sizes, **meta, **few.meta(), DECODE=True,
+        WHOLE=splits == 1,
     )  # fmt: skip
     if splits > 1:
         launch(
@@ -103,8 +103,7 @@ def attention(o: Operands) -> None:
             WIDTH=power_of_two(value_width, 16),
         )  # fmt: skip
     if len(q) > sequences:
-        queries = max(1, (32 if value_width > 256 else 64) // rows)
         launch(
-            kernels.attend, (len(q) // queries + sequences, kv_heads, 1), *arrays, *sizes, **meta, DECODE=False,
-            WHOLE=True, GROUP_ROWS=max(rows, 16 // queries), BQ=queries,
+            kernels.attend, (len(q) // many.tokens + sequences, kv_heads * many.chunks, 1), *arrays, *sizes, **meta,
+            **many.meta(), DECODE=False, WHOLE=True,
         )  # fmt: skip

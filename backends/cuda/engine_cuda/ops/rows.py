@@ -104,4 +104,3 @@ def rope(o: Operands) -> None:
         o.attr("rotary_dim") or width, o.attr("scale"), INTERLEAVED=o.attr("interleaved"),
         HEADS=power_of_two(heads), WIDTH=power_of_two(width),
     )  # fmt: skip
-
