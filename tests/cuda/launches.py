@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from engine.backend.v1 import BoundCall, Call, Dims, Frame, Packed, Value
-from engine_cuda import providers
+from engine_cuda import providers, tiles
 from engine_cuda.arrays import DTYPES
 from engine_cuda.ops import cache, dense, head, rows, step
 from engine_cuda.repack import REPACKED
@@ -144,6 +144,7 @@ def record():
     ints = lambda *shape: tensor(*shape, dtype="i32")  # noqa: E731
     for tokens in (16, 512):
         _layers(r, tokens, ints)
+    _rows(r, 16, 16, ints)
     _head(r, ints)
     return list(r.found.values())
 
@@ -164,18 +165,6 @@ def _layers(r, tokens, ints):
     for format_ in ("Q8_0 whole", "Q4_K"):
         r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)}, quantized_activation="required")
     r.run("head_linear", {"x": tensor(tokens, 16 * 128)}, weights={"weight": matrix("BF16", 16, 512, 128)})
-    r.run("concat_heads", {"a": tensor(tokens, 16 * 512), "b": tensor(tokens, 16 * 64)}, heads=16)
-    r.run("rms_norm", {"x": residual}, weights={"weight": vector(4096)}, eps=1e-5)
-    r.run("add_rms_norm", {"x": x, "residual": residual}, ("f32", "bf16"), {"weight": vector(4096)}, eps=1e-5)
-    r.run("layer_norm", {"x": residual}, weights={"weight": vector(4096), "bias": vector(4096)}, eps=1e-5)
-    for kind in ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"):
-        r.run("gated_act", {"gate": wide, "up": wide}, kind=kind)
-    r.run("add", {"a": residual, "b": x}, ("f32",))
-    r.run("scale_softcap", {"x": x}, ("f32",), softcap=30.0)
-    r.run("gather_rows", {"x": residual, "rows": ints(seqs)}, ("f32",))
-    r.run("gather_columns", {"x": x}, weights={"columns": vector(4096)})
-    r.run("embed", {"ids": ints(tokens)}, ("f32",), {"weight": matrix("BF16", 128256, 4096)})
-    r.run("embed", {"ids": ints(tokens)}, ("f32",), {"weight": matrix("Q6_K", 128256, 4096)})
     _experts(r, tokens, ints)
     for dtype, width, more in (
         ("f16", 128, {}),
@@ -188,6 +177,23 @@ def _layers(r, tokens, ints):
         ("f32", 128, {}),
     ):
         _cached(r, tokens, seqs, ints, dtype, width, dict(more))
+
+
+def _rows(r, tokens, seqs, ints):
+    x, wide = tensor(tokens, 4096), tensor(tokens, 14336)
+    residual = tensor(tokens, 4096, dtype="f32")
+    r.run("concat_heads", {"a": tensor(tokens, 16 * 512), "b": tensor(tokens, 16 * 64)}, heads=16)
+    r.run("rms_norm", {"x": residual}, weights={"weight": vector(4096)}, eps=1e-5)
+    r.run("add_rms_norm", {"x": x, "residual": residual}, ("f32", "bf16"), {"weight": vector(4096)}, eps=1e-5)
+    r.run("layer_norm", {"x": residual}, weights={"weight": vector(4096), "bias": vector(4096)}, eps=1e-5)
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"):
+        r.run("gated_act", {"gate": wide, "up": wide}, kind=kind)
+    r.run("add", {"a": residual, "b": x}, ("f32",))
+    r.run("scale_softcap", {"x": x}, ("f32",), softcap=30.0)
+    r.run("gather_rows", {"x": residual, "rows": ints(seqs)}, ("f32",))
+    r.run("gather_columns", {"x": x}, weights={"columns": vector(4096)})
+    r.run("embed", {"ids": ints(tokens)}, ("f32",), {"weight": matrix("BF16", 128256, 4096)})
+    r.run("embed", {"ids": ints(tokens)}, ("f32",), {"weight": matrix("Q6_K", 128256, 4096)})
 
 
 def _cached(r, tokens, seqs, ints, dtype, width, more):
@@ -264,7 +270,7 @@ def _spilled(compiled, target):
     """32-bit registers spilled a thread, as ptxas or the assembler's notes tell it."""
     if target.backend == "hip":
         notes = compiled.asm["amdgcn"]
-        return sum(int(n) for n in re.findall(r"\.(?:vgpr|sgpr)_spill_count:\s*(\d+)", notes))
+        return sum(int(n) for n in re.findall(r"\.vgpr_spill_count:\s*(\d+)", notes))
     # The newest of them, since it knows the version that the text has.
     ptxas = max(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas*"), key=lambda path: len(path.name))
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
@@ -284,6 +290,7 @@ _MATRIX = r"wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+|v_swmm
 
 
 def main(target, pattern=""):
+    tiles.AMD = TARGETS[target].backend == "hip"
     for launch in record():
         if pattern in launch.label():
             compiled = triton.compile(launch.source()[0], target=TARGETS[target], options=launch.options)

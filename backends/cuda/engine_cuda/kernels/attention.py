@@ -1,7 +1,8 @@
 """Attention over the paged cache: one kernel for prefill and decode, and one that merges the parts of long contexts.
 
 A program has a block of tokens of one sequence with all query heads of one KV head (of a large group a chunk), so that keys
-and values are read once for them. Sequences with a single token are cut into parts of SPLIT cached tokens (DECODE); the others are not.
+and values are read once for them. Sequences with a single token are cut into parts of SPLIT cached tokens (DECODE); the others
+are not.
 """
 
 import triton
