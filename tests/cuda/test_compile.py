@@ -57,6 +57,8 @@ def _compiled(target, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
     script = Path(__file__).with_name("launches.py")
-    run = subprocess.run([sys.executable, str(script), target], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, str(script), target], env=environment, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
