@@ -17,6 +17,7 @@ from engine.testing.running import Bench
 LEFT_TO_THE_REFERENCE = {"quantize"}
 # Each costs many seconds in the interpreter: these are run whole beside the slow tests, and in part here.
 LONG = {"embed", "linear", "linear_group", "moe_route", "moe_linear", "moe_linear_group", "process_logits"}
+LONG |= {"rope_kv_write", "sample"}
 
 
 def test_every_op_is_offered(device):
@@ -44,7 +45,9 @@ def test_provider_agrees_with_the_reference(op, device):
         ("embed", "Q4_0 9x"),
         ("moe_route", "7 tokens"),
         ("moe_linear", "F16 13 tokens"),
-        ("process_logits", "everything"),
+        ("process_logits", "top-p"),
+        ("rope_kv_write", "int8, 9 tokens"),
+        ("sample", "random"),
     ],
 )
 def test_a_part_of_the_long_ones(op, name, device):
