@@ -1,0 +1,124 @@
+"""The device: torch tensors on one GPU, or on the CPU with kernels in Triton's interpreter, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from engine.backend.v1 import (
+    Array,
+    Device,
+    DeviceInfo,
+    Frame,
+    Limits,
+    MemoryInfo,
+    Plan,
+    Provider,
+    Segment,
+    Session,
+    StepFn,
+    StepSession,
+    available_memory,
+)
+
+from .arrays import DTYPES, from_host, to_host
+from .kernels.common import INTERPRETED
+from .layouts import PAGES
+from .providers import TritonProvider, make_providers
+
+ROLES = ("f32", "bf16", "f16")
+
+
+def open_device(index: int, options: Mapping[str, Any]) -> Device:
+    """GPU number ``index``, or where TRITON_INTERPRET is 1 the CPU. The option "act" is the dtype of activations: bf16, or f32
+    where kernels are interpreted, unless it says otherwise. ValueError for what there is not."""
+    act = str(options.get("act", "f32" if INTERPRETED else "bf16"))
+    if act not in ROLES:
+        raise ValueError(f"the option act is one of {', '.join(ROLES)} and not {act}.")
+    if INTERPRETED:
+        return CudaDevice(torch.device("cpu"), act)
+    if not torch.cuda.is_available():
+        raise ValueError("torch finds no GPU; a CUDA build of torch and NVIDIA's driver are needed.")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise ValueError(f"there are {count} GPUs, numbered from 0, and no number {index}.")
+    return CudaDevice(torch.device("cuda", index), act)
+
+
+class CudaDevice:
+    """Work is submitted to the stream of the thread that runs a step, and waited for when a value is copied out."""
+
+    def __init__(self, where: torch.device, act: str) -> None:
+        self.where = where
+        self._act = act
+        self._providers = make_providers(where)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.where.type == "cuda"
+
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return torch.zeros(shape, dtype=DTYPES[dtype], device=self.where)
+
+    def free(self, value: torch.Tensor) -> None:
+        """Reference counts do it."""
+
+    def copy_in(self, array: Array) -> torch.Tensor:
+        return from_host(array, self.where)
+
+    def copy_out(self, value: torch.Tensor) -> Array:
+        return to_host(value)
+
+    def fence(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self.where)
+
+    def memory_info(self) -> MemoryInfo:
+        if not self.on_gpu:
+            return available_memory()
+        free, total = torch.cuda.mem_get_info(self.where)
+        kept = torch.cuda.memory_reserved(self.where) - torch.cuda.memory_allocated(self.where)
+        return MemoryInfo(total, free + kept)
+
+    def describe(self) -> DeviceInfo:
+        details = {"torch": version("torch"), "triton": version("triton")}
+        name = "triton's interpreter"
+        if self.on_gpu:
+            about = torch.cuda.get_device_properties(self.where)
+            name = f"{about.name} (cuda:{self.where.index})"
+            details |= {"compute capability": f"{about.major}.{about.minor}", "SMs": str(about.multi_processor_count)}
+        return DeviceInfo(
+            name=name,
+            backend="cuda",
+            kv_layouts=(PAGES,),
+            roles={"act": self._act, "residual": "f32"},
+            details=details,
+        )
+
+    def session(self, plan: Plan) -> Session:
+        return StepSession(self, plan)
+
+    def providers(self) -> Mapping[str, Sequence[Provider]]:
+        return self._providers
+
+    def export_blocks(self, state: torch.Tensor, blocks: Array) -> Array:
+        return to_host(state[from_host(blocks, self.where).long()])
+
+    def import_blocks(self, state: torch.Tensor, blocks: Array, rows: Array) -> torch.Tensor:
+        state[from_host(blocks, self.where).long()] = from_host(rows, self.where)
+        return state
+
+    def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
+        if not all(isinstance(bound.provider, TritonProvider) for bound in segment.calls):
+            return None  # a forced trip through the device runs references on it
+        fns = [bound.provider.bind(bound, limits) for bound in segment.calls]
+
+        def run(frame: Frame) -> None:
+            with torch.cuda.device(self.where.index if self.on_gpu else -1):
+                for fn in fns:
+                    fn(frame)
+
+        return run

@@ -1,0 +1,40 @@
+"""Activations rounded to 8 bits, a row a program."""
+
+import triton
+import triton.language as tl
+
+from .common import put, to_nearest
+
+
+@triton.jit
+def _steps(values, kept, fixed):
+    """The row's step, NaN where a value is not finite, and the values in steps, from -128 to 127."""
+    sizes = tl.where(kept, tl.abs(values), 0.0)
+    finite = tl.max((~(sizes < float("inf"))).to(tl.int32), axis=0) == 0
+    most = tl.max(tl.where(finite, sizes, 0.0), axis=0)
+    step = tl.where(fixed > 0, fixed, tl.where(most > 0, tl.div_rn(most, 127.5), 1.0))
+    steps = tl.minimum(tl.maximum(tl.div_rn(tl.where(finite, values, 0.0), step), -128.0), 127.0)
+    return tl.where(finite, step, float("nan")), to_nearest(steps)
+
+
+@triton.jit
+def to_bytes(x, codes, scales, depth, fixed, BLOCK: tl.constexpr):
+    """x [rows, depth] as int8 with a scale a row: ``fixed``, or if that is 0 2 / 255 of the row's greatest size."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    kept = k < depth
+    values = tl.load(x + row * depth + k, mask=kept, other=0).to(tl.float32)
+    step, steps = _steps(values, kept, fixed)
+    tl.store(codes + row * depth + k, steps.to(tl.int8), mask=kept)
+    tl.store(scales + row, step)
+
+
+@triton.jit
+def rounded(x, y, depth, fixed, BLOCK: tl.constexpr):
+    """The same as numbers."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    kept = k < depth
+    values = tl.load(x + row * depth + k, mask=kept, other=0).to(tl.float32)
+    step, steps = _steps(values, kept, fixed)
+    put(y + row * depth + k, steps * step, kept)

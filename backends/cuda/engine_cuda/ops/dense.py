@@ -1,0 +1,209 @@
+"""Products with weights, and embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..kernels import matmul, moe, quantize
+from ..kernels.common import launch, power_of_two
+from ..operands import Operands
+from ..tiles import dot_type, of_matmul
+from ..weights import Coded, Dense
+
+ELEMENTS = 1024
+ROWS_OF_EXPERT = 16
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Choices in the order of their experts: blocks of ``size``, which expert each block has, and how many blocks."""
+
+    order: torch.Tensor
+    experts: torch.Tensor
+    size: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a product is taken of. ``heads``: so many matrices, each with columns of its own. ``choices``: rows of y that share
+    a row of x."""
+
+    x: torch.Tensor
+    weight: Dense | Coded
+    y: torch.Tensor
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    heads: int = 1
+    choices: int = 1
+    grouping: Grouping | None = None
+
+    def run(self) -> None:
+        outputs, depth = self.weight.shape[-2:]
+        stored = self.weight.array.dtype if isinstance(self.weight, Dense) else None
+        dot, precision = dot_type(self.x.dtype, stored)
+        tiles = of_matmul(len(self.y), outputs, dot.primitive_bitwidth // 8)
+        grouping = self.grouping
+        bm = tiles.bm if grouping is None else grouping.size
+        blocks = -(-len(self.y) // bm) if grouping is None else grouping.blocks
+        grid = (blocks, -(-outputs // tiles.bn), self.heads)
+        order, experts = (self.y, self.y) if grouping is None else (grouping.order, grouping.experts)
+        ends = (
+            self.y if self.bias is None else self.bias, self.y if self.residual is None else self.residual, self.y,
+            order, experts, len(self.y), outputs, depth,
+        )  # fmt: skip
+        strides = (self.x.shape[1], self.y.shape[1], self.choices)
+        meta: dict[str, Any] = {
+            "BIASED": self.bias is not None, "ADDED": self.residual is not None, "GROUPED": grouping is not None,
+            "DOT": dot, "PRECISION": precision, "BM": bm, "BN": tiles.bn, "num_warps": tiles.warps,
+            "num_stages": tiles.stages,
+        }  # fmt: skip
+        if isinstance(self.weight, Dense):
+            launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta, BK=tiles.bk)
+        else:
+            arrays, sizes, form = coded_arguments(self.weight)
+            launch(matmul.quantized, grid, self.x, *arrays, *ends, *sizes, *strides, **meta, **form)
+
+
+def coded_arguments(weight: Coded) -> tuple[tuple[torch.Tensor, ...], tuple[int, int, int], dict[str, Any]]:
+    """A coded weight as the kernels take it: its arrays, the lengths of rows of codes, groups and supers, and its form."""
+    form, depth = weight.form, weight.shape[-1]
+    some = weight.scale  # in the place of what the form does not have
+    arrays = [weight.table, weight.scale, weight.fine_scale, weight.least, weight.fine_least]
+    sizes = weight.codes.shape[1], max(1, depth // form.group), weight.scale.shape[1]
+    meta = {
+        "BITS": form.bits, "TABLE": weight.table is not None, "ZERO": form.zero, "LEAST": weight.least is not None,
+        "GROUP": form.group, "SUPER": form.super, "FINE": weight.fine_scale is not None,
+    }  # fmt: skip
+    return (weight.codes, *(some if a is None else a for a in arrays)), sizes, meta
+
+
+def _rounded(x: torch.Tensor, o: Operands) -> torch.Tensor:
+    """x as numbers of 8 bits, f32."""
+    y = o.new(*x.shape)
+    launch(quantize.rounded, (len(x),), x, y, x.shape[1], o.attr("input_scale"), BLOCK=power_of_two(x.shape[1]))
+    return y
+
+
+def _as_bytes(x: torch.Tensor, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as int8 with a scale a row."""
+    codes, scales = o.new(*x.shape, dtype=torch.int8), o.new(len(x))
+    block = power_of_two(x.shape[1])
+    launch(quantize.to_bytes, (len(x),), x, codes, scales, x.shape[1], o.attr("input_scale"), BLOCK=block)
+    return codes, scales
+
+
+def _by_bytes(
+    packed: tuple[torch.Tensor, torch.Tensor], weight: Coded, y: torch.Tensor,
+    bias: torch.Tensor | None, residual: torch.Tensor | None,
+) -> None:  # fmt: skip
+    outputs, depth = weight.shape
+    tiles = of_matmul(len(y), outputs, 1)
+    launch(
+        matmul.bytes_by_bytes, (-(-len(y) // tiles.bm), -(-outputs // tiles.bn)), *packed, weight.codes, weight.scale,
+        y if bias is None else bias, y if residual is None else residual, y, len(y), outputs, depth,
+        BIASED=bias is not None, ADDED=residual is not None, BM=tiles.bm, BN=tiles.bn, BK=tiles.bk,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+
+
+def _linears(o: Operands, members: list[tuple[str, str]]) -> None:
+    """An output for each of these weights and biases, on one x."""
+    x, residual = o["x"], o.get("residual")
+    required = o.attr("quantized_activation") == "required"
+    weights = [o.weight(name) for name, _ in members]
+    by_bytes = [required and isinstance(weight, Coded) and weight.one_scale for weight in weights]
+    packed = _as_bytes(x, o) if any(by_bytes) else None
+    if required and not all(by_bytes):
+        x = _rounded(x, o)
+    for n, (weight, (_, bias)) in enumerate(zip(weights, members, strict=True)):
+        y = o.result(n, len(x), weight.shape[-2])
+        if packed is not None and by_bytes[n]:
+            _by_bytes(packed, weight, y, o.vector(bias), residual)
+        else:
+            Product(x, weight, y, o.vector(bias), residual).run()
+
+
+def linear(o: Operands) -> None:
+    _linears(o, [("weight", "bias")])
+
+
+def linear_group(o: Operands) -> None:
+    _linears(o, [(f"weight.{n}", f"bias.{n}") for n in range(len(o.bound.call.outputs))])
+
+
+def head_linear(o: Operands) -> None:
+    x, weight = o["x"], o.weight("weight")
+    heads, outputs, _ = weight.shape
+    Product(x, weight, o.result(0, len(x), heads * outputs), heads=heads).run()
+
+
+def embed(o: Operands) -> None:
+    ids, weight = o["ids"], o.weight("weight")
+    width = weight.shape[-1]
+    y = o.result(0, len(ids), width)
+    if isinstance(weight, Dense):
+        grid = (len(ids), -(-width // ELEMENTS))
+        launch(matmul.embed_dense, grid, ids, weight.array, y, width, o.attr("scale"), BLOCK=ELEMENTS)
+        return
+    arrays, sizes, form = coded_arguments(weight)
+    launch(matmul.embed_quantized, (len(ids), -(-width // 32)), ids, *arrays, y, width, *sizes, o.attr("scale"), **form)
+
+
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+def moe_route(o: Operands) -> None:
+    logits, bias, k, groups = o["logits"], o.vector("correction_bias"), o.attr("k"), o.attr("groups")
+    tokens, experts = logits.shape
+    ids, weights = o.result(0, tokens, k), o.result(1, tokens, k)
+    launch(
+        moe.route, (tokens,), logits, logits if bias is None else bias, ids, weights, experts, k, o.attr("scale"),
+        groups, o.attr("groups_kept"), o.attr("group_best"), SIGMOID=o.attr("score") == "sigmoid",
+        BIASED=bias is not None, GROUPED=groups > 1, RENORMALIZED=o.attr("renormalize"),
+        GROUPS=power_of_two(groups), SIZE=power_of_two(experts), num_warps=1,
+    )  # fmt: skip
+
+
+def _grouped(o: Operands, experts: int) -> Grouping:
+    ids = o["ids"]
+    total = ids.numel()
+    size = power_of_two(min(128, -(-total // experts)), ROWS_OF_EXPERT)
+    blocks = total // size + min(total, experts)
+    order = o.new(blocks * size, dtype=torch.int32)
+    counts, block_experts = o.new(experts, dtype=torch.int32), o.new(blocks, dtype=torch.int32)
+    launch(moe.count_choices, (experts,), ids, counts, total, BLOCK=ELEMENTS)
+    launch(
+        moe.order_choices, (experts + 1,), ids, counts, order, block_experts, total, experts, blocks,
+        BM=size, BLOCK=ELEMENTS, EXPERTS=power_of_two(experts),
+    )  # fmt: skip
+    return Grouping(order, block_experts, size, blocks)
+
+
+def _experts(o: Operands, members: list[tuple[str, str]]) -> None:
+    x, choices = o["x"], o["ids"].shape[1]
+    grouping = _grouped(o, o.weight(members[0][0]).shape[0])
+    for n, (name, bias) in enumerate(members):
+        weight = o.weight(name)
+        y = o.result(n, o["ids"].numel(), weight.shape[-2])
+        shared = 1 if o.attr("per_choice") else choices
+        Product(x, weight, y, o.vector(bias), None, 1, shared, grouping).run()
+
+
+def moe_linear(o: Operands) -> None:
+    _experts(o, [("weight", "bias")])
+
+
+def moe_linear_group(o: Operands) -> None:
+    _experts(o, [(f"weight.{n}", f"bias.{n}") for n in range(len(o.bound.call.outputs))])
+
+
+def moe_combine(o: Operands) -> None:
+    y, weights = o["y"], o["weights"]
+    tokens, k = weights.shape
+    total = o.result(0, tokens, y.shape[1])
+    grid = (tokens, -(-y.shape[1] // ELEMENTS))
+    launch(moe.combine, grid, y, weights, total, k, y.shape[1], BLOCK=ELEMENTS)

@@ -1,0 +1,277 @@
+"""Quantized formats as codes of 4 or 8 bits and factors of groups of columns, exactly:
+
+    number = (code - zero) * scale - least        or        table[code] * scale
+
+A scale (and a least) is one number for each ``super`` columns, and where the format has superblocks times a small integer for
+each ``group``: kept apart, since their product has more bits than an f16 number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from engine.backend.v1 import Array
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of some rows: codes u8 [rows, K]; scale f16 or f32 [rows, K / super]; the integers beside it [rows, K / group]; the same
+    of what is subtracted."""
+
+    codes: Array
+    scale: Array
+    fine_scale: Array | None = None
+    least: Array | None = None
+    fine_least: Array | None = None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a format is taken apart. ``table``: the numbers that codes stand for."""
+
+    bits: int
+    group: int
+    super: int
+    split: Callable[[Array], Parts]
+    zero: int = 0
+    table: Array | None = None
+
+
+def _fields(rows: Array, *widths: int) -> list[Array]:
+    """Blocks [rows, blocks, bytes] cut into fields of these widths."""
+    blocks = rows.reshape(len(rows), -1, sum(widths))
+    ends = np.cumsum([0, *widths])
+    return [np.ascontiguousarray(blocks[..., a:b]) for a, b in pairwise(ends)]
+
+
+def _row(numbers: Array) -> Array:
+    return np.ascontiguousarray(numbers.reshape(len(numbers), -1))
+
+
+def _f16(field: Array) -> Array:
+    return _row(field.view(np.float16))
+
+
+def _nibbles(qs: Array) -> Array:
+    """Low nibbles, then high ones."""
+    return np.concatenate([qs & 15, qs >> 4], axis=-1)
+
+
+def _high_bits(qh: Array) -> Array:
+    """32 bits as fives' highest: u8 [..., 32] of 0 or 16."""
+    return np.unpackbits(qh, axis=-1, bitorder="little") << 4
+
+
+def _q4_0(rows: Array) -> Parts:
+    d, qs = _fields(rows, 2, 16)
+    return Parts(_row(_nibbles(qs)), _f16(d))
+
+
+def _q4_1(rows: Array) -> Parts:
+    d, m, qs = _fields(rows, 2, 2, 16)
+    return Parts(_row(_nibbles(qs)), _f16(d), least=-_f16(m))
+
+
+def _q5_0(rows: Array) -> Parts:
+    d, qh, qs = _fields(rows, 2, 4, 16)
+    return Parts(_row(_nibbles(qs) | _high_bits(qh)), _f16(d))
+
+
+def _q5_1(rows: Array) -> Parts:
+    d, m, qh, qs = _fields(rows, 2, 2, 4, 16)
+    return Parts(_row(_nibbles(qs) | _high_bits(qh)), _f16(d), least=-_f16(m))
+
+
+def _q8_0(rows: Array) -> Parts:
+    d, qs = _fields(rows, 2, 32)
+    return Parts(_row(qs ^ 128), _f16(d))
+
+
+def _six_bit_pairs(packed: Array) -> tuple[Array, Array]:
+    """The eight scales and eight minima of Q4_K and Q5_K, six bits each, of twelve bytes."""
+    a, b, c = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=-1)
+    minima = np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=-1)
+    return _row(scales), _row(minima)
+
+
+def _k_nibbles(qs: Array) -> Array:
+    """Each 32 bytes of a superblock of 256: 32 low nibbles, then 32 high ones."""
+    return _nibbles(qs.reshape(*qs.shape[:-1], 4, 32)).reshape(*qs.shape[:-1], 256)
+
+
+def _q4_k(rows: Array) -> Parts:
+    d, least, packed, qs = _fields(rows, 2, 2, 12, 128)
+    scales, minima = _six_bit_pairs(packed)
+    return Parts(_row(_k_nibbles(qs)), _f16(d), scales, _f16(least), minima)
+
+
+def _q5_k(rows: Array) -> Parts:
+    d, least, packed, qh, qs = _fields(rows, 2, 2, 12, 32, 128)
+    scales, minima = _six_bit_pairs(packed)
+    # Bit n of byte j belongs to number 32 n + j.
+    high = (qh[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
+    codes = _k_nibbles(qs) | high.reshape(*qh.shape[:-1], 256)
+    return Parts(_row(codes), _f16(d), scales, _f16(least), minima)
+
+
+def _twos(qs: Array) -> Array:
+    """Each 32 bytes hold 128 numbers of two bits: the lowest two of all, then the next two, and so on."""
+    parts = qs.reshape(*qs.shape[:-1], -1, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    return parts.reshape(*qs.shape[:-1], -1)
+
+
+def _q6_k(rows: Array) -> Parts:
+    ql, qh, packed, d = _fields(rows, 128, 64, 16, 2)
+    low = ql.reshape(*ql.shape[:-1], 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None] & 15
+    codes = low.reshape(*ql.shape[:-1], 256) | _twos(qh) << 4
+    return Parts(_row(codes), _f16(d), _row(packed.view(np.int8)))
+
+
+def _q2_k(rows: Array) -> Parts:
+    packed, qs, d, least = _fields(rows, 16, 64, 2, 2)
+    return Parts(_row(_twos(qs)), _f16(d), _row(packed & 15), _f16(least), _row(packed >> 4))
+
+
+def _q3_k(rows: Array) -> Parts:
+    hmask, qs, packed, d = _fields(rows, 32, 64, 12, 2)
+    high = (hmask[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 2
+    codes = _twos(qs) | high.reshape(*qs.shape[:-1], 256)
+    low = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> 4], axis=-1)
+    top = packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    scales = (low | top.reshape(*low.shape) << 4).astype(np.int8) - np.int8(32)
+    return Parts(_row(codes), _f16(d), _row(scales))
+
+
+def _tq2_0(rows: Array) -> Parts:
+    qs, d = _fields(rows, 64, 2)
+    return Parts(_row(_twos(qs)), _f16(d))
+
+
+def _iq4_nl(rows: Array) -> Parts:
+    d, qs = _fields(rows, 2, 16)
+    return Parts(_row(_nibbles(qs)), _f16(d))
+
+
+def _iq4_xs(rows: Array) -> Parts:
+    d, high, low, qs = _fields(rows, 2, 2, 4, 128)
+    lows = np.stack([low & 15, low >> 4], axis=-1).reshape(*low.shape[:-1], 8)
+    highs = (high.view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
+    scales = (lows | highs << 4).astype(np.int8) - np.int8(32)
+    return Parts(_row(_nibbles(qs.reshape(*qs.shape[:-1], 8, 16))), _f16(d), _row(scales))
+
+
+def _mxfp4(rows: Array) -> Parts:
+    exponent, qs = _fields(rows, 1, 16)
+    # Half of E8M0's power of two, since the table has twice the numbers.
+    scales = np.ldexp(np.float32(1), exponent.astype(np.int32) - 128).astype(np.float32)
+    return Parts(_row(_nibbles(qs)), _row(scales))
+
+
+def _w4z(rows: Array) -> Parts:
+    d, zero, qs = _fields(rows, 2, 1, 16)
+    scale = _f16(d)
+    return Parts(_row(_nibbles(qs)), scale, least=scale.astype(np.float32) * _row(zero))
+
+
+def _w8s(rows: Array) -> Parts:
+    scale, qs = _fields(rows, 4, 32)
+    return Parts(_row(qs ^ 128), _row(scale.view(np.float32)))
+
+
+def _w8m(rows: Array) -> Parts:
+    scale, least, qs = _fields(rows, 4, 4, 32)
+    return Parts(_row(qs), _row(scale.view(np.float32)), least=_row(least.view(np.float32)))
+
+
+def _fp8(rows: Array) -> Parts:
+    scale, codes = _fields(rows, 4, 32)
+    return Parts(_row(codes), _row(scale.view(np.float32)))
+
+
+def _pairs_of_64(rows: Array) -> Parts:
+    scale, qs = _fields(rows, 4, 32)
+    codes = np.stack([qs >> 4, qs & 15], axis=-1)
+    return Parts(_row(codes), _row(scale.view(np.float32)))
+
+
+def _e4m3() -> Array:
+    """The numbers of 256 codes: a sign, four bits of exponent with bias 7, three of mantissa; the last of each sign is NaN."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, (code & 7) / 8
+    size = np.where(exponent == 0, mantissa * 2.0**-6, (1 + mantissa) * 2.0 ** (exponent - 7.0))
+    return np.where(code & 127 == 127, np.nan, np.where(code > 127, -size, size)).astype(np.float32)
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+# The quantiles of the normal distribution of QLoRA (arXiv 2305.14314), appendix E.
+_NF4 = np.array(
+    [
+        *(
+            -1.0,
+            -0.6961928009986877,
+            -0.5250730514526367,
+            -0.39491748809814453,
+            -0.28444138169288635,
+            -0.18477343022823334,
+        ),
+        *(
+            -0.09105003625154495,
+            0.0,
+            0.07958029955625534,
+            0.16093020141124725,
+            0.24611230194568634,
+            0.33791524171829224,
+        ),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+_FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
+
+REPACKED: Mapping[str, Form] = {
+    "Q4_0": Form(4, 32, 32, _q4_0, 8),
+    "Q4_1": Form(4, 32, 32, _q4_1),
+    "Q5_0": Form(8, 32, 32, _q5_0, 16),
+    "Q5_1": Form(8, 32, 32, _q5_1),
+    "Q8_0": Form(8, 32, 32, _q8_0, 128),
+    "Q2_K": Form(4, 16, 256, _q2_k),
+    "Q3_K": Form(4, 16, 256, _q3_k, 4),
+    "Q4_K": Form(4, 32, 256, _q4_k),
+    "Q5_K": Form(8, 32, 256, _q5_k),
+    "Q6_K": Form(8, 16, 256, _q6_k, 32),
+    "TQ2_0": Form(4, 256, 256, _tq2_0, 1),
+    "IQ4_NL": Form(4, 32, 32, _iq4_nl, table=_IQ4),
+    "IQ4_XS": Form(4, 32, 256, _iq4_xs, table=_IQ4),
+    "MXFP4": Form(4, 32, 32, _mxfp4, table=_E2M1),
+    "W4Z": Form(4, 32, 32, _w4z),
+    "W8S": Form(8, 32, 32, _w8s, 128),
+    "W8M": Form(8, 32, 32, _w8m),
+    "FP8": Form(8, 32, 32, _fp8, table=_e4m3()),
+    "NF4": Form(4, 64, 64, _pairs_of_64, table=_NF4),
+    "FP4": Form(4, 64, 64, _pairs_of_64, table=np.concatenate([_FP4, -_FP4])),
+}
+
+
+def packed_codes(codes: Array, bits: int) -> Array:
+    """Codes u8 [rows, K] as bytes: of 4 bits those of columns 64 i + j, low, and 64 i + 32 + j, zeros beyond K."""
+    if bits == 8:
+        return codes
+    rows, depth = codes.shape
+    padded = np.zeros((rows, -(-depth // 64) * 64), np.uint8)
+    padded[:, :depth] = codes
+    pairs = padded.reshape(rows, -1, 2, 32)
+    return np.ascontiguousarray(pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
+
+
+def plain_codes(packed: Array, bits: int, depth: int) -> Array:
+    """What ``packed_codes`` was given."""
+    if bits == 8:
+        return packed
+    bytes_ = packed.reshape(len(packed), -1, 1, 32)
+    return np.concatenate([bytes_ & 15, bytes_ >> 4], axis=2).reshape(len(packed), -1)[:, :depth]

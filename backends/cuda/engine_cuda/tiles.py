@@ -1,0 +1,84 @@
+"""How kernels are cut into programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from .kernels.common import INTERPRETED, power_of_two
+
+AMD = torch.version.hip is not None
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows of x, rows of the weight and columns of a program's step, and warps and stages."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+
+
+def of_matmul(rows: int, outputs: int, bytes_: int) -> Tiles:
+    """``bytes_``: of a number in the product."""
+    if INTERPRETED:  # each program costs the same, however large it is
+        return Tiles(power_of_two(min(rows, 64), 16), power_of_two(min(outputs, 256), 16), 128, 4, 1)
+    bm = power_of_two(min(rows, 128), 16)
+    bn = 64 if bm <= 32 else 128
+    return Tiles(bm, bn, 128 // bytes_, 8 if bm == 128 else 4, 3)
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """A program's tokens, rows for query heads of each, and cached tokens a step; ``chunks`` programs share a group of heads."""
+
+    tokens: int
+    group_rows: int
+    chunks: int
+    bn: int
+    warps: int
+    stages: int
+
+    def meta(self) -> dict[str, int]:
+        return {
+            "BQ": self.tokens, "GROUP_ROWS": self.group_rows, "CHUNKS": self.chunks, "BN": self.bn,
+            "num_warps": self.warps, "num_stages": self.stages,
+        }  # fmt: skip
+
+
+def of_attention(group: int, width: int, bytes_: int) -> tuple[AttentionTiles, AttentionTiles]:
+    """For sequences with one token, and for more: values of ``width``, ``bytes_`` of a number in the products."""
+    large = width * bytes_ > 256
+    bn = 32 if large else 64
+    warps = 8 if large else 4
+    stages = 1 if width * bytes_ > 512 else 2
+    most = 32 if width * bytes_ > 512 or bytes_ == 4 else 64
+    rows = power_of_two(min(group, most))
+    chunks = -(-group // rows)
+    few = AttentionTiles(1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 else warps, stages)
+    many = AttentionTiles(most // rows, rows, chunks, bn, warps, stages)
+    return few, many
+
+
+def dot_type(x: torch.dtype, weight: torch.dtype | None) -> tuple[tl.dtype, str]:
+    """In what a product with a weight stored as ``weight`` (None: as codes) is taken, and how precisely.
+
+    16-bit numbers of one type as they are; codes in the type of x; anything else as f32, in one pass of TF32 where x has 16
+    bits, since TF32 holds these, or in three that together lose nothing.
+    """
+    if INTERPRETED:
+        return tl.float32, "ieee"
+    if x == torch.float32:
+        return tl.float32, precise()
+    if weight is None or weight == x:
+        return (tl.bfloat16 if x == torch.bfloat16 else tl.float16), "ieee"
+    return tl.float32, precise() if AMD else "tf32"
+
+
+def precise() -> str:
+    """How products of f32 numbers are taken where they must come near to f32: AMD's units have no TF32."""
+    return "ieee" if AMD else "tf32x3"

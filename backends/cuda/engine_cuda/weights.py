@@ -1,0 +1,127 @@
+"""Packed weights: matrices as codes with factors, and dense arrays as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import torch
+
+from engine.backend.v1 import Array, Packed, WeightRef
+
+from .arrays import from_host, to_host
+from .repack import REPACKED, Form, Parts, packed_codes, plain_codes
+
+STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+CHUNK = 1 << 22
+"""Numbers of a matrix that are repacked at a time."""
+WHOLE_ROW = 1 << 30
+"""The group of a matrix that has one scale a row."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Numbers as they are stored, f32, f16 or bf16, [..., N, K]."""
+
+    array: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def decoded(self) -> Array:
+        return to_host(self.array.to(torch.float32))
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A matrix [..., N, K] as ``repack`` has it: rows of bytes, and rows of factors beside them. With ``one_scale`` the codes
+    are int8, and a row has a single factor, as products of bytes need it."""
+
+    form: Form
+    shape: tuple[int, ...]
+    codes: torch.Tensor
+    scale: torch.Tensor
+    fine_scale: torch.Tensor | None
+    least: torch.Tensor | None
+    fine_least: torch.Tensor | None
+    table: torch.Tensor | None
+
+    @property
+    def one_scale(self) -> bool:
+        return self.form.super == WHOLE_ROW
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.codes, self.scale, self.fine_scale, self.least, self.fine_least)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def decoded(self) -> Array:
+        depth = self.shape[-1]
+        codes = plain_codes(to_host(self.codes), self.form.bits, depth)
+        numbers = codes.astype(np.float32) - self.form.zero
+        if self.form.table is not None:
+            numbers = self.form.table[codes]
+        numbers = numbers * self._factors(self.scale, self.fine_scale)
+        if self.least is not None:
+            numbers = numbers - self._factors(self.least, self.fine_least)
+        return numbers.reshape(self.shape)
+
+    def _factors(self, scale: torch.Tensor, fine: torch.Tensor | None) -> Array:
+        depth = self.shape[-1]
+        if self.one_scale:
+            return to_host(scale).astype(np.float32)
+        whole = np.repeat(to_host(scale).astype(np.float32), self.form.super, axis=1)[:, :depth]
+        if fine is None:
+            return whole
+        return whole * np.repeat(to_host(fine).astype(np.float32), self.form.group, axis=1)[:, :depth]
+
+
+def pack(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Packed:
+    """A weight as codes where its format can be written so, else dense."""
+    weight = _coded(ref, progress, device) if ref.format in REPACKED else _dense(ref, progress, device)
+    return Packed(weight, weight.nbytes, weight.decoded)
+
+
+def _dense(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Dense:
+    raw = ref.rows()
+    if ref.format in STORED:
+        array = np.ascontiguousarray(raw).view(STORED[ref.format]).reshape(ref.shape)
+    else:
+        array = ref.dense()
+    progress(raw.nbytes)
+    return Dense(from_host(array, device))
+
+
+def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Coded:
+    form, depth, total = REPACKED[ref.format], ref.shape[-1], prod(ref.shape[:-1])
+    step = max(1, CHUNK // depth)
+    chunks = []
+    for first in range(0, total, step):
+        raw = np.ascontiguousarray(ref.rows(first, min(first + step, total)))
+        parts = form.split(raw)
+        chunks.append(_on_device(parts, form, device))
+        progress(raw.nbytes)
+    codes, scale, fine_scale, least, fine_least = (_joined(column) for column in zip(*chunks, strict=True))
+    assert codes is not None and scale is not None
+    table = None if form.table is None else from_host(form.table, device)
+    if form.zero == 128 and bool((scale == scale[:, :1]).all()):
+        form = replace(form, group=WHOLE_ROW, super=WHOLE_ROW, zero=0)
+        codes, scale = (codes ^ 128).view(torch.int8), scale[:, :1].contiguous()
+    return Coded(form, ref.shape, codes, scale, fine_scale, least, fine_least, table)
+
+
+def _on_device(parts: Parts, form: Form, device: torch.device) -> tuple[torch.Tensor | None, ...]:
+    arrays = (packed_codes(parts.codes, form.bits), parts.scale, parts.fine_scale, parts.least, parts.fine_least)
+    return tuple(None if array is None else from_host(array, device) for array in arrays)
+
+
+def _joined(chunks: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+    there = [chunk for chunk in chunks if chunk is not None]
+    return None if not there else there[0] if len(there) == 1 else torch.cat(there)

@@ -1,0 +1,311 @@
+"""What the ops launch for shapes as models have them, recorded on tensors without memory and compiled without a GPU.
+
+Run as a script: ``launches.py TARGET`` prints one line of JSON a kernel, with its instructions, registers spilled and shared
+memory. It must not run where TRITON_INTERPRET is set.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.backend.v1 import BoundCall, Call, Dims, Frame, Packed, Value
+from engine_cuda import providers, tiles
+from engine_cuda.arrays import DTYPES
+from engine_cuda.ops import cache, dense, head, rows, step
+from engine_cuda.repack import REPACKED
+from engine_cuda.weights import WHOLE_ROW, Coded, Dense
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+    "gfx1201": GPUTarget("hip", "gfx1201", 32),
+}
+META = torch.device("meta")
+TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
+POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.int32: "*i32",
+    torch.uint32: "*u32", torch.uint8: "*u8", torch.float64: "*fp64",
+}  # fmt: skip
+
+
+def tensor(*shape, dtype="bf16"):
+    return torch.empty(shape, dtype=DTYPES[dtype], device=META)
+
+
+def matrix(format_, *shape):
+    """A weight without its bytes."""
+    tags = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+    if format_ in tags:
+        return Dense(tensor(*shape, dtype=tags[format_]))
+    name, _, whole = format_.partition(" ")
+    form, depth = REPACKED[name], shape[-1]
+    total = int(np.prod(shape[:-1]))
+    if whole:
+        form = type(form)(8, WHOLE_ROW, WHOLE_ROW, form.split)
+        return Coded(
+            form, shape, tensor(total, depth, dtype="int8"), tensor(total, 1, dtype="f16"), None, None, None, None
+        )
+    fine = tensor(total, depth // form.group, dtype="u8") if form.group != form.super else None
+    least = name in ("Q4_1", "Q4_K", "Q5_K")
+    scale = tensor(total, depth // form.super, dtype="f32" if name in ("NF4", "FP8") else "f16")
+    table = None if form.table is None else tensor(len(form.table), dtype="f32")
+    codes = tensor(total, depth * form.bits // 8, dtype="u8")
+    return Coded(form, shape, codes, scale, fine, scale if least else None, fine if least else None, table)
+
+
+@dataclass
+class Launch:
+    """A kernel as it is launched: its arguments by name, and how it is compiled."""
+
+    kernel: object
+    arguments: dict
+    options: dict
+
+    def source(self):
+        """As Triton's own launcher specializes: ones are constants, multiples of 16 are known as such."""
+        signature, constants, attrs = {}, {}, {}
+        for n, parameter in enumerate(inspect.signature(self.kernel.fn).parameters.values()):
+            name = parameter.name
+            value = self.arguments[name]
+            if "constexpr" in str(parameter.annotation):
+                signature[name], constants[n,] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[name] = POINTERS[value.dtype]
+                attrs[n,] = [["tt.divisibility", 16]]
+            elif isinstance(value, float):
+                signature[name] = "fp32"
+            elif value == 1:
+                signature[name], constants[n,] = "constexpr", 1
+            else:
+                signature[name] = "i32"
+                if value % 16 == 0:
+                    attrs[n,] = [["tt.divisibility", 16]]
+        return ASTSource(self.kernel, signature, constants, attrs), signature, constants
+
+    def label(self):
+        kept = ("DOT", "BM", "BN", "GROUP_ROWS", "BITS", "GROUP", "WIDTH", "BQ", "DECODE", "SCALED", "LATENT", "KIND")
+        parts = [f"{k}={v}" for k, v in self.arguments.items() if k in kept]
+        return f"{self.kernel.fn.__name__} {' '.join(parts)}"
+
+
+class Recorder:
+    """Stands in for ``launch`` in the modules of ops."""
+
+    def __init__(self):
+        self.found = {}
+        for module in (cache, dense, head, rows, step):
+            module.launch = self
+        self.ops = {op: offered[0].function for op, offered in providers.make_providers(META).items()}
+
+    def __call__(self, kernel, grid, *args, **meta):
+        assert all(size >= 0 for size in grid)
+        names = list(inspect.signature(kernel.fn).parameters)
+        options = {k: meta.pop(k) for k in ("num_warps", "num_stages") if k in meta}
+        launch = Launch(kernel, {**dict(zip(names, args, strict=False)), **meta}, options)
+        assert set(launch.arguments) == set(names), f"{kernel.fn.__name__}: {set(names) ^ set(launch.arguments)}"
+        _, signature, constants = launch.source()
+        self.found.setdefault((kernel.fn.__name__, str(signature), str(constants), str(options)), launch)
+
+    def run(self, op, inputs, outputs=("bf16",), weights=None, states=None, dims=None, **attrs):
+        """One call; ``inputs`` name -> tensor, ``weights`` name -> packed weight, ``outputs`` the dtypes of results."""
+        values = {name: Value(n, name, tuple(t.shape), TAGS[t.dtype]) for n, (name, t) in enumerate(inputs.items())}
+        results = tuple(Value(100 + n, f"out.{n}", ("T",), dtype) for n, dtype in enumerate(outputs))
+        weights, states = weights or {}, states or {}
+        packed = {name: Packed(handle, 0, lambda: np.zeros(0)) for name, handle in weights.items()}
+        call = Call(op, values, results, dict.fromkeys(weights), {name: name for name in states}, attrs)
+        frame = Frame(dims or Dims(), {values[n].id: t for n, t in inputs.items()}, states)
+        self.ops[op](providers.Operands(BoundCall(call, None, packed), frame, META))
+
+
+def vector(*shape):
+    return Dense(tensor(*shape, dtype="f32"))
+
+
+def record():
+    """Every kernel, with the shapes of models of 1 to 70 billion parameters, as they are launched for one row and for many."""
+    r = Recorder()
+    ints = lambda *shape: tensor(*shape, dtype="i32")  # noqa: E731
+    for tokens in (16, 512):
+        _layers(r, tokens, ints)
+    _rows(r, 16, 16, ints)
+    _head(r, ints)
+    return list(r.found.values())
+
+
+def _layers(r, tokens, ints):
+    x, wide = tensor(tokens, 4096), tensor(tokens, 14336)
+    residual = tensor(tokens, 4096, dtype="f32")
+    seqs = 16
+    for format_ in ("BF16", "F16", "F32", "Q4_0", "Q4_K", "Q6_K", "Q8_0", "IQ4_XS", "NF4", "FP8"):
+        r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)})
+    r.run(
+        "linear",
+        {"x": wide, "residual": residual},
+        ("f32",),
+        {"weight": matrix("BF16", 4096, 14336), "bias": vector(4096)},
+    )
+    r.run("linear", {"x": tensor(tokens, 4096, dtype="f32")}, ("f32",), {"weight": matrix("F32", 4096, 4096)})
+    for format_ in ("Q8_0 whole", "Q4_K"):
+        r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)}, quantized_activation="required")
+    r.run("head_linear", {"x": tensor(tokens, 16 * 128)}, weights={"weight": matrix("BF16", 16, 512, 128)})
+    _experts(r, tokens, ints)
+    for dtype, width, more in (
+        ("f16", 128, {}),
+        ("bf16", 128, {}),
+        ("int8", 128, {}),
+        ("f16", 64, {"window": 128, "sinks": True}),
+        ("bf16", 256, {"softcap": 50.0, "window": 4096}),
+        ("bf16", 576, {"v_head_dim": 512}),
+        ("int8", 576, {"v_head_dim": 512}),
+        ("f32", 128, {}),
+    ):
+        _cached(r, tokens, seqs, ints, dtype, width, dict(more))
+
+
+def _rows(r, tokens, seqs, ints):
+    x, wide = tensor(tokens, 4096), tensor(tokens, 14336)
+    residual = tensor(tokens, 4096, dtype="f32")
+    r.run("concat_heads", {"a": tensor(tokens, 16 * 512), "b": tensor(tokens, 16 * 64)}, heads=16)
+    r.run("rms_norm", {"x": residual}, weights={"weight": vector(4096)}, eps=1e-5)
+    r.run("add_rms_norm", {"x": x, "residual": residual}, ("f32", "bf16"), {"weight": vector(4096)}, eps=1e-5)
+    r.run("layer_norm", {"x": residual}, weights={"weight": vector(4096), "bias": vector(4096)}, eps=1e-5)
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"):
+        r.run("gated_act", {"gate": wide, "up": wide}, kind=kind)
+    r.run("add", {"a": residual, "b": x}, ("f32",))
+    r.run("scale_softcap", {"x": x}, ("f32",), softcap=30.0)
+    r.run("gather_rows", {"x": residual, "rows": ints(seqs)}, ("f32",))
+    r.run("gather_columns", {"x": x}, weights={"columns": vector(4096)})
+    r.run("embed", {"ids": ints(tokens)}, ("f32",), {"weight": matrix("BF16", 128256, 4096)})
+    r.run("embed", {"ids": ints(tokens)}, ("f32",), {"weight": matrix("Q6_K", 128256, 4096)})
+
+
+def _cached(r, tokens, seqs, ints, dtype, width, more):
+    latent = "v_head_dim" in more
+    heads, kv_heads = (128, 1) if latent else (32, 8)
+    kinds = ("k",) if latent else ("k", "v")
+    states = {kind: tensor(4096, 16, kv_heads, width, dtype=dtype) for kind in kinds}
+    if dtype == "int8":
+        states |= {f"{kind}_scale": tensor(4096, 16, kv_heads, dtype="f32") for kind in kinds}
+    shape = {"kv_heads": kv_heads, "head_dim": width}
+    new = {f"new_{kind}": tensor(tokens, kv_heads * width) for kind in kinds}
+    r.run("kv_write", {**new, "kv_slots": ints(tokens)}, (), None, states, latent=latent, **shape)
+    r.run("kv_copy", {"block_copies": ints(4, 2)}, (), None, {f"states.{n}": s for n, s in enumerate(states.values())})
+    q = tensor(tokens, heads * width)
+    if not latent:
+        norms = {name: vector(width) for name in ("q_norm", "k_norm")}
+        places = {"positions": ints(tokens), "kv_slots": ints(tokens)}
+        weights = {"inv_freq": vector(width // 2), **norms}
+        r.run("rope_kv_write", {"q": q, **new, **places}, ("bf16",), weights, states, heads=heads, eps=1e-6, **shape)
+        r.run(
+            "rope",
+            {"x": q, "positions": ints(tokens)},
+            ("bf16",),
+            {"inv_freq": vector(width // 2)},
+            heads=heads,
+            head_dim=width,
+        )
+    inputs = {"q": q, "seq_starts": ints(seqs), "query_offsets": ints(seqs + 1), "page_table": ints(seqs, 512)}
+    weights = {"sinks": vector(heads)} if more.pop("sinks", False) else {}
+    attrs = {"heads": heads, "scale": 0.1, "block_size": 16, **shape, **more}
+    r.run("attention", inputs, ("bf16",), weights, states, **attrs)
+
+
+def _experts(r, tokens, ints):
+    for experts, more in ((128, {}), (256, {"groups": 8, "groups_kept": 4, "group_best": 2, "score": "sigmoid"})):
+        weights = {"correction_bias": vector(experts)} if more else {}
+        r.run("moe_route", {"logits": tensor(tokens, experts)}, ("i32", "f32"), weights, k=8, **more)
+    x = {"x": tensor(tokens, 2048), "ids": ints(tokens, 8)}
+    for format_ in ("BF16", "Q4_K"):
+        weights = {f"weight.{n}": matrix(format_, 128, 768, 2048) for n in range(2)}
+        r.run("moe_linear_group", x, ("bf16", "bf16"), weights)
+    r.run("moe_combine", {"y": tensor(tokens * 8, 2048), "weights": tensor(tokens, 8, dtype="f32")})
+
+
+def _head(r, ints):
+    n, width = 64, 128256
+    floats = lambda *shape: tensor(*shape, dtype="f32")  # noqa: E731
+    history = {"history": ints(64, 8192)}
+    tokens = {"token_ids": ints(512), "seq_slots": ints(n), "seq_starts": ints(n), "query_offsets": ints(n + 1)}
+    fills = {"history_copies": ints(2, 2), "fill_slots": ints(64), "fill_positions": ints(64), "fill_ids": ints(64)}
+    table = {"page_table.0": ints(n, 512)}
+    r.run("step_expand", {**tokens, **fills, **table}, ("i32",) * 4, None, history, block_sizes=(16,))
+    place = {"rows": ints(n), "positions": ints(512), "token_seq": ints(512), "seq_slots": ints(n)}
+    filters = (
+        "temperature",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+    )
+    counts = ("prompt_lengths", "top_k", "no_repeat_ngram_size", "candidates", "mask_rows", "bias_ids")
+    given = {"logits": floats(n, width), **place, **{k: floats(n) for k in filters}, **{k: ints(n) for k in counts}}
+    given |= {"bias_offsets": ints(n + 1), "bias_values": floats(n), "masks": tensor(n, width // 32, dtype="u32")}
+    r.run("process_logits", given, ("f32",), None, history)
+    given = {"processed": floats(n, width), "logits": floats(n, width), **place, "temperature": floats(n)}
+    given |= {"seeds": tensor(n, 2, dtype="u32"), "branches": tensor(n, dtype="u32"), "want_logprobs": ints(n)}
+    given |= {"candidates": ints(n), "targets": ints(n)}
+    r.run("sample", given, ("i32", "i32", "f32", "i32", "f32"), None, history, Dims(K=20))
+
+
+def _spilled(compiled, target):
+    """32-bit registers spilled a thread, as ptxas or the assembler's notes tell it."""
+    if target.backend == "hip":
+        notes = compiled.asm["amdgcn"]
+        return sum(int(n) for n in re.findall(r"\.vgpr_spill_count:\s*(\d+)", notes))
+    # The newest of them, since it knows the version that the text has.
+    ptxas = max(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas*"), key=lambda path: len(path.name))
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(compiled.asm["ptx"])
+        file.flush()
+        arch = re.search(r"\.target (\w+)", compiled.asm["ptx"])[1]
+        found = subprocess.run(
+            [str(ptxas), "-v", f"--gpu-name={arch}", file.name, "-o", "/dev/null"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    return sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", found.stderr)) // 4
+
+
+_MATRIX = r"wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
+
+
+def main(target, pattern=""):
+    tiles.AMD = TARGETS[target].backend == "hip"
+    for launch in record():
+        if pattern in launch.label():
+            compiled = triton.compile(launch.source()[0], target=TARGETS[target], options=launch.options)
+            text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
+            about = {
+                "kernel": launch.kernel.fn.__name__,
+                "label": launch.label(),
+                "dot": str(launch.arguments.get("DOT", "")),
+                "width": launch.arguments.get("WIDTH", 0),
+                "matrix": sorted(set(re.findall(_MATRIX, text))),
+                "spilled": _spilled(compiled, TARGETS[target]),
+                "shared": compiled.metadata.shared,
+            }
+            print(json.dumps(about), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

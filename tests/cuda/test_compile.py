@@ -1,0 +1,58 @@
+"""Every kernel compiled ahead of time, as models launch it, for GPUs that need not be there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = {
+    "add", "adjust", "attend", "ban_ngrams", "best_of_parts", "bytes_by_bytes", "choose", "combine", "concat_heads",
+    "count_choices", "count_tokens", "dense", "embed_dense", "embed_quantized", "expand_tokens", "fill_history",
+    "gated_act", "gather_columns", "gather_rows", "keep", "kv_copy", "kv_slots", "kv_write", "layer_norm", "log_sum",
+    "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write", "rounded", "route",
+    "scale_softcap", "to_bytes", "wants",
+}  # fmt: skip
+PRODUCTS = {"dense", "quantized", "bytes_by_bytes"}
+# The instructions that products must use, and the bytes of memory that a program's warps may share.
+TARGETS = {
+    "sm_90": (r"wgmma", 232_448),
+    "gfx942": (r"v_mfma", 65_536),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_compiles(target, tmp_path):
+    pytest.importorskip("triton")
+    wanted, shared = TARGETS[target]
+    kernels = _compiled(target, tmp_path)
+    assert {kernel["kernel"] for kernel in kernels} == KERNELS
+    for kernel in kernels:
+        where = f"{target}: {kernel['label']}"
+        assert kernel["shared"] <= shared, where
+        if kernel["kernel"] in PRODUCTS:
+            assert any(re.match(wanted, found) for found in kernel["matrix"]), where
+        if kernel["kernel"] == "attend" and kernel["dot"] != "fp32":
+            assert kernel["matrix"], where
+        near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] == "attend" and kernel["width"] <= 128)
+        latent = kernel["width"] == 512 and target == "gfx942"  # 512 columns of values do not fit its registers yet
+        assert kernel["spilled"] <= (0 if near else 16) or latent, where
+
+
+def _compiled(target, tmp_path):
+    """In a process of its own, since kernels of this one are interpreted."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
+    script = Path(__file__).with_name("launches.py")
+    run = subprocess.run(
+        [sys.executable, str(script), target], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return [json.loads(line) for line in run.stdout.splitlines()]

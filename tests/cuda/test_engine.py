@@ -1,0 +1,104 @@
+"""The engine on the CUDA backend's own code path: probes, whole programs, and no op in eager torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from engine.backend.registry import discover
+from engine.runtime.llm import LLM
+from engine.sampling import SamplingParams
+from engine.testing import models
+from engine.testing.checkpoints import write_checkpoint
+
+# What makes memory, views it or fills it with zeros. Everything else would be an op computed outside of a kernel.
+PLAIN = {"empty", "new_empty", "zero_", "view", "detach", "set_", "copy_", "select"}
+
+
+def _probe(**environment):
+    """What another process says of the backend."""
+    code = "import sys; from engine_cuda import manifest; p = manifest.probe(); "
+    code += "print(p.available, p.score, 'torch' in sys.modules, p.reason)"
+    clean = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = os.pathsep.join(sys.path)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    available, score, loaded, reason = run.stdout.strip().split(" ", 3)
+    assert loaded == "False", "a probe loads no torch"
+    return available == "True", int(score), reason
+
+
+def test_without_a_gpu_the_probe_says_why(device):
+    available, _, reason = _probe()
+    if available:
+        pytest.skip("there is a GPU here")
+    assert reason.count(". ") == 0 and ("CPU build" in reason or "driver" in reason)
+
+
+def test_interpreted_it_is_never_preferred(device):
+    available, score, reason = _probe(TRITON_INTERPRET="1")
+    assert available and score < 0 and "interpreter" in reason
+    assert next(b for b in discover() if b.automatic).name != "cuda"
+
+
+def test_no_op_is_computed_by_torch(device, tmp_path):
+    """A step's every value is written by a kernel."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    used = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            used.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    from engine_cuda import providers
+
+    bind = providers.TritonProvider.bind
+
+    def watched(self, bound, limits):
+        run = bind(self, bound, limits)
+
+        def inside(frame):
+            with Watch():
+                run(frame)
+
+        return inside
+
+    rng = np.random.default_rng()
+    folder = write_checkpoint("llama", tmp_path / "llama", rng)
+    providers.TritonProvider.bind = watched
+    try:
+        models.answers(folder, "cuda", models.random_prompts(rng, (3, 9)), new=2)
+    finally:
+        providers.TritonProvider.bind = bind
+    assert "empty" in used
+    assert used <= PLAIN, f"torch computed {sorted(used - PLAIN)[0]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek"])
+def test_answers_are_the_reference_s(kind, device, tmp_path):
+    rng = np.random.default_rng()
+    folder, prompts = write_checkpoint(kind, tmp_path / kind, rng), models.random_prompts(rng, (1, 17))
+    got, want = (models.answers(folder, name, prompts, new=4) for name in ("cuda", "reference"))
+    models.compare_answers(got, want, models.tolerance_of(device.describe()))
+
+
+@pytest.mark.slow
+def test_it_tells_the_story(device, stories):
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    texts = []
+    for backend in ("cuda", "reference"):
+        with LLM(stories / "stories260K-f32.gguf", backend=backend) as llm:
+            texts.append(llm.generate("Once upon a time", params)[0].outputs[0].text)
+    assert texts[0] == texts[1] and "girl named Lily" in texts[0]

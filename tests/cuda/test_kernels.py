@@ -1,0 +1,137 @@
+"""Every Triton kernel in the interpreter, through the conformance kit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.ops import OPS
+from engine.program.features import refusal
+from engine.testing import memory
+from engine.testing.cases import all_cases
+from engine.testing.checks import check_case, check_op
+from engine.testing.running import Bench
+
+LEFT_TO_THE_REFERENCE = {"quantize"}
+# Each costs many seconds in the interpreter: these are run whole beside the slow tests, and in part here.
+LONG = {"embed", "linear", "linear_group", "moe_route", "moe_linear", "moe_linear_group", "process_logits"}
+LONG |= {"rope_kv_write", "sample"}
+
+
+def test_every_op_is_offered(device):
+    assert set(device.providers()) == set(OPS) - LEFT_TO_THE_REFERENCE
+
+
+@pytest.mark.parametrize(
+    "op",
+    [pytest.param(op, marks=pytest.mark.slow) if op in LONG else op for op in OPS if op not in LEFT_TO_THE_REFERENCE],
+)
+def test_provider_agrees_with_the_reference(op, device):
+    checked = check_op(device, OPS[op], np.random.default_rng())
+    assert checked.ran
+    assert all("packed" in why for why in checked.refused.values())
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("linear", "BF16 7x256"),
+        ("linear", "8-bit activations of scale"),
+        ("linear", "Q4_K 9x"),
+        ("linear", "Q6_K 1x"),
+        ("linear", "IQ4_NL 9x"),
+        ("embed", "Q4_0 9x"),
+        ("moe_route", "7 tokens"),
+        ("moe_linear", "F16 13 tokens"),
+        ("process_logits", "top-p"),
+        ("rope_kv_write", "int8, 9 tokens"),
+        ("sample", "random"),
+    ],
+)
+def test_a_part_of_the_long_ones(op, name, device):
+    rng = np.random.default_rng()
+    [case] = [case for case in all_cases(OPS[op], rng) if case.name.startswith(name)]
+    [provider] = device.providers()[op]
+    bench = Bench(device, OPS[op], case)
+    assert refusal(provider, bench.call) is None
+    check_case(bench, provider, None, rng)
+
+
+def test_the_comparison_can_fail(device):
+    spoiled = replace(OPS["add"], reference=lambda *, a, b: (a + b + 1,))
+    with pytest.raises(AssertionError):
+        check_op(device, spoiled, np.random.default_rng())
+
+
+def test_the_eight_methods(device):
+    rng = np.random.default_rng()
+    memory.check_copies(device, rng)
+    memory.check_values_are_apart(device, rng)
+    memory.check_alloc(device)
+    memory.check_memory_info(device)
+    memory.check_fence(device)
+
+
+def test_int8_weights_with_one_scale_a_row_meet_int8_activations(device):
+    """A product of bytes is exact but for its two factors."""
+    from engine.backend.v1 import BoundCall, Call, Dims, Frame, Limits, Value
+    from engine.testing.cases import CaseWeight
+
+    rng = np.random.default_rng()
+    rows, outputs, depth = 5, 40, 96
+    codes = rng.integers(-127, 128, (outputs, depth // 32, 32), np.int8)
+    scale = np.repeat(rng.uniform(0.001, 0.1, (outputs, 1, 1)).astype(np.float16), depth // 32, axis=1)
+    raw = np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], axis=2).reshape(outputs, -1)
+    weight = CaseWeight("w", ("Q8_0", raw, (outputs, depth)))
+    [provider] = device.providers()["linear"]
+    packed = provider.pack(weight, ("linear",), lambda _: None)
+    assert packed.handle.one_scale
+    np.testing.assert_array_equal(packed.unpack(), weight.dense())
+
+    x = rng.standard_normal((rows, depth), np.float32)
+    step = np.abs(x).max(axis=1, keepdims=True) / np.float32(127.5)
+    near = np.clip(np.rint(x / step), -128, 127)
+    want = (near.astype(np.int64) @ codes.reshape(outputs, depth).T.astype(np.int64)) * (
+        step.astype(np.float64) * scale[:, 0, 0].astype(np.float64)
+    )
+    call = Call(
+        "linear", {"x": Value(0, "x", ("T", depth), "f32")}, (Value(1, "y", ("T", outputs), "f32"),), {"weight": weight},
+        attrs={"quantized_activation": "required"},
+    )  # fmt: skip
+    frame = Frame(Dims(T=rows), {0: device.copy_in(x)}, {})
+    provider.bind(BoundCall(call, provider, {"weight": packed}), Limits(Dims(T=rows), 64, 1))(frame)
+    np.testing.assert_allclose(device.copy_out(frame.values[1]), want, rtol=2e-6, atol=1e-6)
+
+
+def test_long_contexts_are_cut_into_parts(device):
+    """One query over more cached tokens than a part has, with a window and without."""
+    from engine.testing.cases import Case  # the kit's cases are shorter than a part
+
+    rng = np.random.default_rng()
+    [provider] = device.providers()["attention"]
+    for window in (0, 700):
+        case = _long_case(rng, 1300, window, Case)
+        check_case(Bench(device, OPS["attention"], case), provider, None, rng)
+
+
+def _long_case(rng, cached, window, make):
+    from engine.backend.v1 import Dims, KVSpec
+
+    size, heads, kv_heads, width = 16, 4, 2, 32
+    blocks = -(-(cached + 1) // size)
+    kv = KVSpec(blocks + 1, size, kv_heads, width, "f16")
+    table = (1 + rng.permutation(blocks)).astype(np.int32)[None]
+    states = {name: rng.standard_normal((blocks + 1, size, kv_heads, width), np.float32) for name in ("k", "v")}
+    inputs = {
+        "q": rng.standard_normal((1, heads * width), np.float32) * np.float32(2),
+        "seq_starts": np.array([cached], np.int32),
+        "query_offsets": np.array([0, 1], np.int32),
+        "page_table": table,
+    }
+    attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": width, "scale": width**-0.5, "block_size": size}
+    dims = Dims(T=1, S=1, P=blocks)
+    return make(
+        f"{cached} cached, window {window}", dims, inputs, states=states, attrs={**attrs, "window": window}, kv=kv
+    )
