@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.cli.options import EngineOptions, FormOptions, ModelPath, SamplingOptions
+from engine.cli.demo import OptionalModel, model_or_demo
+from engine.cli.options import EngineOptions, FormOptions, SamplingOptions
 from engine.cli.running import Streamed, note, open_llm, rates
 from engine.errors import AdmissionError, RequestError, TemplateError, TokenizerError, UsageError
 
@@ -26,7 +27,7 @@ LEAVING = "Press Ctrl-C once more or Ctrl-D to leave; /help tells more."
 
 
 def chat(
-    model: ModelPath,
+    model: OptionalModel = None,
     *,
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="Answer this one message and leave.")
@@ -42,8 +43,9 @@ def chat(
     """Talk with a model through its chat template."""
     # what is wrong with them is told before the model loads
     params = sampling.params(max_tokens=max_tokens, structured_outputs=form.outputs())
-    _check_template(model)
-    with open_llm(model, engine.settings()) as llm:
+    path = model_or_demo(model)
+    _check_template(path)
+    with open_llm(path, engine.settings()) as llm:
         talk = Conversation(llm, system, params)
         if prompt is not None:
             talk.answer(prompt)
