@@ -1,8 +1,8 @@
 """Trains the built-in demo model on text that tools/demo makes, and writes it as a Q8_0 GGUF.
 
-usage: python tools/train_demo.py [--work FOLDER] [--steps N] [--processes N] [--quick]
+usage: python tools/train_demo.py [--work FOLDER] [--steps N] [--threads N] [--quick]
 
-A checkpoint is written every 25 steps and taken up again. The learning rate is constant until 30 % before the end, so a
+A checkpoint is written every 50 steps and taken up again. The learning rate is constant until 30 % before the end, so a
 run that is taken up with fewer --steps, before it falls, is the same as one that had them from the beginning.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import time
 from datetime import date
@@ -19,8 +18,6 @@ from typing import Any
 
 import tokenizers
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from demo.corpus import Course, conversation
 from demo.export import write_gguf
 from demo.model import Demo, Shape
@@ -30,11 +27,11 @@ from torch.nn import functional
 SEED = 20261121
 HELD_OUT_SEED = SEED + 1  # conversations that training never sees
 CONVERSATIONS = 40  # a step
-STEPS = 1500
+STEPS = 1000
 LONGEST = 768  # most tokens of a conversation
 RATE, MUON_RATE = 4e-3, 8e-3
 TOKENIZER_CONVERSATIONS = 20_000
-MEASURE_EVERY = 25
+MEASURE_EVERY = 50
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "core/engine/demo/demo.gguf"
 CURVE = ROOT / "tools/demo/training.json"
@@ -69,11 +66,10 @@ class Training:
         groups = rows_of(self.tokenizer, self.course.step(self.step), LONGEST)
         learned = sum(int(rows.learned[:, 1:].sum()) for rows in groups)
         total = 0.0
-        for rows in shared_out(groups):
+        for rows in groups:
             loss = loss_sum(self.model, rows) / learned
             loss.backward()
             total += loss.item()
-        total = self._summed(total)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         share = schedule(self.step, self.steps)
         for rate, optimizer in self.optimizers:
@@ -83,19 +79,6 @@ class Training:
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return total
-
-    def _summed(self, loss: float) -> float:
-        """Gradients and the loss become the sums of all processes'."""
-        if not dist.is_initialized():
-            return loss
-        parameters = list(self.model.parameters())
-        flat = torch.cat([*(p.grad.flatten() for p in parameters if p.grad is not None), torch.tensor([loss])])
-        dist.all_reduce(flat)
-        at = 0
-        for p in parameters:
-            p.grad = flat[at : at + p.numel()].view_as(p)
-            at += p.numel()
-        return float(flat[-1])
 
     @torch.no_grad()
     def held_out(self) -> float:
@@ -116,14 +99,6 @@ class Training:
             optimizer.load_state_dict(kept)
 
 
-def shared_out(groups: list[Rows]) -> list[Rows]:
-    """This process's part of a step: of two processes, one takes the shortest and the longest."""
-    if not dist.is_initialized():
-        return groups
-    order = (groups[0], groups[1], groups[3], groups[2])
-    return list(order[dist.get_rank() :: dist.get_world_size()])
-
-
 def loss_sum(model: Demo, rows: Rows) -> torch.Tensor:
     """Sum of the losses of what is learned, f32."""
     ids, learned = torch.from_numpy(rows.ids), torch.from_numpy(rows.learned)
@@ -139,9 +114,7 @@ def train(training: Training, checkpoint: Path) -> None:
     while training.step < training.steps:
         window.append(training.advance())
         training.seconds = kept + time.process_time() - began
-        if training.step % MEASURE_EVERY and training.step != training.steps:
-            continue
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if training.step % MEASURE_EVERY == 0 or training.step == training.steps:
             point = {
                 "step": training.step,
                 "loss": round(sum(window) / len(window), 4),
@@ -159,50 +132,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="folder of tokenizer and checkpoint")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--processes", type=int, choices=(1, 2, 4), default=2, help="each with one thread")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--target", type=Path, default=TARGET, help="the GGUF to write")
     parser.add_argument("--curve", type=Path, default=CURVE, help="the JSON of losses to write")
     parser.add_argument("--quick", action="store_true", help="three steps, to see that all works")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    if options.processes == 1:
-        run(0, options)
-    else:
-        mp.spawn(run, (options,), options.processes)
-
-
-def run(rank: int, options: argparse.Namespace) -> None:
-    """One process of the training; the first one writes what is kept."""
-    torch.set_num_threads(1)
-    if options.processes > 1:
-        meeting = (options.work / f"meeting-{os.getppid()}").resolve().as_uri()
-        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=options.processes)
+    torch.set_num_threads(options.threads)
     tokenizer_file, checkpoint = options.work / "tokenizer.json", options.work / "checkpoint.pt"
     if tokenizer_file.exists():
         tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     else:
         tokenizer = train_tokenizer(SEED, 500 if options.quick else TOKENIZER_CONVERSATIONS)
+        tokenizer.save(str(tokenizer_file))
     training = Training(tokenizer, 3 if options.quick else options.steps)
     if checkpoint.exists():
         training.restore(torch.load(checkpoint, weights_only=True))
-    if dist.is_initialized():
-        dist.barrier()  # before the first one writes what the others look for
-    if rank == 0:
-        tokenizer.save(str(tokenizer_file))
     train(training, checkpoint)
-    if rank == 0:
-        write_gguf(training.model, tokenizer, options.target)
-        write_curve(training, options)
+    write_gguf(training.model, tokenizer, options.target)
+    write_curve(training, options)
 
 
 def write_curve(training: Training, options: argparse.Namespace) -> None:
     curve = {
         "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {options.processes} processes, torch {torch.__version__}, bfloat16 products",
+        "machine": f"{platform.machine()}, {options.threads} threads, torch {torch.__version__}, bfloat16 products",
         "seed": SEED,
         "steps": training.step,
         "conversations_a_step": CONVERSATIONS,
-        "cpu_s_of_a_process": round(training.seconds),
+        "cpu_s": round(training.seconds),
         "parameters": sum(p.numel() for p in training.model.parameters()),
         "curve": training.history,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from . import stories, talk
@@ -36,40 +36,65 @@ class Conversation:
         return "\n".join(part for turn in self.turns for part in turn if part)
 
 
-def conversation(seed: int, number: int, long: bool = False) -> Conversation:
-    """The conversation of this number. ``long`` ones have four to twelve turns, for positions far from the start."""
+@dataclass(frozen=True)
+class Mixture:
+    """What a part of the training reads: the shares of stories, topics, fixed small talk and questions without an answer
+    (the rest takes up words of the message), how many turns a conversation may have, and whether stories are brief."""
+
+    shares: tuple[float, float, float, float]
+    turns: tuple[int, ...]
+    brief: bool = True
+
+
+OPENING = Mixture((0.3, 0.4, 0.07, 0.07), (1, 1, 1, 2, 2, 3), brief=False)
+MAIN = Mixture((0.28, 0.44, 0.05, 0.06), (1, 1, 1, 1, 2))
+LONG = Mixture(MAIN.shares, tuple(range(4, 13)))
+
+
+def conversation(seed: int, number: int, mixture: Mixture = MAIN) -> Conversation:
+    """The conversation of this number."""
     rng = random.Random(f"{seed}:{number}")
     kind = rng.random()
     if kind < 0.04:
-        return Conversation((("", stories.story(stories.Cast(rng), rng)),), raw=True)
+        return Conversation((("", stories.story(stories.Cast(rng), rng, mixture.brief)),), raw=True)
     if kind < 0.08:
-        return Conversation((_any_turns(rng)[0],), raw=True)
-    count = rng.randint(4, 12) if long else rng.choice((1, 1, 1, 2, 2, 3))
+        return Conversation((_any_turns(rng, mixture)[0],), raw=True)
+    count = rng.choice(mixture.turns)
     turns: list[Turn] = []
     while len(turns) < count:
-        turns += _any_turns(rng)
+        turns += _any_turns(rng, mixture)
     system = rng.choice(SYSTEMS) if rng.random() < 0.08 else None
     return Conversation(tuple(turns[:count]), system)
 
 
-def _any_turns(rng: random.Random) -> list[Turn]:
-    kind = rng.random()
-    if kind < 0.3:
-        return _story_turns(rng)
-    if kind < 0.7:
-        return [talk.topic_pair(rng)]
-    if kind < 0.77:
-        return [talk.fixed_pair(rng)]
-    return [talk.unknown_pair(rng) if kind < 0.84 else talk.copying_pair(rng)]
+def _any_turns(rng: random.Random, mixture: Mixture) -> list[Turn]:
+    kinds = (
+        _story_turns,
+        _one(talk.topic_pair),
+        _one(talk.fixed_pair),
+        _one(talk.unknown_pair),
+        _one(talk.copying_pair),
+    )
+    kind, total = rng.random(), 0.0
+    for share, turns in zip(mixture.shares, kinds, strict=False):
+        total += share
+        if kind < total:
+            return turns(rng, mixture)
+    return kinds[-1](rng, mixture)
 
 
-def _story_turns(rng: random.Random) -> list[Turn]:
+def _one(pair: Callable[[random.Random], Turn]) -> Callable[[random.Random, Mixture], list[Turn]]:
+    return lambda rng, mixture: [pair(rng)]
+
+
+def _story_turns(rng: random.Random, mixture: Mixture) -> list[Turn]:
     cast = stories.Cast(rng)
     if rng.random() < 0.12:
         question = stories.spin(rng.choice(stories.OPEN_REQUESTS), rng)
     else:
         question = stories.request(cast, rng)
-    turns = [(talk.roughened(question, rng, slips=False) if rng.random() < 0.5 else question, stories.story(cast, rng))]
+    asked = talk.roughened(question, rng, slips=False) if rng.random() < 0.5 else question
+    turns = [(asked, stories.story(cast, rng, mixture.brief))]
     if rng.random() < 0.2:
         turns.append(stories.follow_up(cast, rng))
     return turns
@@ -77,17 +102,19 @@ def _story_turns(rng: random.Random) -> list[Turn]:
 
 @dataclass(frozen=True)
 class Course:
-    """Which conversations each step of a training reads: ``each`` new ones, and in the last fifth of the steps a quarter as
-    many of the long ones."""
+    """Which conversations each step of a training reads: ``each`` new ones, in the last tenth of the steps a quarter as many
+    of the long ones."""
 
     seed: int
     steps: int
     each: int
+    opening: int = 300  # steps
 
     def step(self, step: int) -> list[Conversation]:
-        long = step >= self.steps * 4 // 5
+        long = step >= self.steps * 9 // 10
+        mixture = OPENING if step < self.opening else LONG if long else MAIN
         first = step * self.each
-        return [conversation(self.seed, n, long) for n in range(first, first + self.each // (4 if long else 1))]
+        return [conversation(self.seed, n, mixture) for n in range(first, first + self.each // (4 if long else 1))]
 
     def texts(self) -> Iterator[str]:
         """All that the model reads in its training, in its order."""

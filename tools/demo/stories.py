@@ -131,10 +131,13 @@ def fill(pattern: str, cast: Cast, rng: random.Random) -> str:
     return text[0].upper() + text[1:] if text and text[0] != '"' else text
 
 
-def story(cast: Cast, rng: random.Random) -> str:
-    """Five to eight sentences about the cast."""
-    patterns = [rng.choice(OPENINGS), rng.choice(TRAIT_LINES), rng.choice(EVENTS)]
-    patterns += rng.sample(TURNS, rng.randint(1, 3))
+def story(cast: Cast, rng: random.Random, brief: bool = True) -> str:
+    """Sentences about the cast: four or five of them, or up to eight."""
+    patterns = [rng.choice(OPENINGS)]
+    if not brief or rng.random() < 0.5:
+        patterns.append(rng.choice(TRAIT_LINES))
+    patterns.append(rng.choice(EVENTS))
+    patterns += rng.sample(TURNS, rng.choice((1, 1, 2)) if brief else rng.randint(1, 3))
     patterns.append(rng.choice(ENDINGS))
     return " ".join(fill(pattern, cast, rng) for pattern in patterns if pattern)
 

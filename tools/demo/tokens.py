@@ -76,10 +76,10 @@ class Rows:
 
 
 def rows_of(tokenizer: tokenizers.Tokenizer, conversations: Sequence[Conversation], longest: int) -> list[Rows]:
-    """The conversations, cut at ``longest`` tokens, as four groups of like lengths, the shortest first."""
+    """The conversations, cut at ``longest`` tokens, in at most eight groups of like lengths, the shortest first."""
     talks = sorted((encode(tokenizer, talk) for talk in conversations), key=lambda talk: len(talk[0]))
     groups = []
-    for part in np.array_split(np.arange(len(talks)), 4):
+    for part in np.array_split(np.arange(len(talks)), min(8, len(talks))):
         length = min(len(talks[part[-1]][0]), longest)
         rows = Rows(np.zeros((len(part), length), np.int64), np.zeros((len(part), length), bool))
         for row, number in enumerate(part):
