@@ -1,4 +1,4 @@
-"""Trains the built-in demo model on text that tools/demo makes, and writes it as a Q8_0 GGUF.
+"""Trains a demo model, which no release has yet, on text that tools/demo makes, and writes it as a Q8_0 GGUF.
 
 usage: python tools/train_demo.py [--work FOLDER] [--steps N] [--threads N] [--quick]
 
@@ -33,7 +33,7 @@ RATE, MUON_RATE = 4e-3, 8e-3
 TOKENIZER_CONVERSATIONS = 20_000
 MEASURE_EVERY = 50
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "core/engine/demo/demo.gguf"
+TARGET = ROOT / "build/demo.gguf"
 CURVE = ROOT / "tools/demo/training.json"
 
 
@@ -137,7 +137,8 @@ def main() -> None:
     parser.add_argument("--curve", type=Path, default=CURVE, help="the JSON of losses to write")
     parser.add_argument("--quick", action="store_true", help="three steps, to see that all works")
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
+    for folder in (options.work, options.target.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(options.threads)
     tokenizer_file, checkpoint = options.work / "tokenizer.json", options.work / "checkpoint.pt"
     if tokenizer_file.exists():

@@ -9,12 +9,13 @@ import pytest
 
 from engine.ops import OPS
 from engine.program.features import refusal
+from engine.program.group import OPS as EXCHANGES
 from engine.testing import memory
 from engine.testing.cases import all_cases
 from engine.testing.checks import check_case, check_op
 from engine.testing.running import Bench
 
-LEFT_TO_THE_REFERENCE = {"quantize"}
+LEFT_TO_THE_REFERENCE = {"quantize", *EXCHANGES}
 # Each costs many seconds in the interpreter: these are run whole beside the slow tests, and in part here.
 LONG = {"embed", "linear", "linear_group", "moe_route", "moe_linear", "moe_linear_group", "process_logits"}
 LONG |= {"rope_kv_write", "sample"}

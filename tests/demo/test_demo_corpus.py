@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 from demo.corpus import Course, conversation
-from demo.examine import found_in, names_it, runs, share_new
+from demo.examine import HeldOut, found_in, names_it, runs, share_new
 from demo.facts import TOPICS
 from demo.spin import spin
 from demo.stories import Cast, request, story
@@ -36,7 +36,8 @@ def test_a_seed_gives_the_same_text_and_another_gives_another():
     assert len(set(texts) & {conversation(seed + 1, n).text for n in range(50)}) < 15
 
 
-def test_nothing_held_out_is_in_the_text(held_out):
+def test_nothing_held_out_is_in_the_text():
+    held_out = HeldOut.read()
     course = Course(int(np.random.default_rng().integers(1 << 40)), 100, 40)
     assert found_in(islice(course.texts(), 2000), held_out) == set()
     planted = f"so, {held_out.paraphrases[3][0].upper()} A {held_out.animals[5]}s."

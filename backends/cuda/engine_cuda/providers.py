@@ -80,7 +80,7 @@ def make_providers(device: torch.device) -> dict[str, tuple[Provider, ...]]:
         "attention", cache.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True, alone=False
     )
     one("embed", dense.embed, "scale")
-    one("gather_columns", rows.gather_columns)
+    one("gather_columns", rows.gather_columns, "chosen")
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)
     one("linear_group", dense.linear_group, "bias quantized_activation input_scale", alone=False)
     one("head_linear", dense.head_linear, alone=False)

@@ -89,7 +89,7 @@ def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
     one("rope_kv_write", cache.rope_kv_write, ROPE_KV_WRITE, kv=True)
     one("attention", cache.attention, ATTENTION, kv=True, alone=False)
     one("embed", dense.embed, "scale")
-    one("gather_columns", dense.gather_columns)
+    one("gather_columns", dense.gather_columns, "chosen")
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)
     one("linear_group", dense.linear_group, "bias quantized_activation input_scale", alone=False)
     one("head_linear", dense.head_linear, alone=False)

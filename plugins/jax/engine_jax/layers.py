@@ -194,7 +194,7 @@ OPS: Mapping[str, Op] = {
     "linear": Op(frozenset({"bias", "residual", "quantized_activation", "input_scale"}), _linear),
     "head_linear": Op(make=_head_linear),
     "concat_heads": Op(make=_concat_heads),
-    "gather_columns": Op(make=_gather_columns),
+    "gather_columns": Op(frozenset({"chosen"}), _gather_columns),
     "gather_rows": Op(make=_gather_rows),
     "rms_norm": Op(frozenset({"head_dim", "weight_offset"}), _rms_norm),
     "add_rms_norm": Op(frozenset({"weight_offset"}), _add_rms_norm),

@@ -107,13 +107,13 @@ def gather_rows(x, rows, y, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gather_columns(x, columns, y, width, BLOCK: tl.constexpr):
-    """x [rows, width] with its columns in the order of ``columns``, whole numbers as f32."""
+def gather_columns(x, columns, y, width, wanted, BLOCK: tl.constexpr):
+    """Of x [rows, width] those columns that ``columns`` [wanted] names, whole numbers as f32, in its order."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    kept = place < width
+    kept = place < wanted
     source = tl.load(columns + place, mask=kept, other=0).to(tl.int64)
-    put(y + row * width + place, tl.load(x + row * width + source, mask=kept, other=0).to(tl.float32), kept)
+    put(y + row * wanted + place, tl.load(x + row * width + source, mask=kept, other=0).to(tl.float32), kept)
 
 
 @triton.jit

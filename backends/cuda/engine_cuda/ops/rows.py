@@ -83,10 +83,11 @@ def gather_rows(o: Operands) -> None:
 
 
 def gather_columns(o: Operands) -> None:
-    x = o["x"]
-    y = o.result(0, *x.shape)
-    grid = (len(x), _blocks(x.shape[1], ELEMENTS))
-    launch(rows.gather_columns, grid, x, o.vector("columns"), y, x.shape[1], BLOCK=ELEMENTS)
+    x, columns = o["x"], o.vector("columns")
+    assert columns is not None
+    y = o.result(0, len(x), len(columns))
+    grid = (len(x), _blocks(len(columns), ELEMENTS))
+    launch(rows.gather_columns, grid, x, columns, y, x.shape[1], len(columns), BLOCK=ELEMENTS)
 
 
 def concat_heads(o: Operands) -> None:
