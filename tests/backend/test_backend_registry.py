@@ -154,3 +154,20 @@ def test_probing_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_probe_of_what_is_installed_loads_a_library():
+    """Every start asks each backend, so that one that loads its driver takes the others' time and memory."""
+    heavy = {"torch", "jax", "mlx", "pyopencl", "triton", "engine_cpu._native"}
+    code = f"import sys; from engine.backend.registry import discover; discover(); print({heavy!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_named_backend_is_loaded_alone():
+    code = (
+        "import sys; from engine.backend.registry import open_device; open_device('reference', {});"
+        "print({'engine_cpu', 'engine_opencl', 'engine_jax', 'engine_metal', 'engine_cuda'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -43,10 +43,11 @@ class Backend:
         return self.probe.available and self.manifest is not None and self.manifest.automatic
 
 
-def discover() -> tuple[Backend, ...]:
-    """All backends that are installed, best first; the ones that cannot run here last, with their reasons."""
+def discover(name: str | None = None) -> tuple[Backend, ...]:
+    """All backends that are installed, or those of a name, best first; the ones that cannot run here last, with their
+    reasons."""
     found: dict[str, Backend] = {}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name):
         found.setdefault(point.name, _load(point))
     return tuple(sorted(found.values(), key=lambda b: (not b.probe.available, -b.probe.score, b.name)))
 
@@ -109,10 +110,10 @@ def open_place(name: str, options: Mapping[str, Any]) -> Device:
 
 def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device:
     """The device of a backend by name; "auto" takes the best available, and ENGINE_BACKEND overrides auto."""
-    backends = discover()
     if name == "auto":
         name = os.environ.get("ENGINE_BACKEND", "auto")
     if name == "auto":
+        backends = discover()
         chosen = next((b for b in backends if b.automatic), None)
         if chosen is None:
             reasons = " ".join(f"{b.name}: {b.probe.reason}" for b in backends)
@@ -120,11 +121,10 @@ def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device
                 f"No backend can run here; install one, such as the package's own wheel. {reasons}".strip()
             )
     else:
-        chosen = next((b for b in backends if b.name == name), None)
+        chosen = next(iter(discover(name)), None)  # no other plugin is loaded
         if chosen is None:
-            raise BackendError(
-                f"There is no backend {name!r}; installed are: {', '.join(b.name for b in backends) or 'none'}."
-            )
+            known = ", ".join(b.name for b in discover()) or "none"
+            raise BackendError(f"There is no backend {name!r}; installed are: {known}.")
         if not chosen.probe.available:
             raise BackendError(f"The backend {name} cannot be used: {chosen.probe.reason}")
     assert chosen.manifest is not None

@@ -9,7 +9,7 @@ from .support import matrix, support_of
 
 
 def main(names: list[str]) -> None:
-    chosen = names or [b.name for b in discover() if b.automatic and b.probe.available and b.name != "reference"]
+    chosen = names or [b.name for b in discover() if b.automatic and b.name != "reference"]
     print(matrix({name: support_of(open_device(name, {})) for name in sorted(chosen)}), end="")
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+from ctypes.util import find_library
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from engine.backend.v1 import Device, Manifest, Probe
@@ -13,30 +17,33 @@ _NO_DRIVER = "No OpenCL driver has a device here; install one, such as Debian's 
 
 
 def probe() -> Probe:
-    """Whether a driver is there. It is asked for its devices, but none is opened."""
-    found = _devices() if find_spec("pyopencl") else []
-    if not found:
-        return Probe(False, _NO_DRIVER if find_spec("pyopencl") else _NO_PACKAGE)
+    """Whether a driver is installed. None is loaded, since that takes 60 MB of every process that looks."""
+    missing = _NO_PACKAGE if not find_spec("pyopencl") else "" if _drivers() else _NO_DRIVER
     # Below the engine's own backends: a processor has a faster one.
-    return Probe(True, f"OpenCL devices: {', '.join(device.name.strip() for device in found)}.", score=-5)
+    return Probe(not missing, missing or f"OpenCL drivers: {', '.join(_drivers())}.", score=-5)
+
+
+def _drivers() -> list[str]:
+    """Those that Linux lists for OpenCL's loader; elsewhere the loader itself."""
+    if sys.platform != "linux":
+        return [name for name in [find_library("OpenCL")] if name]
+    listed = Path(os.environ.get("OCL_ICD_VENDORS", "/etc/OpenCL/vendors"))
+    return sorted(file.stem for file in listed.glob("*.icd")) if listed.is_dir() else [listed.name]
 
 
 def open_device(index: int, options: Mapping[str, Any]) -> Device:
     """OpenCL device number ``index``, GPUs first; a number beyond the last is another instance of the last."""
-    from .device import OpenCLDevice
-
-    found = _devices()
-    return OpenCLDevice(found[min(index, len(found) - 1)], options.get("opencl_lanes"))
-
-
-def _devices() -> list[Any]:
     import pyopencl as cl
+
+    from .device import OpenCLDevice
 
     try:
         found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
-    except cl.Error:  # the loader says so where there is no driver
-        return []
-    return sorted(found, key=lambda device: not device.type & cl.device_type.GPU)
+        found.sort(key=lambda device: not device.type & cl.device_type.GPU)
+        device = found[min(index, len(found) - 1)]
+    except (cl.Error, IndexError) as error:  # the loader says so where no driver works
+        raise RuntimeError(_NO_DRIVER) from error
+    return OpenCLDevice(device, options.get("opencl_lanes"))
 
 
 manifest = Manifest("opencl", "1.1", probe, open_device)
