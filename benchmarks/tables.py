@@ -30,6 +30,10 @@ def peers() -> str:
     return _peers("cpu-peers")
 
 
+def epyc() -> str:
+    return _peers("cpu-peers-epyc")
+
+
 def opencl() -> str:
     return _peers("opencl-peers")
 
@@ -120,7 +124,7 @@ def profile() -> str:
 
 TABLES = {
     "README.md": {"cpu-peers": peers, "accuracy": accuracy, "startup": startup},
-    "docs/performance.md": {"step-profile": profile, "opencl-peers": opencl},
+    "docs/performance.md": {"step-profile": profile, "cpu-peers-epyc": epyc, "opencl-peers": opencl},
 }
 
 
