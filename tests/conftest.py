@@ -7,6 +7,7 @@ import importlib
 import os
 import secrets
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,13 @@ from engine.errors import EngineError
 BACKENDS = ("reference", "cpu", "metal")
 SHARED = Path(__file__).parents[2] / "shared"
 REQUIRE_ALL = bool(os.environ.get("ENGINE_TEST_REQUIRE_ALL"))
+
+# Triton makes its own functions for its interpreter, or for a GPU, when it is first imported, which torch does, too. Here they
+# are tested in the interpreter.
+os.environ["TRITON_INTERPRET"] = "1"
+with suppress(ImportError):
+    importlib.import_module("triton.language")
+del os.environ["TRITON_INTERPRET"]
 
 # Tests draw fresh numbers in each run; with the seed that a run's first lines name, all are drawn again as they were there.
 SEED = os.environ.setdefault("ENGINE_TEST_SEED", secrets.token_hex(8))

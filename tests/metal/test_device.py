@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 
 import mlx.core as mx
 import numpy as np
-import psutil
 import pytest
 
 from engine.backend.registry import discover
@@ -52,27 +53,34 @@ def test_more_than_the_working_set_is_refused(limit):
         device.alloc((room // 4 + 1,), "f32")
 
 
-def decoded(llm: LLM, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=tokens, ignore_eos=True)
-    return [tuple(out.outputs[0].token_ids) for out in llm.generate(prompts, params)]
+GROWTH = """
+import json, sys
+import mlx.core as mx
+import psutil
+from engine import LLM, SamplingParams
+
+params = SamplingParams(temperature=0.8, seed=5, max_tokens=115, ignore_eos=True)
+seen = []
+with LLM(sys.argv[1], backend="metal", max_model_len=128, max_num_seqs=2, block_size=64) as llm:
+    for _ in range(7):
+        llm.generate([[5, 6, 7]], params)
+        seen.append((mx.get_active_memory(), mx.get_cache_memory(), psutil.Process().memory_info().rss))
+print(json.dumps(seen))
+"""
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_decoding_takes_no_more_memory_a_token(traced, llama, monkeypatch):
-    """Bytes of arrays and of the process after some hundred tokens, and after some hundred more."""
-    monkeypatch.setenv("ENGINE_METAL_COMPILE", str(int(traced)))
-    process = psutil.Process()
-    with LLM(llama, backend="metal", **SETTINGS) as llm:
-        seen = []
-        for _ in range(5):
-            decoded(llm, [[5, 6, 7]], 115)
-            seen.append((mx.get_active_memory(), mx.get_cache_memory(), process.memory_info().rss))
-    active, cached, resident = zip(*seen[1:], strict=True)
-    # 345 tokens: a number of each would be seen.
-    assert max(active) - min(active) < 345 * 4
+def test_decoding_takes_no_more_memory_a_token(traced, llama):
+    """Bytes of arrays and of a process of its own after some hundred tokens, and after some hundred more."""
+    environment = {**os.environ, "ENGINE_METAL_COMPILE": str(int(traced))}
+    command = [sys.executable, "-c", GROWTH, str(llama)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    active, cached, resident = zip(*json.loads(done.stdout)[2:], strict=True)
+    tokens = 4 * 115  # a number of each would be seen
+    assert max(active) - min(active) < tokens * 4
     assert max(cached) - min(cached) < 1 << 20
     # The graph of a token's step takes some 50 KB; the interpreter takes memory by the megabyte.
-    assert resident[-1] - resident[0] < 345 * (8 << 10)
+    assert resident[-1] - resident[0] < tokens * (8 << 10)
 
 
 def test_traced_steps_give_the_same_answers(llama, monkeypatch):
@@ -95,7 +103,7 @@ def test_traces_are_few(llama, monkeypatch):
 
     monkeypatch.setattr("engine_metal.device.compile_segment", counted)
     with LLM(llama, backend="metal", **{**SETTINGS, "block_size": 8}) as llm:
-        decoded(llm, [[5, 6, 7]], 60)
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=60, ignore_eos=True))
         body = made[0]
         assert {dims.P for dims in body._traces} == {1, 2, 4, 8}
         assert all(dims.T == dims.S == 1 for dims in body._traces)

@@ -21,7 +21,7 @@ _EPSILON = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 _SMALLEST = 2.0**-24
 """The least f16 above 0; what is below normal numbers is rounded to its multiples."""
 _REPEATS = 3
-_SILENT = 2.0
+_SILENT = 6.0
 """The timeout of groups whose ranks are lost, in seconds, and what more than it a rank may take to say so."""
 _SLACK = 20.0
 MINUTES = 300.0
