@@ -28,7 +28,7 @@ from jinja2.visitor import NodeTransformer
 METER = "\0meter"  # a name that no template can write
 _OWN_ROOM = 1 << 22  # characters and elements that a template may make of nothing
 _ROOM_A_CHARACTER = 32  # and for each character that it is given
-_OWN_SECONDS = 0.2  # of the thread's own time
+_OWN_SECONDS = 0.1  # of the thread's own time
 _SECONDS_A_CHARACTER = 1e-5  # and for each character that it is given
 _ELEMENT = 8  # characters that an element of a list takes the room of
 _MAX_BITS = 1 << 14  # of an integer
@@ -75,9 +75,10 @@ class Meter:
 
     def weigh(self, value: Any) -> None:
         """Charges for all that a value would be written as; lists may hold one another many times over."""
-        left = [value]
+        left, seen = [value], 0
         while left:
             item = left.pop()
+            seen += 1
             if isinstance(item, str):
                 self.charge(len(item))
             elif isinstance(item, Mapping):
@@ -88,7 +89,7 @@ class Meter:
             elif isinstance(item, int) and item.bit_length() > _MAX_BITS:
                 raise TemplateRuntimeError("a number is too large")
             self.charge(_ELEMENT)
-            if len(left) % 256 == 0:
+            if seen % 256 == 0:
                 self.tick()
 
     def sized(self, value: Any) -> Any:
