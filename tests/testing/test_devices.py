@@ -52,7 +52,7 @@ def test_it_reads_no_weight(models, monkeypatch):
 def test_it_is_never_chosen_unless_it_is_named(monkeypatch):
     null = next(backend for backend in discover() if backend.name == "null")
     assert null.probe.available and not null.automatic
-    monkeypatch.setattr(registry, "discover", lambda: (null,))
+    monkeypatch.setattr(registry, "discover", lambda name=None: (null,))
     with pytest.raises(BackendError, match="No backend can run here"):
         open_device("auto", {})
     assert open_device("null", {}).describe().backend == "null"
