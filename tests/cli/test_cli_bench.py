@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import tiny_models
 
 from engine import LLM, CompletionOutput, RequestOutput, SamplingParams
 from engine.cli.measure import Bench, Case
@@ -139,10 +141,13 @@ def test_what_cannot_fit_is_left_out_with_a_reason():
     assert "needs 16128" in bench.refusal(Case(16, 0, 934, 64))
 
 
-def test_rates_agree_with_the_wall_clock_over_generate(llama, backend):
-    """Within 25 % here, on a model so small that the steps are mostly Python; 5 % on a real one."""
-    case = Case(batch=4, depth=32, prompt=96, decode=64)
-    with LLM(llama, backend=backend) as llm:
+def test_rates_agree_with_the_wall_clock_over_generate(tmp_path, backend):
+    """On a model whose steps outweigh what is around them: tokenization, queues, threads that wake."""
+    wide = tiny_models.CONFIG | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 3, "head_dim": 16}
+    rng = np.random.default_rng()
+    tiny_models.write_llama(tmp_path, rng, tiny_models.llama_tensors(rng, wide), **wide)
+    case = Case(batch=4, depth=32, prompt=160, decode=48)
+    with LLM(tmp_path, backend=backend) as llm:
         walls: list[tuple[int, float]] = []
 
         class Timed:
@@ -157,9 +162,9 @@ def test_rates_agree_with_the_wall_clock_over_generate(llama, backend):
         apart = []
         for _ in range(3):  # what else the machine does is not in all of them
             walls.clear()
-            result = Bench(Timed()).measure(case, 5, None)
+            result = Bench(Timed()).measure(case, 3, None)
             prefills = [case.batch * case.prompt / wall for tokens, wall in walls[1:] if tokens == 1][1:]
             decodes = [case.batch * tokens / wall for tokens, wall in walls if tokens > 1][1:]
             both = ((result.prefill, prefills), (result.decode, decodes))
             apart.append(max(abs(statistics.median(told) / statistics.median(clock) - 1) for told, clock in both))
-    assert min(apart) < 0.25
+    assert min(apart) < 0.1, apart

@@ -116,8 +116,9 @@ def check_order(subject: Subject, rank: int, groups: Addresses, seed: int) -> No
             _equal(
                 joined("all_gather", first[None]), np.stack([first] * size), "all_reduce in fixed order, on all ranks"
             )
-            turned = np.ascontiguousarray(mine[::-1])
-            _equal(joined("all_reduce", turned)[::-1], first, "all_reduce in fixed order, elsewhere in the value")
+            for turned, back in ((mine[::-1], slice(None, None, -1)), (np.concatenate([mine[:1], mine]), slice(1, None))):
+                total = joined("all_reduce", np.ascontiguousarray(turned))
+                _equal(total[back], first, "all_reduce in fixed order, elsewhere in the value")
     joined.collectives.close()
 
 
