@@ -116,7 +116,10 @@ def check_order(subject: Subject, rank: int, groups: Addresses, seed: int) -> No
             _equal(
                 joined("all_gather", first[None]), np.stack([first] * size), "all_reduce in fixed order, on all ranks"
             )
-            for turned, back in ((mine[::-1], slice(None, None, -1)), (np.concatenate([mine[:1], mine]), slice(1, None))):
+            for turned, back in (
+                (mine[::-1], slice(None, None, -1)),
+                (np.concatenate([mine[:1], mine]), slice(1, None)),
+            ):
                 total = joined("all_reduce", np.ascontiguousarray(turned))
                 _equal(total[back], first, "all_reduce in fixed order, elsewhere in the value")
     joined.collectives.close()
