@@ -75,6 +75,8 @@ REQUESTS = (
     "[do you know|have you got|is there] [a|any|some] [story|tale] [about|of|with] A-HERO?",
     "[what|now something] about A-HERO? [tell me|a story please]",
     "[tell me|write|say] [something|more] about A-HERO",
+    "[let me|I want to|can we|may I] [hear|read|learn] [something|more|a story|] about A-HERO[| now| please]",
+    "[I like|we love|my son loves] HEROS[.|;|,] [tell me about one|a story, please]",
     "once upon a time there was A-HERO. go on",
     "[tell|write] [a|me a] [story|tale]: A-HERO",
     "[tell me|make up|write] a [story|tale] [about|where|in which] [A-HERO named CALLED|CALLED the HERO]",
