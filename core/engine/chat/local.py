@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.cli.processes import shown
 from engine.errors import RequestError, UsageError
 
 from .answer import OPEN, Answer, Ask, Usage, Wire, split_reasoning
@@ -26,6 +27,9 @@ class Local:
     def __init__(self, llm: LLM, path: Path) -> None:
         self._llm = llm
         self.path = path
+        self._open = ExitStack()
+        self._open.enter_context(llm)
+        self._open.enter_context(shown(llm.loaded))
         self._known: list[tuple[str, tuple[int, ...]]] = []  # what the cache may hold, as text and as ids
 
     @property
@@ -41,7 +45,7 @@ class Local:
         return self._llm.loaded.max_model_len
 
     def close(self) -> None:
-        self._llm.close()
+        self._open.close()
 
     def count(self, ask: Ask) -> int:
         return len(self._prompt(ask)[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import __version__
@@ -57,14 +56,14 @@ def describe_device(device: Device) -> dict[str, Any]:
     }
 
 
-def model_report(path: Path, engine: EngineOptions) -> dict[str, Any]:
+def model_report(model: str, engine: EngineOptions) -> dict[str, Any]:
     """The device, and the model as it would be run: loaded, but no step of it is run."""
-    loaded = open_loaded(path, engine.settings())
+    loaded = open_loaded(model, engine.settings())
     loaded.close()
     config = loaded.model.config
     sizes = {name: value for name, value in vars(config).items() if isinstance(value, (int, float, str))}
-    model = {
-        "path": str(path),
+    report = {
+        "path": str(loaded.config.model),
         "family": loaded.model.family,
         "format": loaded.checkpoint.kind,
         "config": sizes,
@@ -77,7 +76,7 @@ def model_report(path: Path, engine: EngineOptions) -> dict[str, Any]:
         "notices": list(loaded.notices),
         "program": program_lines(loaded),
     }
-    return {**describe_device(loaded.device), "model": model}
+    return {**describe_device(loaded.device), "model": report}
 
 
 def _weights(loaded: Loaded) -> dict[str, dict[str, int]]:

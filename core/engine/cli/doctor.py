@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from engine.cli.options import AsJson, EngineOptions
 
 
 def doctor(
-    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="Show how this model would be run.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Show how this model would be run.")] = None,
     *,
     program: Annotated[bool, typer.Option("--program", help="List the model's op calls, one a line.")] = False,
     as_json: AsJson = False,

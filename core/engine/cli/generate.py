@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson, EngineOptions, FormOptions, ModelPath, SamplingOptions, parse_integers
+from engine.cli.options import AsJson, EngineOptions, FormOptions, Model, SamplingOptions, parse_integers
 from engine.cli.running import Stopwatch, Streamed, note, open_llm, rates, read_stdin
 from engine.errors import UsageError
 
@@ -19,7 +19,7 @@ _EARLY_STOPPING = {"true": True, "false": False}
 
 
 def generate(
-    model: ModelPath,
+    model: Model,
     prompt: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to complete; - reads it from stdin, as it is.")
     ] = None,

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.options import EngineOptions, ModelPath
+from engine.cli.options import EngineOptions, Model
 from engine.cli.perplexity import Context, TextPath
 from engine.cli.progress import Wait
-from engine.cli.running import read_text_file
+from engine.cli.running import find_model, read_text_file
 
 
 def imatrix(
-    model: ModelPath,
+    model: Model,
     file: TextPath,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The file to write, in GGUF form.")],
@@ -37,10 +37,11 @@ def imatrix(
     from engine.quantize.imatrix import write_imatrix
     from engine.quantize.output import check_target
 
-    check_target(output, model, 0, force)
-    window = choose_context(model, context)
+    path = find_model(model)
+    check_target(output, path, 0, force)
+    window = choose_context(path, context)
     settings = {**engine.settings(), "max_model_len": window}
     with Wait("Loading") as wait:
-        found = collect(model, text, str(file), window, output, wait.update, **settings)
+        found = collect(path, text, str(file), window, output, wait.update, **settings)
     write_imatrix(found)
     print(f"{output}: {len(found.entries)} matrices over {found.chunks} windows of {found.chunk_size} tokens")

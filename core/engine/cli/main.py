@@ -16,6 +16,7 @@ from engine.cli.chat import chat
 from engine.cli.doctor import doctor
 from engine.cli.generate import generate
 from engine.cli.imatrix import imatrix
+from engine.cli.models import list_models, ps, pull, rm, show
 from engine.cli.options import expanded
 from engine.cli.perplexity import perplexity
 from engine.cli.plugin import plugin
@@ -34,6 +35,9 @@ app = typer.Typer(
 )
 for command in (generate, chat, tokenize, quantize, imatrix, perplexity, bench, doctor):
     app.command(command.__name__)(expanded(command))
+app.command("list")(list_models)
+for command_of_models in (pull, show, rm, ps):
+    app.command(command_of_models.__name__)(command_of_models)
 app.add_typer(plugin, name="plugin")
 
 

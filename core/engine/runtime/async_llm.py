@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..formats.tokenizer import Tokenizer
+from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
 from .core import Health
@@ -19,7 +20,7 @@ from .prompt import Prompt, plain
 
 
 class AsyncLLM:
-    """A loaded model; ``generate`` streams. Settings are those of ``EngineConfig``."""
+    """A loaded model, by its path or its name on the hub; ``generate`` streams. Settings are those of ``EngineConfig``."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -27,7 +28,8 @@ class AsyncLLM:
     @classmethod
     async def load(cls, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> AsyncLLM:
         """Load without blocking the event loop."""
-        config = EngineConfig(model=Path(model), **settings)
+        path = await asyncio.to_thread(located, model, progress)
+        config = EngineConfig(model=path, **settings)
         return cls(Engine(await asyncio.to_thread(load, config, progress)))
 
     def get_tokenizer(self) -> Tokenizer:
