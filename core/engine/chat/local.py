@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,10 @@ class Local:
     @property
     def limit(self) -> int:
         return self._llm.loaded.max_model_len
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return self._llm.loaded.checkpoint.sampling
 
     def close(self) -> None:
         self._open.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError, UsageError
+from engine.errors import EngineError
 
 from .answer import Source
 from .commands import Chat, LeaveError, as_attachment, obey, retell, words
@@ -30,8 +30,7 @@ def open_source(settings: Any, model: str | None) -> Source:
 
     if settings.attach:
         return Remote(settings.attach, model, settings.api_key or os.environ.get("OPENAI_API_KEY"))
-    if model is None:
-        raise UsageError("Name a model: engine chat MODEL; or a server: --attach URL.")
+    from engine.cli.demo import model_or_demo
     from engine.cli.options import EngineOptions
     from engine.cli.running import find_model
 
@@ -39,7 +38,7 @@ def open_source(settings: Any, model: str | None) -> Source:
     from .settings import ENGINE
 
     local = open_local(
-        find_model(model), EngineOptions(**{name: getattr(settings, name) for name in ENGINE}).settings()
+        find_model(model_or_demo(model)), EngineOptions(**{name: getattr(settings, name) for name in ENGINE}).settings()
     )
     for notice in local.notices():
         note(notice)

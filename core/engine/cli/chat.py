@@ -19,7 +19,10 @@ def chat(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help=f"{MODEL_HELP}; with --attach a name that the server knows."),
+        typer.Argument(
+            metavar="[MODEL]",
+            help=f"{MODEL_HELP}; the built-in demo model if not given; with --attach a name that the server knows.",
+        ),
     ] = None,
     *,
     prompt: Annotated[

@@ -11,6 +11,7 @@ from ..errors import HubError
 
 _PART = r"[A-Za-z0-9_][\w.-]{0,95}"
 _NAME = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<variant>[\w.-]+))?", re.ASCII)
+_ADDRESS = re.compile(r"[A-Za-z]+://\S+")
 _HOSTS = {"huggingface.co", "hf.co", "www.huggingface.co"}
 _FORMS = "owner/repo, owner/repo:Q4_K_M, or the address of a model's page or file on the hub"
 
@@ -31,7 +32,7 @@ class HubName:
 
 def parse_name(text: str) -> HubName | None:
     """What a name means; None if it can only be a path. HubError if it is an address, but none of a model."""
-    if "://" in text:
+    if _ADDRESS.fullmatch(text):
         return _parse_address(text)
     host, _, rest = text.partition("/")
     if host in _HOSTS:
