@@ -27,7 +27,7 @@ from torch.nn import functional
 SEED = 20261121
 HELD_OUT_SEED = SEED + 1  # conversations that training never sees
 CONVERSATIONS = 40  # a step
-STEPS = 3600
+STEPS = 4400
 LONGEST = 768  # most tokens of a conversation
 RATE, MUON_RATE = 4e-3, 8e-3
 TOKENIZER_CONVERSATIONS = 20_000

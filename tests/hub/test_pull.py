@@ -127,7 +127,7 @@ def test_damaged_contents_are_refused(hub, engine, refusal, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("anna/nothing", "no model anna/nothing"),
+        ("anna/nothing", "nor the hub has anna/nothing"),
         ("anna/gated", "accept its terms"),
         ("anna/pictures", "neither a GGUF file"),
         ("anna/tiny-GGUF:Q3_K_S", "it has"),

@@ -43,6 +43,13 @@ def bench(
     Rates are tokens a second of all sequences together, with the real scheduler, cache and sampler, on random tokens,
     past any end of sequence. Prefill is timed from submission to the last sequence's first token; decoding, with the
     prompt in the cache, from the first tokens to the last.
+
+    Without options that is ten cases, up to 32 sequences of 4,096 tokens: many minutes on a processor.
+
+    \b
+    Examples:
+      engine bench model.gguf --batch 1,8 --depth 0
+      engine bench model.gguf --case 1,0,512,64 --json
     """
     from engine.cli.measure import Case
 

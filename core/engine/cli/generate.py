@@ -57,6 +57,14 @@ def generate(
     The model's beginning of sequence is put before it, and no template applied.
 
     The completion alone goes to stdout, as it comes, and a newline after it; all else goes to stderr.
+
+    \b
+    Examples:
+      engine generate "Once upon a time"
+      engine generate model.gguf "Once upon a time" --max-tokens 64 --temperature 0
+      engine generate owner/repo:Q4_K_M "A person: " --schema person.json --json
+      engine generate model.gguf - < prompt.txt
+      engine generate model.gguf "The sea" --beams 4 --json --n 2
     """
     if prompt_ids is None:
         model, prompt = model_and_text(model, prompt)

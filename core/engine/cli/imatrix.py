@@ -28,8 +28,9 @@ def imatrix(
     reads and writes, under the tensors' names in GGUF files, whatever MODEL is.
 
     \b
-    engine imatrix model-f16.gguf calibration.txt -o imatrix.gguf
-    engine quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M --imatrix imatrix.gguf
+    Examples:
+      engine imatrix model-f16.gguf calibration.txt -o imatrix.gguf
+      engine quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M --imatrix imatrix.gguf
     """
     text = read_text_file(file)
     from engine.evaluate.windows import choose_context

@@ -53,6 +53,11 @@ def list_models(as_json: AsJson = False) -> None:
     """List the models that are here.
 
     They are those in Hugging Face's cache that can be opened, whichever program downloaded them.
+
+    \b
+    Examples:
+      engine list
+      engine list --json
     """
     from engine.hub.cache import cache_folder, cached_models
     from engine.hub.variants import size
@@ -77,6 +82,11 @@ def rm(name: Name) -> None:
     """Take a model out of the cache.
 
     Without a type, all of its repository goes.
+
+    \b
+    Examples:
+      engine rm owner/repo:Q4_K_M
+      engine rm owner/repo
     """
     from engine.hub.cache import remove
     from engine.hub.names import required_name
@@ -142,7 +152,13 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def ps(as_json: AsJson = False) -> None:
-    """List the engine's processes that have a model loaded."""
+    """List the engine's processes that have a model loaded.
+
+    \b
+    Examples:
+      engine ps
+      engine ps --json
+    """
     from dataclasses import asdict
 
     from engine.cli.processes import running

@@ -48,8 +48,9 @@ def perplexity(
     divergence of MODEL from BASE, in nats a token.
 
     \b
-    engine perplexity model.gguf wiki.test.txt --context 2048 --stride 1024
-    engine perplexity model-q4_k_m.gguf wiki.test.txt --kl model-f16.gguf
+    Examples:
+      engine perplexity model.gguf wiki.test.txt --context 2048 --stride 1024
+      engine perplexity model-q4_k_m.gguf wiki.test.txt --kl model-f16.gguf
     """
     text = read_text_file(file)
     from engine.evaluate.windows import choose_context

@@ -39,8 +39,9 @@ def quantize(
     activations). A GGUF comes from either kind of checkpoint, a folder from a folder.
 
     \b
-    engine quantize Qwen3-0.6B/ qwen3-q4_k_m.gguf --type Q4_K_M
-    engine quantize model-f16.gguf model-q3_k_m.gguf --type Q3_K_M --imatrix imatrix.gguf
+    Examples:
+      engine quantize Qwen3-0.6B/ qwen3-q4_k_m.gguf --type Q4_K_M
+      engine quantize model-f16.gguf model-q3_k_m.gguf --type Q3_K_M --imatrix imatrix.gguf
     """
     from engine.formats import open_checkpoint
 

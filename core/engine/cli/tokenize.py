@@ -30,6 +30,12 @@ def tokenize(
     """Print the token ids of a text.
 
     They come on one line. MODEL may be a GGUF that holds a vocabulary only.
+
+    \b
+    Examples:
+      engine tokenize model.gguf "Hello world"
+      engine tokenize model.gguf --file notes.txt | wc -w
+      engine tokenize model.gguf --decode "15496 995"
     """
     if [text, file, decode].count(None) != 2:
         raise UsageError("Give one of a text, --file FILE and --decode 'ID ...'.")

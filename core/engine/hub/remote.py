@@ -60,7 +60,7 @@ def hub_errors(repo: str) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(
-            f"The hub has no model {repo}, or it is private: check the name, or run `hf auth login` or set HF_TOKEN."
+            f"Neither this machine nor the hub has {repo}: check the name; a private model needs `hf auth login` or HF_TOKEN."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{repo} has no such revision; its page {where} lists the branches.") from error
