@@ -20,6 +20,7 @@ from engine.cli.options import expanded
 from engine.cli.perplexity import perplexity
 from engine.cli.plugin import plugin
 from engine.cli.quantize import quantize
+from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize
 from engine.errors import EngineError
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, tokenize, quantize, imatrix, perplexity, bench, doctor):
+for command in (generate, chat, serve, tokenize, quantize, imatrix, perplexity, bench, doctor):
     app.command(command.__name__)(expanded(command))
 app.add_typer(plugin, name="plugin")
 
