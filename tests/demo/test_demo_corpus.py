@@ -22,7 +22,7 @@ from engine.cli.main import app
 from engine.formats.chat_template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
-COMING = {"pull", "serve"}  # the answers say so, or that a release may not have it
+COMING = {"pull"}  # the answers say so, or that a release may not have it
 
 
 @pytest.fixture(scope="module")

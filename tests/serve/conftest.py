@@ -82,7 +82,9 @@ def start(talker) -> Iterator[Callable[..., Running]]:
         given = ServeOptions(port=0, **(options or {}))
         listening = listen(given)
         logs: list[dict[str, Any]] = []
-        server, models = make_server({"tiny": llm}, given, keys or Keys({}), lambda e, **f: logs.append({"event": e} | f))
+        server, models = make_server(
+            {"tiny": llm}, given, keys or Keys({}), lambda e, **f: logs.append({"event": e} | f)
+        )
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         closing.append((server, thread, llm))

@@ -45,9 +45,10 @@ def split_reasoning(text: str, inside: bool, finished: bool) -> tuple[str, str]:
     body = text.lstrip()
     if body.startswith(OPEN):
         body = body[len(OPEN) :]
+    elif OPEN.startswith(body) and not finished:
+        return "", ""
     elif not inside:
-        may_open = OPEN.startswith(body)
-        return "", "" if may_open and not finished else text
+        return "", text
     thought, closed, rest = body.partition(CLOSE)
     if closed:
         return thought.strip(), rest.lstrip("\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from engine.errors import (
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
+_FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
 
 
 class ApiError(Exception):
@@ -50,22 +52,18 @@ def api_error(error: Exception) -> ApiError:
     """Any exception as a refusal; what is no fault of the request does not tell what it is."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestError) and (field := _FIELD.match(str(error))):
+        return ApiError(400, str(error), field[0])
     sentence = str(error)[:1].upper() + str(error)[1:]
     if isinstance(error, AdmissionError):
         return ApiError(400, sentence, code="context_length_exceeded")
     if isinstance(error, _ASKED_WRONGLY):
-        return ApiError(400, sentence, _field(sentence))
+        return ApiError(400, sentence)
     if isinstance(error, EngineStoppedError):
         return ApiError(503, sentence, code="engine_stopped")
     if isinstance(error, EngineError):
         return ApiError(500, sentence)
     return ApiError(500, "The server has a defect; its log tells more under this request's id.")
-
-
-def _field(sentence: str) -> str | None:
-    """Sentences about a parameter begin with its name."""
-    word = sentence.split(" ", 1)[0]
-    return word if word.replace("_", "").isalpha() and ("_" in word or word.islower()) else None
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -80,7 +78,12 @@ def add_handlers(app: FastAPI) -> None:
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        sentences = {404: f"There is nothing at {request.url.path}.", 405: "This method is not for this path."}
+        # what FastAPI says of bytes that it cannot parse at all
+        sentences = {
+            400: "The body is no JSON in UTF-8.",
+            404: f"There is nothing at {request.url.path}.",
+            405: "This method is not for this path.",
+        }
         response = ApiError(error.status_code, sentences.get(error.status_code, str(error.detail))).response()
         response.headers.update(error.headers or {})
         return response
