@@ -37,7 +37,10 @@ def test_without_the_extra_one_sentence_says_so(talker, monkeypatch, capsys, pac
 
 
 def test_help_imports_no_server():
-    code = "import sys, engine.cli.main as m; m.run(['serve', '--help']); print({'fastapi', 'uvicorn', 'pydantic'} & set(sys.modules))"
+    code = (
+        "import sys, engine.cli.main as m; m.run(['serve', '--help'])\n"
+        "print({'fastapi', 'uvicorn', 'prometheus_client'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert "--max-queue" in done.stdout and done.stdout.endswith("set()\n")
 

@@ -12,6 +12,7 @@ import typer
 
 from engine import __version__
 from engine.cli.bench import bench
+from engine.cli.bench_serve import bench_serve
 from engine.cli.chat import chat
 from engine.cli.doctor import doctor
 from engine.cli.generate import generate
@@ -33,8 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, tokenize, quantize, imatrix, perplexity, bench, doctor):
-    app.command(command.__name__)(expanded(command))
+for command in (generate, chat, serve, tokenize, quantize, imatrix, perplexity, bench, bench_serve, doctor):
+    app.command(command.__name__.replace("_", "-"))(expanded(command))
 app.add_typer(plugin, name="plugin")
 
 
