@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from engine import __version__
 
-from . import chat_completions, completions, health, models, tokens
+from . import chat_completions, completions, health, messages, models, tokens
 from .errors import add_handlers
 from .gate import Gate
 from .keys import Keys
@@ -26,6 +26,7 @@ def make_app(
     for router in (
         chat_completions.routes(served),
         completions.routes(served),
+        messages.routes(served),
         models.routes(served),
         tokens.routes(served),
         health.routes(served, metrics),

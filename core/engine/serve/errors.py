@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from engine.errors import (
@@ -44,8 +45,10 @@ class ApiError(Exception):
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def response(self, path: str) -> Response:
+        """The refusal of a request to ``path``; Anthropic's protocol has a type at the top."""
+        top = {"type": "error"} if path.startswith("/v1/messages") else {}
+        return JSONResponse(top | self.body(), self.status, self.headers)
 
 
 def api_error(error: Exception) -> ApiError:
@@ -55,6 +58,8 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestError) and (field := _FIELD.match(str(error))):
         return ApiError(400, str(error), field[0])
     sentence = str(error)[:1].upper() + str(error)[1:]
+    if isinstance(error, ValidationError):  # of a chat that another protocol's fields were turned into
+        return _invalid(error.errors())
     if isinstance(error, AdmissionError):
         return ApiError(400, sentence, code="context_length_exceeded")
     if isinstance(error, _ASKED_WRONGLY):
@@ -70,11 +75,11 @@ def add_handlers(app: FastAPI) -> None:
     """All faults of requests in one form."""
 
     async def refuse(request: Request, error: Exception) -> Response:
-        return api_error(error).response()
+        return api_error(error).response(request.url.path)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _invalid(error.errors()).response()
+        return _invalid(error.errors()).response(request.url.path)
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -84,12 +89,15 @@ def add_handlers(app: FastAPI) -> None:
             404: f"There is nothing at {request.url.path}.",
             405: "This method is not for this path.",
         }
-        response = ApiError(error.status_code, sentences.get(error.status_code, str(error.detail))).response()
+        response = ApiError(error.status_code, sentences.get(error.status_code, str(error.detail))).response(
+            request.url.path
+        )
         response.headers.update(error.headers or {})
         return response
 
     app.add_exception_handler(ApiError, refuse)
     app.add_exception_handler(EngineError, refuse)
+    app.add_exception_handler(ValidationError, refuse)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unknown)
 

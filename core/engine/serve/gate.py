@@ -61,7 +61,7 @@ class Gate:
         except Exception as error:
             log_defect(error, request_id)
             if not status:
-                await api_error(error).response()(scope, receive, tell)
+                await api_error(error).response(scope["path"])(scope, receive, tell)
         finally:
             self._log(
                 "request",
