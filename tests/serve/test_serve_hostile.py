@@ -115,7 +115,10 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(running):
     running.wait_until_free()
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_random_fields_never_break_the_server(running, path):
     """Fields of random kinds: 200 or a refusal, never a fault of the server."""
     schema = running.http.get("/openapi.json").json()
@@ -125,10 +128,15 @@ def test_random_fields_never_break_the_server(running, path):
     values = [None, True, -1, 0, 3, 2**63, 1.5, "", "tiny", "x", [], {}, [1, 2], ["a"], [{}], {"type": "x"}, {"1": 2}]
     values += [[{"role": "user", "content": "x"}], {"type": "json_object"}, {"regex": "a+"}, [{"role": "tool"}]]
     for _ in range(60):
-        body = {"model": "tiny", "prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1]}
-        body = {key: value for key, value in body.items() if key in fields} | (
-            {"max_tokens": 2} if "n" in fields else {}
-        )
+        body = {
+            "model": "tiny",
+            "prompt": "x",
+            "messages": [{"role": "user", "content": "x"}],
+            "tokens": [1],
+            "input": "x",
+        }
+        body |= {"max_tokens": 2, "max_output_tokens": 2}
+        body = {key: value for key, value in body.items() if key in fields}
         body |= {random.choice(fields): random.choice(values) for _ in range(random.randint(1, 3))}
         status, answer = post(running, json.dumps(body), path)
         assert status == 200 or 400 <= status < 500, (body, answer)

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from engine import __version__
 
-from . import chat_completions, completions, health, messages, models, tokens
+from . import chat_completions, completions, health, messages, models, responses, tokens
 from .errors import add_handlers
 from .gate import Gate
 from .keys import Keys
@@ -27,6 +27,7 @@ def make_app(
         chat_completions.routes(served),
         completions.routes(served),
         messages.routes(served),
+        responses.routes(served),
         models.routes(served),
         tokens.routes(served),
         health.routes(served, metrics),
