@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import HubError
-from engine.hub.names import HubName, parse_name, required_name
+from engine.hub.names import HubName, parse_name, required_name, short_name
 from engine.hub.variants import FOLDER, RepoFile, choose, named, variants
 
 GB = 10**9
@@ -58,6 +60,11 @@ def test_any_text_is_a_name_a_path_or_a_sentence(text):
         assert str(error).endswith(".")
     else:
         assert name is None or (name.repo.count("/") == 1 and ".." not in (name.file or "").split("/"))
+
+
+def test_short_names():
+    assert short_name(Path("/m/tiny-Q8_0.gguf")) == "tiny-Q8_0" and short_name(Path("/m/tiny")) == "tiny"
+    assert short_name(Path("/c/models--anna--tiny--2/snapshots/c0ffee")) == "anna/tiny--2"
 
 
 def test_files_of_one_model():

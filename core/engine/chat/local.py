@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.cli.processes import shown
 from engine.errors import RequestError, UsageError
+from engine.hub.names import short_name
 
 from .answer import OPEN, Answer, Ask, Usage, Wire, split_reasoning
 from .toolcalls import parse_calls
@@ -34,7 +35,7 @@ class Local:
 
     @property
     def name(self) -> str:
-        return self.path.stem if self.path.suffix == ".gguf" else self.path.name
+        return short_name(self.path)
 
     @property
     def reference(self) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from engine import __version__
 from engine.cli.bench import bench
+from engine.cli.bench_serve import bench_serve
 from engine.cli.chat import chat
 from engine.cli.doctor import doctor
 from engine.cli.generate import generate
@@ -21,6 +22,7 @@ from engine.cli.options import expanded
 from engine.cli.perplexity import perplexity
 from engine.cli.plugin import plugin
 from engine.cli.quantize import quantize
+from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize
 from engine.errors import EngineError
 
@@ -33,8 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, tokenize, quantize, imatrix, perplexity, bench, doctor):
-    app.command(command.__name__)(expanded(command))
+for command in (generate, chat, serve, tokenize, quantize, imatrix, perplexity, bench, bench_serve, doctor):
+    app.command(command.__name__.replace("_", "-"))(expanded(command))
 app.command("list")(list_models)
 for command_of_models in (pull, show, rm, ps):
     app.command(command_of_models.__name__)(command_of_models)

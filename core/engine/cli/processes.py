@@ -44,7 +44,7 @@ def shown(loaded: Loaded) -> Iterator[None]:
     """This process and its model are listed. Where that cannot be written, they are not, and nothing else is lost."""
     from filelock import FileLock, Timeout
 
-    path = _folder() / f"{os.getpid()}.json"
+    path = _folder() / f"{os.getpid()}-{id(loaded):x}.json"
     lock = FileLock(path.with_suffix(".lock"), timeout=0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import HubError
-from .names import HubName
+from .names import CACHE_PREFIX, HubName
 from .variants import FOLDER, RepoFile, Variant, named, variants
-
-_PREFIX = "models--"
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,13 @@ def cache_folder() -> Path:
 
 
 def repo_folder(repo: str) -> Path:
-    return cache_folder() / (_PREFIX + repo.replace("/", "--"))
+    return cache_folder() / (CACHE_PREFIX + repo.replace("/", "--"))
 
 
 def cached_models() -> list[Cached]:
     """All that can be opened, by name."""
-    folders = sorted(cache_folder().glob(f"{_PREFIX}*--*"))
-    repos = (folder.name.removeprefix(_PREFIX).replace("--", "/", 1) for folder in folders)
+    folders = sorted(cache_folder().glob(f"{CACHE_PREFIX}*--*"))
+    repos = (folder.name.removeprefix(CACHE_PREFIX).replace("--", "/", 1) for folder in folders)
     return [found for repo in repos for found in cached_variants(repo)]
 
 

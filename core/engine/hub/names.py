@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..errors import HubError
@@ -13,6 +14,8 @@ _PART = r"[A-Za-z0-9_][\w.-]{0,95}"
 _NAME = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<variant>[\w.-]+))?", re.ASCII)
 _ADDRESS = re.compile(r"[A-Za-z]+://\S+")
 _HOSTS = {"huggingface.co", "hf.co", "www.huggingface.co"}
+CACHE_PREFIX = "models--"
+"""Of folders in Hugging Face's cache: owner--repo follows."""
 _FORMS = "owner/repo, owner/repo:Q4_K_M, or the address of a model's page or file on the hub"
 
 
@@ -41,6 +44,16 @@ def parse_name(text: str) -> HubName | None:
     if found is None or (found["repo"].lower().endswith(".gguf") and found["variant"] is None):
         return None
     return HubName(found["repo"], found["variant"])
+
+
+def short_name(path: Path) -> str:
+    """What a model is called by its path: a file's or a folder's name, or the repository's in Hugging Face's cache."""
+    if path.suffix == ".gguf":
+        return path.stem
+    path = path.absolute()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith(CACHE_PREFIX):
+        return path.parents[1].name.removeprefix(CACHE_PREFIX).replace("--", "/", 1)
+    return path.name
 
 
 def required_name(text: str) -> HubName:
