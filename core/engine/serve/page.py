@@ -13,7 +13,9 @@ from .metrics import Metrics, snapshot
 from .model import ServedModel
 from .models import Models
 
-_ALLOWED = "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_ALLOWED = (
+    "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+)
 _SUMS = {
     "generated_tokens": "vllm:generation_tokens_total",
     "prompt_tokens": "vllm:prompt_tokens_total",
