@@ -109,7 +109,7 @@ def test_waiting_requests_begin_when_others_end(start):
         threads = [threading.Thread(target=ask) for _ in range(5)]
         for thread in threads:
             thread.start()
-        admission = running.models.find(None).admission
+        admission = running.models.known(None).admission
         running.wait_until(lambda: admission.waiting == 5)
         stream.leave()
         for thread in threads:

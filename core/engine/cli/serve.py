@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +35,17 @@ class LoadOptions:
         return {"max_num_seqs": self.max_seqs, "kv_cache_tokens": self.kv_tokens, "policy": self.policy}
 
 
-def serve(model: ModelPath, *, serving: ServeOptions, load: LoadOptions, engine: EngineOptions) -> None:
+def serve(
+    model: ModelPath,
+    *,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="A further model, loaded when it is first asked for; may be repeated."),
+    ] = None,
+    serving: ServeOptions,
+    load: LoadOptions,
+    engine: EngineOptions,
+) -> None:
     """Serve a model by OpenAI's HTTP protocol.
 
     Requests share steps, and what does not fit waits in a queue or is refused. The log goes to stderr, one JSON object a
@@ -47,4 +59,15 @@ def serve(model: ModelPath, *, serving: ServeOptions, load: LoadOptions, engine:
 
     own = model.stem if model.suffix == ".gguf" else model.resolve().name
     keys = load_keys(serving.key_file)
-    run({serving.name or own: model}, engine.settings() | load.settings(), serving, keys, note)
+    models = {serving.name or own: model, **_further(also or ())}
+    run(models, engine.settings() | load.settings(), serving, keys, note)
+
+
+def _further(given: Iterable[str]) -> dict[str, Path]:
+    found = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise UsageError(f"--also is {text!r}; it must be a name and a path, such as small=/models/small.gguf.")
+        found[name] = Path(path)
+    return found

@@ -135,12 +135,12 @@ class ShowAsked(Body):
 def routes(models: Models) -> APIRouter:
     router = APIRouter()
 
-    def find(name: str) -> ServedModel:
+    async def find(name: str) -> ServedModel:
         """Programs put a tag behind names that have none."""
-        return models.find(name.removesuffix(":latest") if name not in models.by_name else name)
+        return await models.find(name.removesuffix(":latest") if name not in models.by_name else name)
 
     async def answer(asked: ChatAsked | GenerateAsked, request: Request) -> Response:
-        chat = await prepare(find(asked.model), asked.chat(), request.state.caller)
+        chat = await prepare(await find(asked.model), asked.chat(), request.state.caller)
         form = _Form(chat, chatting=isinstance(asked, ChatAsked))
         if asked.stream:
             return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
@@ -169,7 +169,7 @@ def routes(models: Models) -> APIRouter:
 
     @router.post("/api/show")
     async def show(body: ShowAsked) -> dict[str, Any]:
-        model = find(body.model)
+        model = await find(body.model)
         family = model.llm.engine.loaded.model.family
         info = {"general.architecture": family, f"{family}.context_length": model.max_model_len}
         return {"details": _described(model)["details"], "model_info": info, "capabilities": ["completion"]}
@@ -182,16 +182,15 @@ def routes(models: Models) -> APIRouter:
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
-    loaded = model.llm.engine.loaded
-    family = loaded.model.family
-    return {
-        "name": model.name,
-        "model": model.name,
-        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
-        "size": loaded.memory.weights,
-        "digest": "",
-        "details": {"format": loaded.checkpoint.kind, "family": family, "families": [family], "parent_model": ""},
-    }
+    """What is known of a model; of its kind only once it is loaded."""
+    modified = datetime.fromtimestamp(model.created, UTC).isoformat()
+    found = {"name": model.name, "model": model.name, "modified_at": modified, "size": 0, "digest": "", "details": {}}
+    if model.loaded:
+        loaded = model.llm.engine.loaded
+        family, kind = loaded.model.family, loaded.checkpoint.kind
+        found["size"] = loaded.memory.weights
+        found["details"] = {"format": kind, "family": family, "families": [family], "parent_model": ""}
+    return found
 
 
 class LinesStream(EventStream):
