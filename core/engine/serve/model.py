@@ -205,6 +205,7 @@ class Generation:
                     yield index, output
             finally:
                 observed.close()
+                self.close()  # before the last event is sent: who has it may ask again at once
 
     async def last(self) -> list[RequestOutput]:
         """The last output of each prompt."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -49,7 +48,6 @@ class Server(uvicorn.Server):
             return
         for admission in self._admissions:
             admission.draining = True
-        log("draining", signal=signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:
         if self._draining is None and all(admission.draining for admission in self._admissions):
@@ -57,6 +55,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _drain(self) -> None:
+        log("draining", running=sum(admission.running for admission in self._admissions))
         try:
             async with asyncio.timeout(self._drain_s):
                 for admission in self._admissions:
