@@ -216,9 +216,8 @@ class Generation:
         return [found[index] for index in sorted(found)]
 
     async def _timed(self, source: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        passed = None if self._deadline is None else self._deadline - time.monotonic()
-        loop = asyncio.get_running_loop()
-        at = None if passed is None else loop.time() + passed
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        at = None if left is None else asyncio.get_running_loop().time() + left
         try:
             async with asyncio.timeout_at(at):
                 await self._place.turn()
