@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import openai
 import pytest
 import tiny_models
 
-from engine.runtime.async_llm import AsyncLLM
 from engine.runtime.config import EngineConfig
 from engine.runtime.engine import Engine
 from engine.runtime.load import load
@@ -71,30 +71,43 @@ def talker(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(talker) -> Iterator[Callable[..., Running]]:
-    """Starts a server: ``start(model=folder, keys=Keys, options={...}, **settings of EngineConfig)``."""
+    """Starts a server: ``start(model=folder, keys=Keys, options={...}, further={name: folder}, **settings)``."""
     closing = []
 
     def begin(
-        model: Path = talker, keys: Keys | None = None, options: dict[str, Any] | None = None, **settings: Any
+        model: Path = talker,
+        keys: Keys | None = None,
+        options: dict[str, Any] | None = None,
+        further: dict[str, Path] | None = None,
+        **settings: Any,
     ) -> Running:
-        settings = {"backend": "cpu", "threads": 2, "kv_cache_tokens": 4096, "max_model_len": 1024} | settings
-        llm = AsyncLLM(Engine(load(EngineConfig(model=model, **settings))))
+        defaults = {"backend": "cpu", "threads": 2, "kv_cache_tokens": 4096, "max_model_len": 1024, "max_num_seqs": 64}
+        settings = defaults | settings
+        openers = {name: partial(opened, path, settings) for name, path in {"tiny": model, **(further or {})}.items()}
         given = ServeOptions(port=0, **(options or {}))
         listening = listen(given)
         logs: list[dict[str, Any]] = []
-        server, models = make_server(
-            {"tiny": llm}, given, keys or Keys({}), lambda e, **f: logs.append({"event": e} | f)
-        )
+
+        def write(event: str, **fields: Any) -> None:
+            logs.append({"event": event, **fields})
+
+        server, models = make_server(openers, settings["max_num_seqs"], given, keys or Keys({}), write)
+        models.known(None).load()
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
-        closing.append((server, thread, llm))
+        closing.append((server, thread, models))
         return Running(f"http://127.0.0.1:{listening.getsockname()[1]}", models, server, logs)
 
     yield begin
-    for server, thread, llm in closing:
+    for server, thread, models in closing:
         server.should_exit = True
         thread.join(WAIT_S)
-        llm.engine.close()
+        for model in models.loaded:
+            model.llm.engine.close()
+
+
+def opened(model: Path, settings: dict[str, Any]) -> Engine:
+    return Engine(load(EngineConfig(model=model, **settings)))
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def shown(loaded: Loaded) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     path = _folder() / f"{os.getpid()}-{id(loaded):x}.json"
-    lock = FileLock(path.with_suffix(".lock"), timeout=0)
+    lock = FileLock(path.with_suffix(".lock"), timeout=0, thread_local=False)  # another thread may end it
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -33,7 +34,17 @@ class LoadOptions:
         return {"max_num_seqs": self.max_seqs, "kv_cache_tokens": self.kv_tokens, "policy": self.policy}
 
 
-def serve(model: Model, *, serving: ServeOptions, load: LoadOptions, engine: EngineOptions) -> None:
+def serve(
+    model: Model,
+    *,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="A further model, loaded when it is first asked for; may be repeated."),
+    ] = None,
+    serving: ServeOptions,
+    load: LoadOptions,
+    engine: EngineOptions,
+) -> None:
     """Serve a model by OpenAI's HTTP protocol.
 
     Requests share steps, and what does not fit waits in a queue or is refused. The log goes to stderr, one JSON object a
@@ -43,6 +54,7 @@ def serve(model: Model, *, serving: ServeOptions, load: LoadOptions, engine: Eng
     Examples:
       engine serve model.gguf
       engine serve owner/repo:Q4_K_M --name qwen --port 9000 --max-seqs 32
+      engine serve model.gguf --also small=owner/other:Q8_0
     """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
@@ -52,5 +64,17 @@ def serve(model: Model, *, serving: ServeOptions, load: LoadOptions, engine: Eng
     from engine.serve.run import serve as run
 
     keys = load_keys(serving.key_file)
+    further = _further(also or ())
     path = find_model(model)
-    run({serving.name or short_name(path): path}, engine.settings() | load.settings(), serving, keys, note)
+    models = {serving.name or short_name(path): path, **{name: find_model(one) for name, one in further.items()}}
+    run(models, engine.settings() | load.settings(), serving, keys, note)
+
+
+def _further(given: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise UsageError(f"--also is {text!r}; it must be a name and a model, such as small=owner/repo:Q4_K_M.")
+        found[name] = path
+    return found

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from engine import __version__
 
-from . import chat_completions, completions, health, messages, models, responses, tokens
+from . import chat_completions, completions, health, messages, models, ollama, page, responses, tokens
 from .errors import add_handlers
 from .gate import Gate
 from .keys import Keys
@@ -29,8 +29,10 @@ def make_app(
         messages.routes(served),
         responses.routes(served),
         models.routes(served),
+        ollama.routes(served),
         tokens.routes(served),
         health.routes(served, metrics),
+        page.routes(served, metrics),
     ):
         app.include_router(router)
     return Gate(app, keys, max_body, logs)

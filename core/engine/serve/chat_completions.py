@@ -30,7 +30,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """An answer to a conversation."""
-        model = models.find(body.model)
+        model = await models.find(body.model)
         chat = await prepare(model, body, request.state.caller)
         head = {"id": f"chatcmpl-{request.state.request_id}", "created": int(time.time()), "model": model.name}
         if body.stream:

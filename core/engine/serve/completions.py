@@ -30,7 +30,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Texts or token ids, continued."""
-        model = models.find(body.model)
+        model = await models.find(body.model)
         work = await prepare(model, body, request.state.caller)
         head = {
             "id": f"cmpl-{request.state.request_id}",

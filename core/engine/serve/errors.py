@@ -46,7 +46,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self, path: str) -> Response:
-        """The refusal of a request to ``path``; Anthropic's protocol has a type at the top."""
+        """The refusal of a request to ``path``; Anthropic's protocol has a type at the top, and Ollama's a sentence alone."""
+        if path.startswith("/api/"):
+            return JSONResponse({"error": self.message}, self.status, self.headers)
         top = {"type": "error"} if path.startswith("/v1/messages") else {}
         return JSONResponse(top | self.body(), self.status, self.headers)
 

@@ -12,7 +12,7 @@ from engine.sampling import SamplingParams, StructuredOutputs
 
 from .errors import ApiError
 
-MAX_LISTED = 1024  # prompts of a request, messages of a tool's kind, stop strings
+MAX_LISTED = 1024  # prompts, or stop strings, of a request
 
 
 class Body(BaseModel):

@@ -21,7 +21,7 @@ def routes(models: Models, metrics: Metrics) -> APIRouter:
     router = APIRouter()
 
     def state() -> dict[str, bool]:
-        health = [(model, model.llm.health()) for model in models.by_name.values()]
+        health = [(model, model.llm.health()) for model in models.loaded]
         return {
             "live": all(each.alive for _, each in health),
             "ready": all(each.alive and not model.admission.draining for model, each in health),

@@ -154,7 +154,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/v1/messages")
     async def messages(body: MessagesBody, request: Request) -> Response:
         """An answer to a conversation, in Anthropic's form."""
-        model = models.find(body.model)
+        model = await models.find(body.model)
         chat = await prepare(model, body.chat(), request.state.caller)
         head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
         if body.stream:
@@ -171,7 +171,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody) -> dict[str, int]:
         """How many tokens the prompt of a conversation has."""
-        model = models.find(body.model)
+        model = await models.find(body.model)
         chat = ChatBody(**body.fields())
         tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or ()]
         return {"input_tokens": len((await model.chat_prompt(chat.templated(), tools))[1])}

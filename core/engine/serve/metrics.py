@@ -138,7 +138,10 @@ class _State(Collector):
 
 
 def snapshot(model: ServedModel) -> dict[str, float]:
-    """The state of a model as of now."""
+    """The state of a model as of now; zeros as long as it is not loaded."""
+    if not model.loaded:
+        names = ("running", "waiting", "kv_blocks", "kv_used", "kv_cached", "kv_usage", "preemptions", "steps")
+        return dict.fromkeys(names, 0.0)
     stats = model.llm.engine.scheduler_stats()
     total, used = sum(pool.total for pool in stats.pools), sum(pool.used for pool in stats.pools)
     return {

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from hashlib import blake2b
 from typing import Any
 
-from engine.errors import RequestError
+from engine.errors import EngineError, RequestError
 from engine.formats.chat_template import ChatTemplate
 from engine.runtime.async_llm import AsyncLLM, Prepared
 from engine.runtime.core import NO_TOKEN, STATUS
+from engine.runtime.engine import Engine
 from engine.runtime.outputs import CompletionOutput, RequestOutput
 from engine.sampling import SamplingParams
 
@@ -28,17 +29,49 @@ Output = tuple[int, RequestOutput]
 
 
 class ServedModel:
-    """A loaded model by the name that requests have for it."""
+    """A model by the name that requests have for it; ``opener`` loads it when it is first asked for."""
 
     def __init__(
-        self, name: str, llm: AsyncLLM, admission: Admission, metrics: Metrics, deadline_s: float | None = None
+        self,
+        name: str,
+        opener: Callable[[], Engine],
+        admission: Admission,
+        metrics: Metrics,
+        deadline_s: float | None = None,
     ) -> None:
         self.name = name
-        self.llm = llm
+        self._open = opener
+        self._llm: AsyncLLM | None = None
+        self._loading = asyncio.Lock()
         self.admission = admission
         self.metrics = metrics
         self.created = int(time.time())
         self._deadline_s = deadline_s
+
+    @property
+    def loaded(self) -> bool:
+        return self._llm is not None
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """Of a model that is loaded."""
+        assert self._llm is not None
+        return self._llm
+
+    def load(self) -> None:
+        """Loads the model if it is not loaded. Raises an EngineError where it cannot be."""
+        if self._llm is None:
+            self._llm = AsyncLLM(self._open())
+
+    async def ready(self) -> None:
+        """Returns once the model is loaded. ApiError 503 where it cannot be."""
+        async with self._loading:
+            if self.loaded:
+                return
+            try:
+                await asyncio.to_thread(self.load)
+            except EngineError as error:
+                raise ApiError(503, f"{self.name} cannot be loaded: {error}", "model", "model_not_loaded") from error
 
     @property
     def max_model_len(self) -> int:
@@ -172,6 +205,7 @@ class Generation:
                     yield index, output
             finally:
                 observed.close()
+                self.close()  # before the last event is sent: who has it may ask again at once
 
     async def last(self) -> list[RequestOutput]:
         """The last output of each prompt."""
@@ -182,9 +216,8 @@ class Generation:
         return [found[index] for index in sorted(found)]
 
     async def _timed(self, source: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        passed = None if self._deadline is None else self._deadline - time.monotonic()
-        loop = asyncio.get_running_loop()
-        at = None if passed is None else loop.time() + passed
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        at = None if left is None else asyncio.get_running_loop().time() + left
         try:
             async with asyncio.timeout_at(at):
                 await self._place.turn()

@@ -17,7 +17,17 @@ class Models:
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self.by_name = dict(models)
 
-    def find(self, name: str | None) -> ServedModel:
+    @property
+    def loaded(self) -> list[ServedModel]:
+        return [model for model in self.by_name.values() if model.loaded]
+
+    async def find(self, name: str | None) -> ServedModel:
+        """A model that is loaded, now if it was not. ApiError 404 for a name that is not served, 503 if it cannot load."""
+        model = self.known(name)
+        await model.ready()
+        return model
+
+    def known(self, name: str | None) -> ServedModel:
         """ApiError 404 for a name that is not served."""
         if name is None:
             return next(iter(self.by_name.values()))
@@ -33,7 +43,7 @@ def described(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "engine",
-        "max_model_len": model.max_model_len,
+        "max_model_len": model.max_model_len if model.loaded else None,
     }
 
 
@@ -47,6 +57,6 @@ def routes(models: Models) -> APIRouter:
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        return described(models.find(name))
+        return described(models.known(name))
 
     return router

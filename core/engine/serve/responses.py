@@ -26,7 +26,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/v1/responses")
     async def responses(body: ResponsesBody, request: Request) -> Response:
         """An answer in the form of a list of items."""
-        model = models.find(body.model)
+        model = await models.find(body.model)
         chat = await prepare(model, body.chat(), request.state.caller)
         head = _head(body, model.name, request.state.request_id)
         if body.stream:

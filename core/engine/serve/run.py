@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from engine.errors import UsageError
-from engine.runtime.async_llm import AsyncLLM
+from engine.runtime.engine import Engine
 
 from .admission import Admission
 from .app import make_app
@@ -49,7 +49,6 @@ class Server(uvicorn.Server):
             return
         for admission in self._admissions:
             admission.draining = True
-        log("draining", signal=signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:
         if self._draining is None and all(admission.draining for admission in self._admissions):
@@ -57,6 +56,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _drain(self) -> None:
+        log("draining", running=sum(admission.running for admission in self._admissions))
         try:
             async with asyncio.timeout(self._drain_s):
                 for admission in self._admissions:
@@ -68,14 +68,18 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    models: dict[str, AsyncLLM], options: ServeOptions, keys: Keys, logs: Callable[..., None] = log
+    models: Mapping[str, Callable[[], Engine]],
+    max_num_seqs: int,
+    options: ServeOptions,
+    keys: Keys,
+    logs: Callable[..., None] = log,
 ) -> tuple[Server, Models]:
-    """A server of loaded models, by name, that does not listen yet."""
+    """A server, not listening yet, of models by name, each with what loads it. ``max_num_seqs`` is that of each."""
     metrics = Metrics()
     served = Models(
         {
-            name: ServedModel(name, llm, _admission(llm, options), metrics, options.deadline)
-            for name, llm in models.items()
+            name: ServedModel(name, opener, _admission(max_num_seqs, options), metrics, options.deadline)
+            for name, opener in models.items()
         }
     )
     metrics.models = served.by_name
@@ -83,9 +87,8 @@ def make_server(
     return Server(app, [model.admission for model in served.by_name.values()], options.drain), served
 
 
-def _admission(llm: AsyncLLM, options: ServeOptions) -> Admission:
-    most = llm.engine.loaded.config.max_num_seqs
-    return Admission(int(most * _SPARE), options.max_queue, options.max_per_key)
+def _admission(max_num_seqs: int, options: ServeOptions) -> Admission:
+    return Admission(int(max_num_seqs * _SPARE), options.max_queue, options.max_per_key)
 
 
 def listen(options: ServeOptions) -> socket.socket:
@@ -100,35 +103,42 @@ def listen(options: ServeOptions) -> socket.socket:
 
 
 def serve(
-    models: dict[str, Path], settings: dict[str, Any], options: ServeOptions, keys: Keys, note: Callable[[str], None]
+    models: Mapping[str, Path], settings: dict[str, Any], options: ServeOptions, keys: Keys, note: Callable[[str], None]
 ) -> None:
-    """Loads the models, and serves them until a signal. ``note`` tells a person what there is to know."""
-    from engine.cli.processes import shown
-    from engine.cli.progress import Wait
-    from engine.runtime.config import EngineConfig
-    from engine.runtime.engine import Engine
-    from engine.runtime.load import load
-
+    """Loads the first model, and serves all until a signal; the others are loaded when they are asked for. ``note`` tells
+    a person what there is to know. UsageError where a file is not there."""
+    if wrong := next((path for path in models.values() if not path.exists()), None):
+        raise UsageError(f"There is no model {wrong}.")
     listening = listen(options)
-    loaded: dict[str, AsyncLLM] = {}
     listed = ExitStack()
+    openers = {name: partial(_open, name, path, settings, note, listed) for name, path in models.items()}
+    server, served = make_server(openers, settings["max_num_seqs"], options, keys)
     try:
-        for name, path in models.items():
-            with Wait(f"Loading {name}") as wait:
-                loaded[name] = AsyncLLM(Engine(load(EngineConfig(model=path, **settings), wait.update)))
-            listed.enter_context(shown(loaded[name].engine.loaded))
-            for notice in loaded[name].engine.loaded.notices:
-                note(notice)
+        served.known(None).load()
         if options.host not in _LOCAL and not keys:
             note(
                 f"Anybody who reaches {options.host} may ask: there are no keys. Give some in {VARIABLE} or --key-file."
             )
-        server, _ = make_server(loaded, options, keys)
         host, port = listening.getsockname()[:2]
         note(f"Serving {', '.join(models)} at http://{f'[{host}]' if ':' in host else host}:{port}")
         server.run([listening])
     finally:
         listening.close()
         listed.close()
-        for llm in loaded.values():
-            llm.engine.close()
+        for model in served.loaded:
+            model.llm.engine.close()
+
+
+def _open(name: str, path: Path, settings: dict[str, Any], note: Callable[[str], None], listed: ExitStack) -> Engine:
+    """The model's engine; ``engine ps`` shows it until ``listed`` is closed."""
+    from engine.cli.processes import shown
+    from engine.cli.progress import Wait
+    from engine.runtime.config import EngineConfig
+    from engine.runtime.load import load
+
+    with Wait(f"Loading {name}") as wait:
+        loaded = load(EngineConfig(model=path, **settings), wait.update)
+    listed.enter_context(shown(loaded))
+    for notice in loaded.notices:
+        note(notice)
+    return Engine(loaded)

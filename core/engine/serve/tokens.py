@@ -21,7 +21,7 @@ def routes(models: Models) -> APIRouter:
         """The token ids of a text or a conversation."""
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "Give either prompt or messages.", "prompt")
-        model = models.find(body.model)
+        model = await models.find(body.model)
         if body.messages is not None:
             messages = [message.templated() for message in body.messages]
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
@@ -36,7 +36,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         """The text of token ids."""
-        engine = models.find(body.model).llm.engine
+        engine = (await models.find(body.model)).llm.engine
         ids = engine.encode(tuple(body.tokens))
         return {"prompt": await asyncio.to_thread(engine.tokenizer.decode, ids, False)}
 

@@ -1,0 +1,263 @@
+"""Ollama's /api: chat, generate, tags, show and version, by way of the chat's and the plain completions' machinery."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from engine import __version__
+from engine.runtime.outputs import RequestOutput
+
+from .answers import Parts
+from .chat_completions import Chat, prepare
+from .errors import ApiError
+from .fields import Body, ChatBody, Tool
+from .model import ServedModel
+from .models import Models
+from .respond import note
+from .sse import Event, EventStream, answered
+
+_RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+
+
+class Options(Body):
+    """Those of Ollama's options that the sampler has."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As a chat's; -1 tokens is no limit there."""
+        found = self.model_dump(exclude_none=True)
+        if found.get("num_predict") == -1:
+            del found["num_predict"]
+        return {_RENAMED.get(name, name): value for name, value in found.items()}
+
+
+class FunctionOfCall(Body):
+    name: str
+    arguments: dict[str, Any]
+
+
+class CallOfTurn(Body):
+    function: FunctionOfCall
+
+
+class Turn(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: list[CallOfTurn] | None = None
+    tool_name: str | None = None
+
+    def message(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_name is not None:
+            found["name"] = self.tool_name
+        if self.tool_calls:
+            functions = [call.function for call in self.tool_calls]
+            found["tool_calls"] = [
+                {"function": {"name": f.name, "arguments": json.dumps(f.arguments, ensure_ascii=False)}}
+                for f in functions
+            ]
+        return found
+
+
+class Asked(Body):
+    model: str
+    stream: bool = True
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    options: Options | None = None
+    keep_alive: str | int | float | None = None
+    """Taken, and without effect: a served model stays loaded."""
+
+    def fields(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"stream": self.stream, **(self.options.fields() if self.options else {})}
+        if self.format == "json":
+            found["response_format"] = {"type": "json_object"}
+        elif isinstance(self.format, dict):
+            found["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format}}
+        return found
+
+
+class ChatAsked(Asked):
+    """POST /api/chat."""
+
+    messages: list[Turn] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    think: bool | None = None
+
+    def chat(self) -> ChatBody:
+        variables = None if self.think is None else {"enable_thinking": self.think}
+        messages = [turn.message() for turn in self.messages]
+        tools = None if self.tools is None else [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return ChatBody(messages=messages, tools=tools, chat_template_kwargs=variables, **self.fields())  # type: ignore[arg-type]
+
+
+class GenerateAsked(Asked):
+    """POST /api/generate: a message of a person alone, with ``system`` before it."""
+
+    prompt: str = Field(min_length=1)
+    system: str | None = None
+    think: bool | None = None
+
+    def chat(self) -> ChatBody:
+        turns = [Turn(role="user", content=self.prompt)]
+        if self.system:
+            turns.insert(0, Turn(role="system", content=self.system))
+        shared = self.model_dump(include={"model", "stream", "format", "think"})
+        return ChatAsked(**shared, options=self.options, messages=turns).chat()
+
+
+class ShowAsked(Body):
+    """POST /api/show."""
+
+    model: str
+
+
+def routes(models: Models) -> APIRouter:
+    router = APIRouter()
+
+    async def find(name: str) -> ServedModel:
+        """Programs put a tag behind names that have none."""
+        return await models.find(name.removesuffix(":latest") if name not in models.by_name else name)
+
+    async def answer(asked: ChatAsked | GenerateAsked, request: Request) -> Response:
+        chat = await prepare(await find(asked.model), asked.chat(), request.state.caller)
+        form = _Form(chat, chatting=isinstance(asked, ChatAsked))
+        if asked.stream:
+            return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
+        try:
+            output = (await answered(request, chat.generation.last()))[0]
+        finally:
+            chat.generation.close()
+        note(request, [output])
+        parts = chat.reader.read(output.outputs[0].text, finished=True)
+        return JSONResponse(form.piece(Parts(), parts, done=True) | form.ending(output))
+
+    @router.post("/api/chat")
+    async def chat(body: ChatAsked, request: Request) -> Response:
+        """An answer to a conversation, in Ollama's form."""
+        return await answer(body, request)
+
+    @router.post("/api/generate")
+    async def generate(body: GenerateAsked, request: Request) -> Response:
+        """An answer to a single prompt, in Ollama's form."""
+        return await answer(body, request)
+
+    @router.get("/api/tags")
+    async def tags() -> dict[str, Any]:
+        """The models that are served."""
+        return {"models": [_described(model) for model in models.by_name.values()]}
+
+    @router.post("/api/show")
+    async def show(body: ShowAsked) -> dict[str, Any]:
+        model = await find(body.model)
+        family = model.llm.engine.loaded.model.family
+        info = {"general.architecture": family, f"{family}.context_length": model.max_model_len}
+        return {"details": _described(model)["details"], "model_info": info, "capabilities": ["completion"]}
+
+    @router.get("/api/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    return router
+
+
+def _described(model: ServedModel) -> dict[str, Any]:
+    """What is known of a model; of its kind only once it is loaded."""
+    modified = datetime.fromtimestamp(model.created, UTC).isoformat()
+    found = {"name": model.name, "model": model.name, "modified_at": modified, "size": 0, "digest": "", "details": {}}
+    if model.loaded:
+        loaded = model.llm.engine.loaded
+        family, kind = loaded.model.family, loaded.checkpoint.kind
+        found["size"] = loaded.memory.weights
+        found["details"] = {"format": kind, "family": family, "families": [family], "parent_model": ""}
+    return found
+
+
+class LinesStream(EventStream):
+    """Objects, one a line."""
+
+    media_type = "application/x-ndjson"
+
+
+def _line(event: Event) -> bytes:
+    """A fault has its sentence alone."""
+    assert isinstance(event, dict)
+    if isinstance(event.get("error"), dict):
+        event = {"error": event["error"]["message"]}
+    return json.dumps(event, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+class _Form:
+    """Pieces of answers as Ollama's clients read them."""
+
+    def __init__(self, chat: Chat, chatting: bool) -> None:
+        self._name, self._chatting = chat.model.name, chatting
+        self._start = time.monotonic()
+
+    def piece(self, before: Parts, parts: Parts, done: bool) -> dict[str, Any]:
+        """What is new; calls come whole, with the last piece."""
+        text, thought = parts.content[len(before.content) :], parts.reasoning[len(before.reasoning) :]
+        head = {"model": self._name, "created_at": datetime.now(UTC).isoformat(), "done": done}
+        thinking = {"thinking": thought} if thought else {}
+        if not self._chatting:
+            return {**head, "response": text, **thinking}
+        calls = [{"function": {"name": c.name, "arguments": _object(c.arguments)}} for c in parts.calls] if done else []
+        message = {"role": "assistant", "content": text, **thinking} | ({"tool_calls": calls} if calls else {})
+        return {**head, "message": message}
+
+    def ending(self, output: RequestOutput) -> dict[str, Any]:
+        """Why it has ended, and its figures, times in nanoseconds."""
+        times = output.metrics
+        first, last = times.first_token or times.arrival, times.last_token or times.arrival
+        return {
+            "done_reason": output.outputs[0].finish_reason,
+            "total_duration": int((time.monotonic() - self._start) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": len(output.prompt_token_ids),
+            "prompt_eval_duration": int((first - times.arrival) * 1e9),
+            "eval_count": len(output.outputs[0].token_ids),
+            "eval_duration": int((last - first) * 1e9),
+        }
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:  # cut short
+        return {}
+
+
+async def _lines(chat: Chat, form: _Form, request: Request) -> AsyncGenerator[Event, None]:
+    before = Parts()
+    output: RequestOutput | None = None
+    async with aclosing(chat.generation.outputs()) as outputs:
+        async for _, output in outputs:
+            finished = output.outputs[0].finish_reason is not None
+            parts = chat.reader.read(output.outputs[0].text, finished)
+            if finished or (parts.content, parts.reasoning) != (before.content, before.reasoning):
+                piece = form.piece(before, parts, finished)
+                before = parts
+                yield piece | form.ending(output) if finished else piece
+    if output is None:
+        raise ApiError(500, "The answer has no end.")
+    note(request, [output])

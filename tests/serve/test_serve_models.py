@@ -1,0 +1,66 @@
+"""Several models in one server, and what becomes of requests when a model cannot run."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import openai
+import pytest
+import tiny_models
+
+ASK = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture
+def several(start, tmp_path):
+    other, broken = tmp_path / "other", tmp_path / "broken"
+    for folder in (other, broken):
+        folder.mkdir()
+        tiny_models.write_llama(folder, np.random.default_rng())
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    return start(further={"other": other, "broken": broken}, max_model_len=256)
+
+
+def test_models_load_when_they_are_asked_for(several):
+    client, served = several.openai, several.models.by_name
+    assert [model.id for model in client.models.list()] == ["tiny", "other", "broken"]
+    assert [model.loaded for model in served.values()] == [True, False, False]
+    with several.http as http:
+        assert http.get("/health").status_code == http.get("/metrics").status_code == 200
+        assert [model["kv_blocks"] > 0 for model in http.get("/stats").json()["models"]] == [True, False, False]
+        assert len(http.get("/api/tags").json()["models"]) == 3
+    texts = []
+
+    def ask() -> None:
+        texts.append(client.completions.create(model="other", **ASK).choices[0].text)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]  # together: it is loaded once
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(texts) == 4 and len(set(texts)) == 1
+    assert texts[0] != client.completions.create(model="tiny", **ASK).choices[0].text
+    assert served["other"].loaded and client.models.retrieve("other").max_model_len == 256
+    assert not served["broken"].loaded
+
+
+def test_a_model_that_cannot_load_ends_its_request_alone(several):
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError, match="broken cannot be loaded") as refused:
+            several.openai.completions.create(model="broken", **ASK)
+        assert refused.value.status_code == 503
+    assert several.openai.completions.create(model="tiny", **ASK).usage.completion_tokens == 8
+
+
+def test_a_model_that_has_stopped_is_told(start):
+    running = start()
+    assert running.http.get("/health/live").status_code == 200
+    running.engine.close()
+    with running.http as http:
+        refused = http.post("/v1/completions", json=ASK)
+        assert refused.status_code == 503 and refused.json()["error"]["type"] == "server_error"
+        assert http.get("/health").status_code == http.get("/health/live").status_code == 503
+        assert http.get("/version").status_code == 200
+    running.wait_until(lambda: not running.models.known(None).admission.running)

@@ -1,0 +1,81 @@
+"""Ollama's protocol: objects, one a line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_models
+
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+OPTIONS = {"seed": 5, "num_predict": 15, "temperature": 0.9, "top_k": 40, "repeat_penalty": 1.1}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def lines(http, path, body):
+    with http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200 and response.headers["content-type"] == "application/x-ndjson"
+        return [json.loads(line) for line in response.iter_lines()]
+
+
+def test_chats_stream_as_they_are_whole(running):
+    body = {"model": "tiny", "messages": HELLO, "options": OPTIONS}
+    with running.http as http:
+        whole = http.post("/api/chat", json=body | {"stream": False}).json()
+        pieces = lines(http, "/api/chat", body)
+    assert "".join(piece["message"]["content"] for piece in pieces) == whole["message"]["content"]
+    assert [piece["done"] for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    for last in (whole, pieces[-1]):
+        assert (last["done_reason"], last["eval_count"]) == ("length", 15)
+        assert last["prompt_eval_count"] > 10 and last["eval_duration"] > 0
+    over_openai = running.openai.chat.completions.create(
+        model="tiny",
+        messages=HELLO,
+        max_tokens=15,
+        seed=5,
+        temperature=0.9,
+        extra_body={"top_k": 40, "repetition_penalty": 1.1},
+    )
+    assert over_openai.choices[0].message.content == whole["message"]["content"]
+
+
+def test_generate_and_forms(running):
+    with running.http as http:
+        body = {"model": "tiny:latest", "prompt": "Hello?", "system": "Be brief.", "options": OPTIONS}
+        whole = http.post("/api/generate", json=body | {"stream": False}).json()
+        assert "".join(piece["response"] for piece in lines(http, "/api/generate", body)) == whole["response"]
+        form = {"type": "integer", "minimum": 10, "maximum": 99}
+        number = http.post("/api/generate", json=body | {"stream": False, "format": form}).json()
+        assert 10 <= json.loads(number["response"]) <= 99
+
+
+def test_tools_and_thoughts(start, tmp_path):
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + tiny_models.TEMPLATE.replace(
+        "<assistant>", "<assistant><think>"
+    )
+    running = start(model=tiny_models.write_talker(tmp_path, template))
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
+    messages = [*HELLO, called, {"role": "tool", "tool_name": "weather", "content": "Sun."}]
+    with running.http as http:
+        body = {"model": "tiny", "messages": messages, "tools": [TOOL], "options": OPTIONS}
+        whole = http.post("/api/chat", json=body | {"stream": False}).json()["message"]
+        pieces = lines(http, "/api/chat", body)
+    assert whole["content"] == "" and len(whole["thinking"]) == 15
+    assert "".join(piece["message"].get("thinking", "") for piece in pieces) == whole["thinking"]
+
+
+def test_models_and_refusals(running):
+    with running.http as http:
+        assert http.get("/api/tags").json()["models"][0]["name"] == "tiny"
+        assert http.post("/api/show", json={"model": "tiny"}).json()["model_info"]["general.architecture"] == "llama"
+        assert http.get("/api/version").json()["version"]
+        refused = http.post("/api/chat", json={"model": "tiny", "messages": HELLO, "options": {"mirostat": 1}})
+        assert refused.status_code == 400 and "options.mirostat" in refused.json()["error"]
+        assert http.post("/api/chat", json={"model": "other", "messages": HELLO}).status_code == 404
+
+
+@pytest.mark.parametrize("field", ["images", "context", "raw", "suffix", "template"])
+def test_fields_that_are_not_there_are_named(running, field):
+    with running.http as http:
+        answer = http.post("/api/generate", json={"model": "tiny", "prompt": "x", field: "y"})
+    assert answer.status_code == 400 and field in answer.json()["error"]
