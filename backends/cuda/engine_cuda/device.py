@@ -10,9 +10,11 @@ import torch
 
 from engine.backend.v1 import (
     Array,
+    Collectives,
     Device,
     DeviceInfo,
     Frame,
+    Group,
     Limits,
     MemoryInfo,
     Plan,
@@ -109,6 +111,11 @@ class CudaDevice:
 
     def providers(self) -> Mapping[str, Sequence[Provider]]:
         return self._providers
+
+    def collectives(self, group: Group) -> Collectives:
+        from .collectives import TorchCollectives
+
+        return TorchCollectives(group, self.where)
 
     def export_blocks(self, state: torch.Tensor, blocks: Array) -> Array:
         return to_host(state[from_host(blocks, self.where).long()])
