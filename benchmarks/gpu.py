@@ -169,7 +169,7 @@ class Run:
         return found
 
     def hip(self) -> Figures:
-        """Decode attention by the kernel in HIP C++, through NVRTC or hipRTC."""
+        """The device with kernels in HIP C++, through NVRTC or hipRTC."""
         if self.bench.where.type != "cuda":
             return {"left out": "the run-time compilers' code runs on GPUs alone"}
         from engine_cuda import tiles
@@ -180,14 +180,26 @@ class Run:
         hip = Bench(
             RocmDevice(self.bench.where, TAGS[self.bench.act], runtime, "HIP"), self.bench.where, self.sizes.rounds
         )
+        inputs, states, attrs = self._cached("int8", *self.sizes.attention[-1])
+        weight = self.bench.matrix("Q4_K", self.sizes.outputs, self.sizes.matmul)
+        x = self.bench.randn(1, self.sizes.matmul)
+        calls: dict[str, tuple[int, Callable[[Bench], Callable[[], torch.Tensor]]]] = {
+            "decode attention, int8": (
+                sum(state.nbytes for state in states.values()),
+                lambda bench: bench.call("attention", inputs, states=states, **attrs),
+            ),
+            "product of 1 row, Q4_K": (
+                weight.rows().nbytes,
+                lambda bench: bench.call("linear", {"x": x}, weights={"weight": weight}),
+            ),
+        }
         found = {}
-        for kv in ("bf16", "int8"):
-            inputs, states, attrs = self._cached(kv, *self.sizes.attention[-1])
-            once = hip.call("attention", inputs, states=states, **attrs)
-            error = distance(once(), self.bench.call("attention", inputs, states=states, **attrs)())
-            assert error < 2e-2, f"HIP and Triton differ by {error:.3g} of the greatest value"
-            rate = sum(state.nbytes for state in states.values()) / hip.seconds(once)
-            found[kv] = {"from_triton": error, "gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
+        for name, (nbytes, make) in calls.items():
+            once = make(hip)
+            error = distance(once(), make(self.bench)())
+            assert error < 2e-2, f"{name}: HIP and Triton differ by {error:.3g} of the greatest value"
+            rate = nbytes / hip.seconds(once)
+            found[name] = {"from_triton": error, "gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
         return found
 
     def whole_model(self) -> Figures:

@@ -28,7 +28,8 @@ class Lockstep:
         if key not in self.made:
             folder = self.folder / str(len(self.made))
             folder.mkdir()
-            built = Kernels(folder, source, ("attend_decode", "merge_parts"), self.warp, options)
+            names = ("gemv",) if source == "gemv.hip" else ("attend_decode", "merge_parts")
+            built = Kernels(folder, source, names, self.warp, options)
             self.made[key] = Launches(self, built)
         return self.made[key]
 
@@ -75,7 +76,25 @@ def test_the_device_decodes_by_the_kernel(warp, name, interpreted, tmp_path):
     assert refusal(provider, bench.call) is None
     check_case(bench, provider, None, rng)
     assert runtime.launched > 0
-    assert device.describe().backend == "rocm" and device.describe().details["decode attention"] == "lockstep"
+    assert device.describe().backend == "rocm" and device.describe().details["decoding"] == "lockstep"
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("linear", "Q4_K 1x"), pytest.param("linear_group", "Q4_0 1x", marks=pytest.mark.slow)],
+)
+def test_the_device_multiplies_few_rows_by_the_kernel(op, name, interpreted, tmp_path):
+    import torch
+
+    from engine_rocm.device import RocmDevice
+
+    rng = np.random.default_rng()
+    runtime = Lockstep(tmp_path, 64)
+    device = RocmDevice(torch.device("cpu"), "f32", runtime, "lockstep")
+    [provider] = device.providers()[op]
+    case = next(case for case in all_cases(OPS[op], rng) if name in case.name)
+    check_case(Bench(device, OPS[op], case), provider, None, rng)
+    assert runtime.launched > 0
 
 
 def test_what_the_kernel_does_not_take_is_left_to_triton(interpreted, tmp_path):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from engine.backend.v1 import Device, DeviceInfo, Provider
 from engine_cuda.device import CudaDevice, act_of
+from engine_cuda.ops import dense
 from engine_cuda.providers import TritonProvider
 
 from .attention import HipAttention
+from .products import HipProducts
 from .rtc import HIP, GpuRuntime, Runtime
 
 
@@ -40,20 +43,25 @@ def architecture(where: torch.device) -> str:
 
 
 class RocmDevice(CudaDevice):
-    """``runtime`` compiles the kernels in HIP, if it is there; ``decoding`` says by what tokens are decoded."""
+    """``runtime`` compiles the kernels in HIP, if it is there; ``decoding`` says what the kernels of decoding are."""
 
     def __init__(self, where: torch.device, act: str, runtime: Runtime | None, decoding: str) -> None:
         super().__init__(where, act)
         self._decoding = decoding
         if runtime is not None:
-            [triton] = self._providers["attention"]
-            assert isinstance(triton, TritonProvider)
-            hip = replace(triton, name="rocm/hip", function=HipAttention(runtime))
-            self._providers = {**self._providers, "attention": (hip,)}
+            multiply = HipProducts(runtime).run
+            for op, function in (
+                ("attention", HipAttention(runtime)),
+                ("linear", partial(dense.linear, multiply=multiply)),
+                ("linear_group", partial(dense.linear_group, multiply=multiply)),
+            ):
+                [triton] = self._providers[op]
+                assert isinstance(triton, TritonProvider)
+                self._providers = {**self._providers, op: (replace(triton, name="rocm/hip", function=function),)}
 
     def describe(self) -> DeviceInfo:
         info = super().describe()
-        details = {**info.details, "hip": str(torch.version.hip), "decode attention": self._decoding}
+        details = {**info.details, "hip": str(torch.version.hip), "decoding": self._decoding}
         if self.on_gpu:
             details["architecture"] = architecture(self.where)
         return replace(info, backend="rocm", details=details)

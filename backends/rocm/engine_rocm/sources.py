@@ -18,6 +18,8 @@ MOST_HEADS = 4
 """Query heads of a workgroup, at most: so many threads keep in registers."""
 MOST_ROWS = 4
 """Rows of x that a product takes at once, at most."""
+OUTPUTS = 4
+"""Rows of a matrix that a workgroup has."""
 THREADS = {"attend_decode": 128, "merge_parts": 128, "gemv": 128, "norm_quantize": 256}
 _WIDTHS = (16, 32, 64, 128, 256)
 
@@ -55,7 +57,7 @@ def gemv(form: Form, rows: int, act: str, out: str, factor: str, code: str = "u8
     """Of ``gemv.hip``, for a matrix of this form: storage tags of x, y, whole factors, codes and fine factors."""
     return {
         "BITS": form.bits, "GROUP": form.group, "SUPER": form.super, "ZERO": form.zero, "ROWS": rows,
-        "ACT": act, "OUT": out, "FACTOR": factor, "CODE": _c_type(code), "FINE": _c_type(fine),
+        "OUTPUTS": OUTPUTS, "ACT": act, "OUT": out, "FACTOR": factor, "CODE": _c_type(code), "FINE": _c_type(fine),
     }  # fmt: skip
 
 
