@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from engine_rocm import sources
 
@@ -17,6 +19,8 @@ class Kernels:
     """The kernels of one source as a program: ``options`` are its macros, ``warp`` the threads of a warp."""
 
     def __init__(self, folder, source, names, warp, options):
+        if shutil.which("g++") is None:
+            pytest.skip("g++ is not installed")
         self.folder = Path(folder)
         self.program = self.folder / "kernels"
         macros = {"WARP": warp, "SOURCE": f'"{source}"', "KERNELS": "".join(f"X({name}) " for name in names), **options}
