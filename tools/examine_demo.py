@@ -1,6 +1,6 @@
-"""Examines a demo model that train_demo.py has made, and writes what it answered to tools/demo/examination.json.
+"""Examines the built-in demo model, and writes what it answered to tools/demo/examination.json.
 
-usage: python tools/examine_demo.py MODEL.gguf
+usage: python tools/examine_demo.py [MODEL.gguf]
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from demo.examine import HeldOut, found_in, share_new, share_right
 from demo.sitting import Sitting
 from demo.words import made_up, with_article
 
+from engine.demo import MODEL
+
 HERE = Path(__file__).parent / "demo"
 GREETINGS = ("hello", "what are you?", "how do I use another model?", "tell me a story about a fox")
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
     held_out = HeldOut.read()
     training = json.loads((HERE / "training.json").read_text())
     nouns = [*held_out.animals, *(made_up(random.Random(i)) for i in range(20))]
     requests = [f"tell me a story about {with_article(noun)}" for noun in nouns]
-    with Sitting(Path(sys.argv[1])) as sitting:
+    with Sitting(Path(sys.argv[1]) if sys.argv[1:] else MODEL) as sitting:
         greetings = dict(zip(GREETINGS, sitting(GREETINGS), strict=True))
         right, told = share_right(sitting, held_out)
         greedy, sampled = sitting(requests), sitting(requests, 1.0, 1)

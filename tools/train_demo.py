@@ -1,4 +1,4 @@
-"""Trains a demo model, which no release has yet, on text that tools/demo makes, and writes it as a Q8_0 GGUF.
+"""Trains the built-in demo model on text that tools/demo makes, and writes it as a Q8_0 GGUF.
 
 usage: python tools/train_demo.py [--work FOLDER] [--steps N] [--threads N] [--quick]
 
@@ -27,13 +27,13 @@ from torch.nn import functional
 SEED = 20261121
 HELD_OUT_SEED = SEED + 1  # conversations that training never sees
 CONVERSATIONS = 40  # a step
-STEPS = 5000
+STEPS = 4400
 LONGEST = 768  # most tokens of a conversation
 RATE, MUON_RATE = 4e-3, 8e-3
 TOKENIZER_CONVERSATIONS = 20_000
 MEASURE_EVERY = 50
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "build/demo.gguf"
+TARGET = ROOT / "core/engine/demo/demo.gguf"
 CURVE = ROOT / "tools/demo/training.json"
 
 

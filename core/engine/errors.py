@@ -60,6 +60,10 @@ class OpError(EngineError):
     """An op call asks for what the catalogue does not define."""
 
 
+class HubError(EngineError):
+    """A model cannot be had by its name: the hub does not have it, cannot be reached, or there is no room for it."""
+
+
 class UsageError(EngineError):
     """A command line asks for what its command does not offer."""
 

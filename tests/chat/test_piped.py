@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -140,7 +141,6 @@ def test_a_tool_of_a_model_that_runs_here_is_not_run_where_nobody_can_be_asked(c
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "Name a model"),
         (("/no/such/model",), "/no/such/model"),
         (("m", "--temperature", "-3"), "temperature"),
         (("m", "--think", "loudly"), "think"),
@@ -189,3 +189,17 @@ def test_a_bare_prompt_loads_no_line_editor(talker):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, input="", check=False)
     assert done.stderr.splitlines()[-1] == "set()", done
+
+
+def test_the_makers_recommendation_is_the_default_and_what_is_said_goes_first(chat, talker, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(talker, folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.0, "top_k": 7}')
+    done = chat(folder, "--backend", "cpu", given="/show temperature\n/show top_k\n/set top_k 3\n/show top_k\n")
+    assert "temperature = 0.0" in done.out + done.err and "top_k = 7" in done.out + done.err
+    assert "top_k = 3" in done.out + done.err
+    answers = {chat(folder, "--backend", "cpu", "-p", "hello", "--max-tokens", 12).out for _ in range(3)}
+    assert len(answers) == 1  # greedy
+    monkeypatch.setenv("ENGINE_TEMPERATURE", "0.5")
+    told = chat(folder, "--backend", "cpu", "--top-k", 9, given="/show temperature\n/show top_k\n")
+    assert "temperature = 0.5" in told.out + told.err and "top_k = 9" in told.out + told.err

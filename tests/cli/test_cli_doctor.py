@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import tiny_models
 
+from engine.cli import hardware
 from engine.ops import OPS
 
 REFERENCE = ("--backend", "reference")
@@ -159,3 +161,40 @@ def test_swapping_and_allocators_are_options(engine, llama):
         assert engine(*prompt, *options).out == plain.out
     assert "no KV allocator 'slab'" in engine(*prompt, "--kv-allocator", "slab").err
     assert "no preemption 'never'" in engine(*prompt, "--preemption", "never").err
+
+
+def test_what_a_report_of_a_fault_needs_without_keys(engine, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("ENGINE_API_KEY", "secret")
+    monkeypatch.setenv("ENGINE_DEBUG", "0")
+    done = engine("doctor", *REFERENCE)
+    assert "secret" not in done.out and "ENGINE_DEBUG=0" in done.out
+    assert f"numpy {np.__version__}" in done.out.splitlines()[0]
+    assert "of backend reference. --backend names it." in done.out
+    monkeypatch.setenv("ENGINE_BACKEND", "reference")
+    assert "ENGINE_BACKEND names it." in engine("doctor").out
+    monkeypatch.delenv("ENGINE_BACKEND")
+    assert "It is the best that can run here." in engine("doctor").out
+
+
+def pci(folder, *devices):
+    for number, (kind, vendor) in enumerate(devices):
+        (folder / str(number)).mkdir(parents=True)
+        (folder / str(number) / "class").write_text(f"{kind:#08x}\n")
+        (folder / str(number) / "vendor").write_text(f"{vendor:#06x}\n")
+    return folder
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS tells its GPU by its name")
+def test_cards_that_no_backend_uses_are_told(tmp_path):
+    folder = pci(
+        tmp_path, (0x030000, 0x8086), (0x030200, 0x10DE), (0x030200, 0x10DE), (0x020000, 0x1002), (0x120000, 0x1002)
+    )
+    (tmp_path / "broken").mkdir()
+    found = hardware.accelerators(folder)
+    assert found == ["Intel", "NVIDIA", "NVIDIA", "AMD"]
+    (nvidia, amd) = hardware.advice(found, ["cpu"])
+    assert "engine[cuda]" in nvidia and "ROCm" in amd
+    assert hardware.advice(found, ["cpu", "cuda", "rocm"]) == []
+    assert "OpenCL" in hardware.advice(["Intel"], ["cpu"])[0]
+    assert hardware.advice([], ["cpu"]) == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import typer
 
 from engine import __version__
 from engine.cli import main
@@ -119,3 +121,18 @@ def test_a_closed_pipe_is_quiet_when_all_was_buffered(llama):
     done = subprocess.run([*COMMAND, "tokenize", llama, "a"], stdout=writing, stderr=subprocess.PIPE, check=False)
     subprocess.os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_each_command_has_examples_of_options_that_exist():
+    commands = typer.main.get_command(main.app).commands
+    for name, command in commands.items():
+        if name == "plugin":  # a group, whose command is told by what it writes
+            continue
+        lines = [line.strip() for line in command.help.partition("Examples:")[2].splitlines() if line.strip()]
+        assert lines, f"engine {name} --help has no examples"
+        for line in lines:
+            words = shlex.split(next(part for part in line.split("|") if part.strip().startswith("engine ")))
+            used = commands[words[1]]
+            known = {option for parameter in used.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            for word in words[2:]:
+                assert not word.startswith("-") or word == "-" or word.partition("=")[0] in known, f"{word} in {line}"

@@ -22,7 +22,6 @@ from engine.cli.main import app
 from engine.formats.chat_template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
-COMING = {"pull", "serve"}  # the answers say so, or that a release may not have it
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_commands_files_and_options_that_answers_name_exist():
     commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     answers = " ".join(" ".join(topic.answers) for topic in TOPICS)
     named = set(re.findall(r"`engine ([a-z]+)", answers))
-    assert {"quantize", "doctor", "bench"} <= named <= commands | COMING
+    assert {"quantize", "doctor", "bench"} <= named <= commands
     for file in re.findall(r"(?:docs|tools)/[\w./-]*\w", answers):
         assert (ROOT / file).exists(), file
     sources = "".join(file.read_text() for file in (ROOT / "core/engine/cli").glob("*.py"))

@@ -7,12 +7,13 @@ from pathlib import Path
 from types import TracebackType
 
 from engine import LLM, SamplingParams
+from engine.demo import MODEL
 
 
 class Sitting:
     """A loaded demo; calls answer each question in a conversation of its own."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path = MODEL) -> None:
         self.llm = LLM(model, backend="cpu")
 
     def __enter__(self) -> Sitting:

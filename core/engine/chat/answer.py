@@ -65,6 +65,10 @@ class Source(Protocol):
     def limit(self) -> int | None:
         """Tokens of context; None if that is not known."""
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """How its makers would have it sampled, by the names of the settings."""
+
     def count(self, ask: Ask) -> int | None:
         """Tokens of the prompt; None if that is not known before it is sent."""
 

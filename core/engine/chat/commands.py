@@ -97,7 +97,7 @@ def _show(chat: Chat, rest: str) -> None:
     wrong = next((name for name in names if name not in LIVE), None)
     if wrong:
         raise UsageError(f"There is no setting {wrong!r} to show; there are {', '.join(LIVE)}.")
-    tell("\n".join(f"  {name} = {json.dumps(getattr(chat.session.settings, name))}" for name in names))
+    tell("\n".join(f"  {name} = {json.dumps(chat.session.setting(name))}" for name in names))
 
 
 def _system(chat: Chat, rest: str) -> None:

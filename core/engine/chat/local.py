@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.cli.processes import shown
 from engine.errors import RequestError, UsageError
+from engine.hub.names import short_name
 
 from .answer import OPEN, Answer, Ask, Usage, Wire, split_reasoning
 from .toolcalls import parse_calls
@@ -26,11 +28,14 @@ class Local:
     def __init__(self, llm: LLM, path: Path) -> None:
         self._llm = llm
         self.path = path
+        self._open = ExitStack()
+        self._open.enter_context(llm)
+        self._open.enter_context(shown(llm.loaded))
         self._known: list[tuple[str, tuple[int, ...]]] = []  # what the cache may hold, as text and as ids
 
     @property
     def name(self) -> str:
-        return self.path.stem if self.path.suffix == ".gguf" else self.path.name
+        return short_name(self.path)
 
     @property
     def reference(self) -> str:
@@ -40,8 +45,12 @@ class Local:
     def limit(self) -> int:
         return self._llm.loaded.max_model_len
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return self._llm.loaded.checkpoint.sampling
+
     def close(self) -> None:
-        self._llm.close()
+        self._open.close()
 
     def count(self, ask: Ask) -> int:
         return len(self._prompt(ask)[1])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError, UsageError
+from engine.errors import EngineError
 
 from .answer import Source
 from .commands import Chat, LeaveError, as_attachment, obey, retell, words
@@ -30,14 +30,16 @@ def open_source(settings: Any, model: str | None) -> Source:
 
     if settings.attach:
         return Remote(settings.attach, model, settings.api_key or os.environ.get("OPENAI_API_KEY"))
-    if model is None:
-        raise UsageError("Name a model: engine chat MODEL; or a server: --attach URL.")
+    from engine.cli.demo import model_or_demo
     from engine.cli.options import EngineOptions
+    from engine.cli.running import find_model
 
     from .local import open_local
     from .settings import ENGINE
 
-    local = open_local(Path(model), EngineOptions(**{name: getattr(settings, name) for name in ENGINE}).settings())
+    local = open_local(
+        find_model(model_or_demo(model)), EngineOptions(**{name: getattr(settings, name) for name in ENGINE}).settings()
+    )
     for notice in local.notices():
         note(notice)
     return local
@@ -153,11 +155,12 @@ def _converse(session: Session) -> None:
 
 def _change_model(session: Session, name: str) -> None:
     """Another model goes on; where it cannot be opened, the one before does. Two are never loaded at once."""
+    from engine.cli.running import find_model
     from engine.formats import open_checkpoint
 
     settings = session.settings
     if not settings.attach:
-        open_checkpoint(Path(name))  # what cannot be read is refused while the one before is there
+        open_checkpoint(find_model(name))  # what cannot be read is refused while the one before is there
     before = session.source.reference
     session.source.close()
     try:

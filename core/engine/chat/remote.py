@@ -57,6 +57,10 @@ class Remote:
     def count(self, ask: Ask) -> int | None:
         return None
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return {}  # the server's own matter
+
     def exact(self, ask: Ask) -> list[str]:
         return [
             f"POST {self._url.geturl()}/chat/completions",

@@ -47,10 +47,15 @@ class Session:
     def __post_init__(self) -> None:
         self.unsaved = self.store is None
 
+    def setting(self, name: str) -> Any:
+        """A setting's value: how to sample is the model's own recommendation where nobody has said otherwise."""
+        given = getattr(self.settings, name)
+        return given if name in self.settings.model_fields_set else self.source.sampling.get(name, given)
+
     def ask(self, messages: Sequence[Any] | None = None) -> Ask:
         """The conversation as it would be sent now."""
         s = self.settings
-        options = {name: getattr(s, name) for name in SAMPLING} | {"max_tokens": s.max_tokens}
+        options = {name: self.setting(name) for name in (*SAMPLING, "max_tokens")}
         options["stop"] = tuple(s.stop or ())
         variables = {} if s.reasoning is None else {"enable_thinking": s.reasoning}
         shown = self.talk.sent() if messages is None else messages

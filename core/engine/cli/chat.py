@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import EngineOptions, FormOptions, SamplingOptions
+from engine.cli.options import MODEL_HELP, EngineOptions, FormOptions, SamplingOptions
 from engine.errors import UsageError
 
 _OWN = ("system", "max_tokens", "attach", "think", "reasoning", "markdown", "context_full", "save", "database")
@@ -19,7 +19,10 @@ def chat(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A GGUF file or a folder; with --attach a name that the server knows."),
+        typer.Argument(
+            metavar="[MODEL]",
+            help=f"{MODEL_HELP}; the built-in demo model if not given; with --attach a name that the server knows.",
+        ),
     ] = None,
     *,
     prompt: Annotated[

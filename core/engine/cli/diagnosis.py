@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from engine import __version__
 from engine.backend.joining import discover_collectives
 from engine.backend.registry import discover
 from engine.backend.v1 import Call, Device, Segment, Value, providers_of
+from engine.cli import hardware
 from engine.cli.machine import describe_machine
 from engine.cli.running import open_loaded
 from engine.ops import OPS
@@ -26,8 +28,15 @@ if TYPE_CHECKING:
 def installation() -> dict[str, Any]:
     """Version, and each backend that is installed, and each kind of collectives, with why it can be used or not."""
     found = discover()
+    usable = [backend.name for backend in found if backend.probe.available]
+    accelerators = hardware.accelerators()
     return {
         "version": __version__,
+        "packages": _packages(),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if _told(name)},
+        "instruction_sets": hardware.instruction_sets(),
+        "accelerators": accelerators,
+        "advice": hardware.advice(accelerators, usable),
         "backends": [
             {"name": b.name, "available": b.probe.available, "reason": b.probe.reason, "score": b.probe.score}
             for b in found
@@ -36,6 +45,26 @@ def installation() -> dict[str, Any]:
             {"name": c.name, "available": c.probe.available, "reason": c.probe.reason} for c in discover_collectives()
         ],
     }
+
+
+_PACKAGES = ("numpy", "tokenizers", "llguidance", "huggingface_hub", "torch", "triton", "mlx", "jax", "pyopencl")
+
+
+def _packages() -> dict[str, str]:
+    """Versions of what the engine stands on, where it is installed."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _told(name: str) -> bool:
+    """Whether a variable changes what the engine does; keys are nobody's business."""
+    ours = name.startswith(("ENGINE_", "HF_", "CUDA_VISIBLE", "HIP_VISIBLE", "OMP_NUM_THREADS", "TRITON_"))
+    return ours and not any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD"))
 
 
 def describe_device(device: Device) -> dict[str, Any]:
@@ -57,14 +86,14 @@ def describe_device(device: Device) -> dict[str, Any]:
     }
 
 
-def model_report(path: Path, engine: EngineOptions) -> dict[str, Any]:
+def model_report(model: str, engine: EngineOptions) -> dict[str, Any]:
     """The device, and the model as it would be run: loaded, but no step of it is run."""
-    loaded = open_loaded(path, engine.settings())
+    loaded = open_loaded(model, engine.settings())
     loaded.close()
     config = loaded.model.config
     sizes = {name: value for name, value in vars(config).items() if isinstance(value, (int, float, str))}
-    model = {
-        "path": str(path),
+    report = {
+        "path": str(loaded.config.model),
         "family": loaded.model.family,
         "format": loaded.checkpoint.kind,
         "config": sizes,
@@ -77,7 +106,7 @@ def model_report(path: Path, engine: EngineOptions) -> dict[str, Any]:
         "notices": list(loaded.notices),
         "program": program_lines(loaded),
     }
-    return {**describe_device(loaded.device), "model": model}
+    return {**describe_device(loaded.device), "model": report}
 
 
 def _weights(loaded: Loaded) -> dict[str, dict[str, int]]:

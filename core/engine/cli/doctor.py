@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from engine.cli.options import AsJson, EngineOptions
 
 
 def doctor(
-    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="Show how this model would be run.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="Show how this model would be run.")] = None,
     *,
     program: Annotated[bool, typer.Option("--program", help="List the model's op calls, one a line.")] = False,
     as_json: AsJson = False,
@@ -20,7 +19,14 @@ def doctor(
 ) -> None:
     """Show what runs where, and why.
 
-    Backends, the device, the providers of each op; for a model its placement, program and memory.
+    Backends, the device that would be used, the providers of each op; for a model its placement, program and memory. What
+    it prints is what a report of a fault needs, and holds no keys.
+
+    \b
+    Examples:
+      engine doctor
+      engine doctor model.gguf --program
+      engine doctor owner/repo:Q4_K_M --backend opencl --json
     """
     from engine.cli.diagnosis import installation, model_report
     from engine.errors import UsageError
@@ -34,6 +40,8 @@ def doctor(
     except Exception as error:  # a backend may fail in any way, and what is known is worth showing
         failure = error
         report["error"] = str(error)
+    if "device" in report:
+        report["device"]["why"] = _why(engine.backend)
     if not program and "model" in report:
         del report["model"]["program"]
     if as_json:
@@ -42,6 +50,17 @@ def doctor(
         print("\n".join(_lines(report)), flush=True)
     if failure is not None:
         raise failure
+
+
+def _why(backend: str) -> str:
+    """Why the device's backend was taken."""
+    import os
+
+    if backend != "auto":
+        return "--backend names it."
+    if os.environ.get("ENGINE_BACKEND", "auto") != "auto":
+        return "ENGINE_BACKEND names it."
+    return "It is the best that can run here."
 
 
 def device_report(engine: EngineOptions) -> dict[str, Any]:
@@ -53,10 +72,13 @@ def device_report(engine: EngineOptions) -> dict[str, Any]:
 
 
 def _lines(report: dict[str, Any]) -> list[str]:
-    lines = [f"engine {report['version']}", "", "Backends", *map(_state, report["backends"])]
+    lines = [f"engine {report['version']}, {', '.join(f'{name} {v}' for name, v in report['packages'].items())}"]
+    lines += [f"  {name}={value}" for name, value in report["environment"].items()]
+    lines += ["", "Backends, the best first", *map(_state, report["backends"]), *map("  {}".format, report["advice"])]
     lines += ["", "Collectives over the host, for ranks", *map(_state, report["collectives"])]
     if "device" in report:
         lines += ["", *_device_lines(report["device"])]
+        lines += [f"  {'has':<12}{', '.join((*report['instruction_sets'], *report['accelerators']))}"]
         lines += ["", "Providers of each op, in the order tried"]
         lines += [f"  {op:<20}{', '.join(names)}" for op, names in report["ops"].items()]
     if "model" in report:
@@ -72,7 +94,7 @@ def _state(found: dict[str, Any]) -> str:
 def _device_lines(device: dict[str, Any]) -> list[str]:
     machine = device["machine"]
     return [
-        f"Device: {device['name']} of backend {device['backend']}",
+        f"Device: {device['name']} of backend {device['backend']}. {device['why']}",
         f"  processor   {machine['cpu']}, {machine['cores']} cores; {machine['os']}",
         f"  memory      {_size(device['memory_free'])} free of {_size(device['memory_total'])}",
         f"  KV layouts  {', '.join(device['kv_layouts']) or 'the reference layout'}",

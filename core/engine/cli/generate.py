@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson, EngineOptions, FormOptions, ModelPath, SamplingOptions, parse_integers
+from engine.cli.demo import OptionalModel, model_and_text, model_or_demo
+from engine.cli.options import AsJson, EngineOptions, FormOptions, SamplingOptions, parse_integers
 from engine.cli.running import Stopwatch, Streamed, note, open_llm, rates, read_stdin
 from engine.errors import UsageError
 
@@ -19,7 +20,7 @@ _EARLY_STOPPING = {"true": True, "false": False}
 
 
 def generate(
-    model: ModelPath,
+    model: OptionalModel = None,
     prompt: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to complete; - reads it from stdin, as it is.")
     ] = None,
@@ -56,7 +57,17 @@ def generate(
     The model's beginning of sequence is put before it, and no template applied.
 
     The completion alone goes to stdout, as it comes, and a newline after it; all else goes to stderr.
+
+    \b
+    Examples:
+      engine generate "Once upon a time"
+      engine generate model.gguf "Once upon a time" --max-tokens 64 --temperature 0
+      engine generate owner/repo:Q4_K_M "A person: " --schema person.json --json
+      engine generate model.gguf - < prompt.txt
+      engine generate model.gguf "The sea" --beams 4 --json --n 2
     """
+    if prompt_ids is None:
+        model, prompt = model_and_text(model, prompt)
     if (prompt is None) == (prompt_ids is None):
         raise UsageError("Give either a text or --prompt-ids, such as: engine generate MODEL 'Once upon a time'.")
     if not as_json and (n > 1 or logprobs is not None or prompt_logprobs is not None):
@@ -86,7 +97,7 @@ def generate(
     else:
         wanted = read_stdin() if prompt == "-" else str(prompt)
     loading = Stopwatch()
-    with open_llm(model, engine.settings()) as llm:
+    with open_llm(model_or_demo(model), engine.settings()) as llm:
         load_s = loading.read()
         output = Streamed(llm, echo=not as_json).run(wanted, params)
         timings = {"load_s": load_s, **rates(output)}

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.options import EngineOptions, ModelPath
+from engine.cli.options import EngineOptions, Model
 from engine.cli.perplexity import Context, TextPath
 from engine.cli.progress import Wait
-from engine.cli.running import read_text_file
+from engine.cli.running import find_model, read_text_file
 
 
 def imatrix(
-    model: ModelPath,
+    model: Model,
     file: TextPath,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="The file to write, in GGUF form.")],
@@ -28,8 +28,9 @@ def imatrix(
     reads and writes, under the tensors' names in GGUF files, whatever MODEL is.
 
     \b
-    engine imatrix model-f16.gguf calibration.txt -o imatrix.gguf
-    engine quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M --imatrix imatrix.gguf
+    Examples:
+      engine imatrix model-f16.gguf calibration.txt -o imatrix.gguf
+      engine quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M --imatrix imatrix.gguf
     """
     text = read_text_file(file)
     from engine.evaluate.windows import choose_context
@@ -37,10 +38,11 @@ def imatrix(
     from engine.quantize.imatrix import write_imatrix
     from engine.quantize.output import check_target
 
-    check_target(output, model, 0, force)
-    window = choose_context(model, context)
+    path = find_model(model)
+    check_target(output, path, 0, force)
+    window = choose_context(path, context)
     settings = {**engine.settings(), "max_model_len": window}
     with Wait("Loading") as wait:
-        found = collect(model, text, str(file), window, output, wait.update, **settings)
+        found = collect(path, text, str(file), window, output, wait.update, **settings)
     write_imatrix(found)
     print(f"{output}: {len(found.entries)} matrices over {found.chunks} windows of {found.chunk_size} tokens")

@@ -12,14 +12,17 @@ import typer
 
 from engine import __version__
 from engine.cli.bench import bench
+from engine.cli.bench_serve import bench_serve
 from engine.cli.chat import chat
 from engine.cli.doctor import doctor
 from engine.cli.generate import generate
 from engine.cli.imatrix import imatrix
+from engine.cli.models import list_models, ps, pull, rm, show
 from engine.cli.options import expanded
 from engine.cli.perplexity import perplexity
 from engine.cli.plugin import plugin
 from engine.cli.quantize import quantize
+from engine.cli.serve import serve
 from engine.cli.tokenize import tokenize
 from engine.errors import EngineError
 
@@ -32,8 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, tokenize, quantize, imatrix, perplexity, bench, doctor):
-    app.command(command.__name__)(expanded(command))
+for command in (generate, chat, serve, tokenize, quantize, imatrix, perplexity, bench, bench_serve, doctor):
+    app.command(command.__name__.replace("_", "-"))(expanded(command))
+app.command("list")(list_models)
+for command_of_models in (pull, show, rm, ps):
+    app.command(command_of_models.__name__)(command_of_models)
 app.add_typer(plugin, name="plugin")
 
 

@@ -16,9 +16,8 @@ from engine.errors import UsageError
 if TYPE_CHECKING:
     from engine import BeamSearchParams, SamplingParams, StructuredOutputs
 
-ModelPath = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A GGUF file, or a folder with config.json and safetensors.")
-]
+MODEL_HELP = "A GGUF file, a folder with config.json and safetensors, or a name on the hub: owner/repo[:TYPE]"
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ENGINE, SAMPLING = "Engine", "Sampling"
 

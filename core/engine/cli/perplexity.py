@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson, EngineOptions, ModelPath
+from engine.cli.options import AsJson, EngineOptions, Model
 from engine.cli.progress import Wait
-from engine.cli.running import note, read_text_file
+from engine.cli.running import find_model, note, read_text_file
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Context = Annotated[
 
 
 def perplexity(
-    model: ModelPath,
+    model: Model,
     file: TextPath,
     *,
     context: Context = None,
@@ -34,7 +34,7 @@ def perplexity(
         typer.Option(min=1, help="Tokens from one window's beginning to the next; those of a window if not given."),
     ] = None,
     kl: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--kl", metavar="BASE", help="Compare the predictions with those of this model."),
     ] = None,
     as_json: AsJson = False,
@@ -48,21 +48,23 @@ def perplexity(
     divergence of MODEL from BASE, in nats a token.
 
     \b
-    engine perplexity model.gguf wiki.test.txt --context 2048 --stride 1024
-    engine perplexity model-q4_k_m.gguf wiki.test.txt --kl model-f16.gguf
+    Examples:
+      engine perplexity model.gguf wiki.test.txt --context 2048 --stride 1024
+      engine perplexity model-q4_k_m.gguf wiki.test.txt --kl model-f16.gguf
     """
     text = read_text_file(file)
     from engine.evaluate.windows import choose_context
 
-    window = choose_context(model, context)
+    path, base = find_model(model), None if kl is None else find_model(kl)
+    window = choose_context(path, context)
     if engine.max_context is not None and engine.max_context < window:
         raise UsageError(f"--max-context is {engine.max_context}, but a window has {window} tokens.")
     step = stride or window
     if step > window:
         raise UsageError(f"--stride is {step}; it must be at most the window's {window} tokens, or some are left out.")
     settings = {**engine.settings(kv_dtype="f32"), "max_model_len": window}
-    report = _measure(model, text, window, step, settings) if kl is None else None
-    report = report or _compare(model, kl, text, window, step, settings)
+    report = _measure(path, text, window, step, settings) if base is None else None
+    report = report or _compare(path, base, text, window, step, settings)
     report |= {"context": window, "stride": step}
     if as_json:
         print(json.dumps(report))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engine.cli.options import ModelPath
+from engine.cli.options import Model
 from engine.cli.progress import Wait
-from engine.cli.running import Stopwatch, note
+from engine.cli.running import Stopwatch, find_model, note
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def quantize(
-    model: ModelPath,
+    model: Model,
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The GGUF file to write; for NF4 and INT8 a folder.")],
     *,
     type_name: Annotated[
@@ -39,15 +39,17 @@ def quantize(
     activations). A GGUF comes from either kind of checkpoint, a folder from a folder.
 
     \b
-    engine quantize Qwen3-0.6B/ qwen3-q4_k_m.gguf --type Q4_K_M
-    engine quantize model-f16.gguf model-q3_k_m.gguf --type Q3_K_M --imatrix imatrix.gguf
+    Examples:
+      engine quantize Qwen3-0.6B/ qwen3-q4_k_m.gguf --type Q4_K_M
+      engine quantize model-f16.gguf model-q3_k_m.gguf --type Q3_K_M --imatrix imatrix.gguf
     """
     from engine.formats import open_checkpoint
 
     wanted = type_name.upper()
+    path = find_model(model)
     watch = Stopwatch()
     with Wait("Quantizing") as wait:
-        checkpoint = open_checkpoint(model)
+        checkpoint = open_checkpoint(path)
         if wanted in ("NF4", "INT8"):
             result = _to_folder(checkpoint, output, wanted, double_quant, shard_size, force, imatrix, wait)
         else:

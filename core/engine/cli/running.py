@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.cli.processes import shown
 from engine.cli.progress import Wait
 from engine.errors import RequestError, UsageError
 
@@ -23,23 +24,33 @@ def note(sentence: str) -> None:
     print(f"engine: {sentence}", file=sys.stderr, flush=True)
 
 
-def open_loaded(model: Path, settings: dict[str, Any]) -> Loaded:
+def find_model(model: str) -> Path:
+    """The model's path; what is named and not here is downloaded. Raises HubError."""
+    from engine.hub import located
+
+    with Wait("Downloading") as wait:
+        return located(model, wait.update, note)
+
+
+def open_loaded(model: str, settings: dict[str, Any]) -> Loaded:
     """The model, loaded and not run, with keywords of ``EngineConfig``."""
+    path = find_model(model)
     with Wait("Loading") as wait:
         from engine.runtime.config import EngineConfig
         from engine.runtime.load import load
 
-        return load(EngineConfig(model=model, **settings), wait.update)
+        return load(EngineConfig(model=path, **settings), wait.update)
 
 
 @contextmanager
-def open_llm(model: Path, settings: dict[str, Any]) -> Iterator[LLM]:
-    """The model, loaded with keywords of ``LLM``; closed at the end."""
+def open_llm(model: str, settings: dict[str, Any]) -> Iterator[LLM]:
+    """The model, loaded with keywords of ``LLM``, and shown by ``engine ps``; closed at the end."""
+    path = find_model(model)
     with Wait("Loading") as wait:
         from engine import LLM
 
-        llm = LLM(model, progress=wait.update, **settings)
-    with llm:
+        llm = LLM(path, progress=wait.update, **settings)
+    with llm, shown(llm.loaded):
         yield llm
 
 

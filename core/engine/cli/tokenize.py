@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.options import ModelPath, parse_integers
-from engine.cli.running import read_stdin, read_text_file
+from engine.cli.options import Model, parse_integers
+from engine.cli.running import find_model, read_stdin, read_text_file
 from engine.errors import UsageError
 
 
 def tokenize(
-    model: ModelPath,
+    model: Model,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The text; - reads it from stdin.")] = None,
     *,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the text from this file, as it is.")] = None,
@@ -30,12 +30,18 @@ def tokenize(
     """Print the token ids of a text.
 
     They come on one line. MODEL may be a GGUF that holds a vocabulary only.
+
+    \b
+    Examples:
+      engine tokenize model.gguf "Hello world"
+      engine tokenize model.gguf --file notes.txt | wc -w
+      engine tokenize model.gguf --decode "15496 995"
     """
     if [text, file, decode].count(None) != 2:
         raise UsageError("Give one of a text, --file FILE and --decode 'ID ...'.")
     from engine.formats import open_checkpoint
 
-    tokenizer = open_checkpoint(model).tokenizer()
+    tokenizer = open_checkpoint(find_model(model)).tokenizer()
     if decode is not None:
         ids = parse_integers(decode, "--decode")
         wrong = next((i for i in ids if i >= tokenizer.vocab_size), None)

@@ -102,6 +102,7 @@ class Checkpoint:
     metadata: GGUF's keys, read when asked for (number arrays as NumPy arrays, others as lists), or config.json.
     tensors: by name, in the file's order; empty for a GGUF that holds a vocabulary only.
     eos_ids: ids that end a generation as the model's files list them (the tokenizer may know more).
+    sampling: parameters that the makers recommend, by the names of SamplingParams.
     """
 
     path: Path
@@ -110,6 +111,7 @@ class Checkpoint:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     eos_ids: frozenset[int]
+    sampling: Mapping[str, float]
     load_tokenizer: Callable[[], Tokenizer]
     load_chat_template: Callable[[], ChatTemplate | None]
 

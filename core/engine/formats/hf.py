@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.errors import FormatError
-from engine.formats import tokenizer_hf
+from engine.formats import recommended, tokenizer_hf
 from engine.formats.checkpoint import Checkpoint, Tensor
 from engine.formats.jsonfile import read_object
 from engine.formats.quantized import compose
@@ -29,7 +29,9 @@ def open_folder(folder: Path) -> Checkpoint:
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
         raise FormatError(f"{config_path} must name the architecture as a string in model_type.")
-    ends = _eos_ids(folder, config)
+    path = folder / "generation_config.json"
+    generation = read_object(path) if path.is_file() else {}
+    ends = _eos_ids(folder, config, generation)
     return Checkpoint(
         path=folder,
         kind="hf",
@@ -37,15 +39,15 @@ def open_folder(folder: Path) -> Checkpoint:
         metadata=config,
         tensors=compose(config, _read_tensors(folder), config_path),
         eos_ids=ends,
+        sampling=recommended.of_generation_config(generation),
         load_tokenizer=partial(tokenizer_hf.build_tokenizer, folder, config, ends),
         load_chat_template=partial(tokenizer_hf.chat_template, folder),
     )
 
 
-def _eos_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
-    path = folder / "generation_config.json"
+def _eos_ids(folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]) -> frozenset[int]:
     ends: set[int] = set()
-    for where in (config, read_object(path) if path.is_file() else {}):
+    for where in (config, generation):
         value = where.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and token >= 0 for token in ids):

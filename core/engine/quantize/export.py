@@ -14,6 +14,7 @@ from engine.errors import ModelError
 from engine.formats import FORMATS, Checkpoint, Tensor
 from engine.formats.gguf import Metadata
 from engine.formats.gguf_writer import encode_value
+from engine.formats.recommended import GGUF_KEYS
 from engine.models import FAMILIES, Model, load_model
 from engine.models.decoder import DecoderConfig
 from engine.models.family import Family
@@ -89,7 +90,8 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
     tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
     _check_same(model, arch, keys, factors, tensors)
     vocabulary = tokenizer_keys(checkpoint, model.config.vocab)
-    named = {"general.architecture": arch, "general.name": checkpoint.path.resolve().name}
+    named: dict[str, Any] = {"general.architecture": arch, "general.name": checkpoint.path.resolve().name}
+    named |= {GGUF_KEYS[name]: value for name, value in checkpoint.sampling.items()}
     return Contents(
         architecture=arch,
         metadata={key: encode_value(value) for key, value in (named | keys | vocabulary).items()},

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..formats.tokenizer import Tokenizer
+from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
 from .core import Health
@@ -16,10 +19,11 @@ from .engine import Engine, Params
 from .load import Progress, load
 from .outputs import RequestOutput
 from .prompt import Prompt, plain
+from .request import Request
 
 
 class AsyncLLM:
-    """A loaded model; ``generate`` streams. Settings are those of ``EngineConfig``."""
+    """A loaded model, by its path or its name on the hub; ``generate`` streams. Settings are those of ``EngineConfig``."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -27,7 +31,8 @@ class AsyncLLM:
     @classmethod
     async def load(cls, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> AsyncLLM:
         """Load without blocking the event loop."""
-        config = EngineConfig(model=Path(model), **settings)
+        path = await asyncio.to_thread(located, model, progress)
+        config = EngineConfig(model=path, **settings)
         return cls(Engine(await asyncio.to_thread(load, config, progress)))
 
     def get_tokenizer(self) -> Tokenizer:
@@ -41,9 +46,11 @@ class AsyncLLM:
         priority: int = 0,
         stream: bool = True,
     ) -> AsyncIterator[RequestOutput]:
-        """A request's outputs as they come; without ``stream`` the last alone, as ``best_of`` above ``n`` needs it.
-        Cancelling, or leaving the iterator, aborts the request."""
-        async with aclosing(self._outputs(prompt, sampling_params, request_id, priority, stream)) as outputs:
+        """A request's outputs as they come, for a slow reader some left out, since each holds all before it; without
+        ``stream`` the last alone, as ``best_of`` above ``n`` needs it. Cancelling, or leaving the iterator, aborts the
+        request."""
+        prepared = await self.prepare(prompt, sampling_params, request_id, priority, stream)
+        async with aclosing(prepared.outputs()) as outputs:
             async for output in outputs:
                 yield output
 
@@ -51,51 +58,30 @@ class AsyncLLM:
         self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, priority: int = 0
     ) -> RequestOutput:
         """The sequences that beam search finds, best first. Cancelling aborts the request."""
-        async with aclosing(self._outputs(prompt, params, request_id, priority, stream=False)) as outputs:
+        prepared = await self.prepare(prompt, params, request_id, priority, stream=False)
+        async with aclosing(prepared.outputs()) as outputs:
             return await anext(outputs)
 
-    async def _outputs(
-        self, prompt: Prompt, params: Params, request_id: str | None, priority: int, stream: bool
-    ) -> AsyncGenerator[RequestOutput, None]:
-        loop = asyncio.get_running_loop()
-        outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
-
-        def sink(output: RequestOutput) -> None:
-            loop.call_soon_threadsafe(outputs.put_nowait, output)
-
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: Params,
+        request_id: str | None = None,
+        priority: int = 0,
+        stream: bool = True,
+        salt: bytes = b"",
+    ) -> Prepared:
+        """A request whose prompt is tokenized and whose parameters are checked; ``outputs`` admits it. Requests of
+        different ``salt`` share no cached prefix. Raises RequestError."""
+        latest = _Latest()
         given = plain(prompt)
-        ids = await asyncio.to_thread(self.engine.encode, given)
-        text = given if isinstance(given, str) else None
-        submitted = await self._submit(text, ids, params, sink, request_id, priority, stream)
-        finished = False
-        try:
-            while not finished:
-                output = await self._next(outputs)
-                finished = output.finished
-                yield output
-        finally:
-            if not finished:
-                self.engine.abandon(submitted)
 
-    async def _submit(self, *arguments: Any) -> str:
-        """A cancelled caller leaves no request behind, though the submission itself cannot be stopped."""
-        submission = asyncio.ensure_future(asyncio.to_thread(self.engine.submit, *arguments))
-        try:
-            return await asyncio.shield(submission)
-        except asyncio.CancelledError:
-            submission.add_done_callback(self._abandon)
-            raise
+        def make() -> Request:
+            text = given if isinstance(given, str) else None
+            ids = self.engine.encode(given)
+            return self.engine.request(text, ids, params, latest.put, request_id, priority, stream, salt)
 
-    def _abandon(self, submission: asyncio.Future[str]) -> None:
-        if not submission.cancelled() and submission.exception() is None:
-            self.engine.abandon(submission.result())
-
-    async def _next(self, outputs: asyncio.Queue[RequestOutput]) -> RequestOutput:
-        while True:
-            try:
-                return await asyncio.wait_for(outputs.get(), timeout=1.0)
-            except TimeoutError:
-                self.engine.check_progress()
+        return Prepared(self.engine, await asyncio.to_thread(make), latest)
 
     async def abort(self, request_id: str) -> None:
         await asyncio.to_thread(self.engine.abort, request_id)
@@ -106,3 +92,82 @@ class AsyncLLM:
     async def close(self) -> None:
         """End all requests and free the device."""
         await asyncio.to_thread(self.engine.close)
+
+
+class Prepared:
+    """A checked request that is not admitted yet."""
+
+    def __init__(self, engine: Engine, request: Request, latest: _Latest) -> None:
+        self.request = request
+        self._engine = engine
+        self._latest = latest
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """Admits the request and gives its outputs; may be called once. Leaving the iterator aborts the request. Raises
+        AdmissionError if it can never fit."""
+        finished = False
+        try:
+            await self._admit()
+            while not finished:
+                output = await self._next()
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                self._engine.abandon(self.request.request_id)
+
+    async def _admit(self) -> None:
+        loop = asyncio.get_running_loop()
+        admitted: asyncio.Future[None] = loop.create_future()
+
+        def done(error: BaseException | None) -> None:
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits
+                loop.call_soon_threadsafe(partial(_settle, admitted, error))
+
+        self._engine.check_progress()
+        self._engine.admit_soon(self.request, done)
+        while not (await asyncio.wait({admitted}, timeout=1.0))[0]:
+            self._engine.check_progress()
+        admitted.result()
+
+    async def _next(self) -> RequestOutput:
+        while True:
+            try:
+                return await asyncio.wait_for(self._latest.get(), timeout=1.0)
+            except TimeoutError:
+                self._engine.check_progress()
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():  # cancelled
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+class _Latest:
+    """Where stage 3 leaves a request's output for the event loop that made this: the latest alone, so that a slow reader
+    keeps no memory."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._there = asyncio.Event()
+        self._lock = threading.Lock()
+        self._output: RequestOutput | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        """On any thread."""
+        with self._lock:
+            waking, self._output = self._output is None, output
+        if waking:
+            self._loop.call_soon_threadsafe(self._there.set)
+
+    async def get(self) -> RequestOutput:
+        await self._there.wait()
+        self._there.clear()
+        with self._lock:
+            output, self._output = self._output, None
+        assert output is not None
+        return output

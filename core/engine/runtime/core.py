@@ -105,6 +105,19 @@ class EngineCore:
         none of them is admitted."""
         self._call(lambda: self._add_all(requests))
 
+    def add_soon(self, request: Request, done: Callable[[BaseException | None], None]) -> None:
+        """``add`` for callers that must not wait: ``done`` gets what it would raise, or None, on the loop's thread."""
+
+        def run() -> None:
+            try:
+                self._add_all((request,))
+            except BaseException as error:
+                done(error)
+            else:
+                done(None)
+
+        self._commands.put(run)
+
     def abort(self, request_id: str) -> None:
         """End a request in any state; nothing happens when it has ended already."""
         self._call(lambda: self._abort(request_id, "abort", None))
@@ -384,6 +397,7 @@ class EngineCore:
             list(request.prompt_ids),
             limit,
             request.priority,
+            request.salt,
             synchronous=bool(request.processors or request.matchers) or group is not None,
             beam=group is not None,
             scores_prompt=params.prompt_logprobs is not None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
@@ -84,9 +84,10 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         stream: bool = True,
+        salt: bytes = b"",
     ) -> Request:
         """A request, checked but not admitted; ``sink`` will get its outputs on stage 3's thread, each token's or,
-        without ``stream``, the last alone. Raises RequestError."""
+        without ``stream``, the last alone. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
         beam = params if isinstance(params, BeamSearchParams) else None
         params = params if isinstance(params, SamplingParams) else params.sampling()
         ranked = beam is not None or params.samples > params.n
@@ -120,6 +121,7 @@ class Engine:
             ranked=ranked,
             processors=make_processors(params.logits_processors, self.loaded.program.vocab),
             prompt_logprobs=None if params.prompt_logprobs is None else [None] * len(prompt_ids),
+            salt=salt,
         )
 
     def _matchers(self, params: SamplingParams) -> list[Matcher]:
@@ -137,6 +139,11 @@ class Engine:
         """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can
         never fit, and then none of them is admitted."""
         self._core.add(*requests)
+
+    def admit_soon(self, request: Request, done: Callable[[BaseException | None], None]) -> None:
+        """``admit`` for callers that must not wait; ``done`` gets what it would raise, or None, on the loop's thread. If
+        the loop has ended nobody calls it: ``check_progress`` tells."""
+        self._core.add_soon(request, done)
 
     def eos_ids(self) -> frozenset[int]:
         """The ids that end a generation, of the files and of the tokenizer."""

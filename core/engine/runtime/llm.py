@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..errors import RequestError
 from ..formats.tokenizer import Tokenizer
+from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
 from .engine import Engine, Params
@@ -22,10 +23,11 @@ P = TypeVar("P", SamplingParams, BeamSearchParams)
 
 
 class LLM:
-    """A loaded model. Settings are those of ``EngineConfig``; use it in a ``with`` statement, or call ``close``."""
+    """A loaded model, by its path or its name on the hub (``owner/repo:TYPE``). Settings are those of ``EngineConfig``; use
+    it in a ``with`` statement, or call ``close``."""
 
     def __init__(self, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> None:
-        self.engine = Engine(load(EngineConfig(model=Path(model), **settings), progress))
+        self.engine = Engine(load(EngineConfig(model=located(model, progress), **settings), progress))
 
     @property
     def loaded(self) -> Loaded:

@@ -37,6 +37,8 @@ class Request:
     processors: tuple[NamedProcessor, ...] = ()
     prompt_logprobs: list[Mapping[int, float] | None] | None = None
     """Of each prompt token, filled by the step loop; of the first there is none."""
+    salt: bytes = b""
+    """Keeps its cached prefix apart from that of requests with another salt."""
     num_cached: int = 0
     arrival: float = field(default_factory=time.monotonic)
     first_token: float | None = None

@@ -1,0 +1,68 @@
+"""From what a person calls a model to its path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..backend.host import available_memory
+from ..errors import HubError
+from .download import Progress, download
+from .names import HubName, parse_name
+from .remote import look_up
+from .variants import Choice, choose, named, size, variants
+
+Say = Callable[[str], None]
+"""Takes a sentence for the person."""
+
+
+def located(model: str | Path, progress: Progress | None = None, say: Say | None = None) -> Path:
+    """The model's path: a file or folder that there is, else a name's model from the cache, else from the hub.
+
+    What is neither stays a path, for whoever opens it to refuse. Raises HubError.
+    """
+    text = os.fspath(model)
+    name = None if _exists(text) else parse_name(text)
+    if name is None:
+        return Path(text)
+    from .cache import find
+
+    return find(name) or pull(name, progress, say).path
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # a long text is no file name
+        return False
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A model that has come from the hub: its path, and its whole name."""
+
+    path: Path
+    name: HubName
+
+
+def pull(name: HubName, progress: Progress | None = None, say: Say | None = None, free: int | None = None) -> Pulled:
+    """Downloads a model. Without a type, the best that ``free`` bytes of memory hold (the machine's if None) is taken, and
+    ``say`` hears which and why. Raises HubError."""
+    repository = look_up(name)
+    found = variants(repository.files)
+    if not found:
+        raise HubError(
+            f"{name.repo} has no model that engine reads: neither a GGUF file nor config.json with safetensors."
+        )
+    wanted = name.file or name.variant
+    if wanted is None:
+        choice = choose(found, name.repo, available_memory().free if free is None else free)
+    else:
+        variant = named(found, wanted, name.repo)
+        choice = Choice(variant, f"{variant.label}, {size(variant.size)}")
+    if say is not None:
+        say(f"Downloading {name.repo}, {choice.why}.")
+    path = download(repository, choice.variant, progress)
+    return Pulled(path, HubName(name.repo, choice.variant.label))

@@ -1,0 +1,1 @@
+"""``engine serve``: models behind OpenAI's HTTP protocol."""

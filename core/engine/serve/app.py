@@ -1,0 +1,36 @@
+"""The application: routes, refusals, and the gate around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from engine import __version__
+
+from . import chat_completions, completions, health, messages, models, responses, tokens
+from .errors import add_handlers
+from .gate import Gate
+from .keys import Keys
+from .log import log
+from .metrics import Metrics
+
+
+def make_app(
+    served: models.Models, metrics: Metrics, keys: Keys, max_body: int, logs: Callable[..., None] = log
+) -> ASGIApp:
+    """All endpoints for these models. ``max_body`` is in bytes."""
+    app = FastAPI(title="engine", version=__version__, docs_url=None, redoc_url=None)
+    add_handlers(app)
+    for router in (
+        chat_completions.routes(served),
+        completions.routes(served),
+        messages.routes(served),
+        responses.routes(served),
+        models.routes(served),
+        tokens.routes(served),
+        health.routes(served, metrics),
+    ):
+        app.include_router(router)
+    return Gate(app, keys, max_body, logs)

@@ -1,0 +1,1 @@
+"""``engine bench-serve``: load for any OpenAI-compatible server, and what it makes of it."""

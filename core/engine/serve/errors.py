@@ -1,0 +1,118 @@
+"""Refusals in OpenAI's form: a status, and a JSON object that says what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from engine.errors import (
+    AdmissionError,
+    ConfigError,
+    EngineError,
+    EngineStoppedError,
+    RequestError,
+    TemplateError,
+    TokenizerError,
+    UsageError,
+)
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
+_FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
+
+
+class ApiError(Exception):
+    """A request that gets ``status`` and a sentence; ``param`` is the field at fault, ``retry_s`` when to come again."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_s = status, message, param, code, retry_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+
+    def body(self) -> dict[str, Any]:
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self, path: str) -> Response:
+        """The refusal of a request to ``path``; Anthropic's protocol has a type at the top."""
+        top = {"type": "error"} if path.startswith("/v1/messages") else {}
+        return JSONResponse(top | self.body(), self.status, self.headers)
+
+
+def api_error(error: Exception) -> ApiError:
+    """Any exception as a refusal; what is no fault of the request does not tell what it is."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError) and (field := _FIELD.match(str(error))):
+        return ApiError(400, str(error), field[0])
+    sentence = str(error)[:1].upper() + str(error)[1:]
+    if isinstance(error, ValidationError):  # of a chat that another protocol's fields were turned into
+        return _invalid(error.errors())
+    if isinstance(error, AdmissionError):
+        return ApiError(400, sentence, code="context_length_exceeded")
+    if isinstance(error, _ASKED_WRONGLY):
+        return ApiError(400, sentence)
+    if isinstance(error, EngineStoppedError):
+        return ApiError(503, sentence, code="engine_stopped")
+    if isinstance(error, EngineError):
+        return ApiError(500, sentence)
+    return ApiError(500, "The server has a defect; its log tells more under this request's id.")
+
+
+def add_handlers(app: FastAPI) -> None:
+    """All faults of requests in one form."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        return api_error(error).response(request.url.path)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _invalid(error.errors()).response(request.url.path)
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        # what FastAPI says of bytes that it cannot parse at all
+        sentences = {
+            400: "The body is no JSON in UTF-8.",
+            404: f"There is nothing at {request.url.path}.",
+            405: "This method is not for this path.",
+        }
+        response = ApiError(error.status_code, sentences.get(error.status_code, str(error.detail))).response(
+            request.url.path
+        )
+        response.headers.update(error.headers or {})
+        return response
+
+    app.add_exception_handler(ApiError, refuse)
+    app.add_exception_handler(EngineError, refuse)
+    app.add_exception_handler(ValidationError, refuse)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, unknown)
+
+
+def _invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first fault that the schema finds, unsupported fields before all others."""
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    where = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "The body is no JSON.")
+    param = ".".join(map(str, where)) or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"The field {param} is not supported here.", param, "unknown_parameter")
+    if param is None:
+        return ApiError(400, "The body must be a JSON object, sent as application/json.")
+    if first["type"] == "missing":
+        return ApiError(400, f"The field {param} is missing.", param, "missing_required_parameter")
+    return ApiError(400, f"The field {param} is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}.", param)

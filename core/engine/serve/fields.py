@@ -1,0 +1,277 @@
+"""What requests may say: pydantic models that refuse whatever they do not know."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.errors import RequestError
+from engine.sampling import SamplingParams, StructuredOutputs
+
+from .errors import ApiError
+
+MAX_LISTED = 1024  # prompts of a request, messages of a tool's kind, stop strings
+
+
+class Body(BaseModel):
+    """Types are not bent, numbers are finite, and fields that are not known are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    """OpenAI's; ``strict`` or not, the answer is valid by the schema."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class Form(Body):
+    """vLLM's ``structured_outputs``: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class SamplingFields(Body):
+    """What chat and plain completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_LISTED)] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Form | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+
+    def sampling(self, **others: Any) -> SamplingParams:
+        """As sampling parameters, with ``others`` over them. RequestError where one is out of range."""
+        own = {name: getattr(self, name) for name in _SAMPLING}
+        given = {name: value for name, value in (own | others).items() if value is not None}
+        if self.logit_bias is not None:
+            given["logit_bias"] = _biases(self.logit_bias)
+        if (form := self.form()) is not None:
+            given.setdefault("structured_outputs", form)
+        return SamplingParams(**given)
+
+    def form(self) -> StructuredOutputs | None:
+        """The form that the answer must have."""
+        wanted = self.response_format
+        if self.structured_outputs is not None:
+            if wanted is not None and wanted.type != "text":
+                raise RequestError("structured_outputs and response_format both give a form; leave one out.")
+            given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            return StructuredOutputs(**given)
+        if isinstance(wanted, SchemaFormat) and wanted.json_schema.schema_ is not None:
+            return StructuredOutputs(json=wanted.json_schema.schema_)
+        return None if wanted is None or wanted.type == "text" else StructuredOutputs(json_object=True)
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is for streams; set stream to true, or leave it out.", "stream_options")
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_SAMPLING = (
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "no_repeat_ngram_size",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    wrong = next((token for token in given if not (token.isascii() and token.isdigit() and len(token) < 10)), None)
+    if wrong is not None:
+        raise RequestError(f"logit_bias has the key {wrong!r}; its keys must be token ids.")
+    return {int(token): bias for token, bias in given.items()}
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class CallOfMessage(Body):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """A message of a conversation. What OpenAI's answers have beside it is taken where it is null."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[CallOfMessage] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+
+    def templated(self) -> dict[str, Any]:
+        """As chat templates want it: the content one text, and the arguments of tool calls as objects."""
+        if self.content is None and not self.tool_calls:
+            raise ApiError(400, f"A message of the role {self.role} has no content.", "messages")
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id or "", "type": "function", "function": _parsed(call.function)}
+                for call in self.tool_calls
+            ]
+        return message
+
+
+def _parsed(call: FunctionCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"The arguments of a call of {call.name} are no JSON.", "messages") from error
+    return {"name": call.name, "arguments": arguments}
+
+
+class Function(Body):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatBody(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+
+    def templated(self) -> list[dict[str, Any]]:
+        return [message.templated() for message in self.messages]
+
+
+Prompts = str | list[str] | list[int] | list[list[int]]
+
+
+class CompletionBody(SamplingFields):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,115 @@
+"""What every request passes: an id, the key, the size of its body, and a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError, api_error
+from .keys import Keys
+from .log import log, log_defect
+from .sse import ClientGoneError
+
+_OPEN = ("/health", "/health/live", "/health/ready", "/health/progress", "/")
+"""Paths that ask for no key."""
+_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
+_BODY_S = 60.0
+"""A body must have come by then."""
+
+
+class Gate:
+    """Around an application: ``scope["state"]`` gets ``request_id``, ``caller`` and ``figures``, a dict for the log. The
+    body is read whole before the application sees the request."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, max_body: int, logs: Callable[..., None] = log) -> None:
+        self._app = app
+        self._keys = keys
+        self._max_body = max_body
+        self._log = logs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.monotonic()
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        figures: dict[str, object] = {}
+        scope.setdefault("state", {}).update(request_id=request_id, figures=figures)
+        status: list[int] = []
+
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if message["status"] in (408, 413):  # the rest of the body is not read
+                    MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        try:
+            scope["state"]["caller"] = self._caller(scope, headers)
+            await self._app(scope, await self._whole(headers, receive), tell)
+        except ClientGoneError:
+            figures["gone"] = True
+        except Exception as error:
+            log_defect(error, request_id)
+            if not status:
+                await api_error(error).response(scope["path"])(scope, receive, tell)
+        finally:
+            self._log(
+                "request",
+                request_id=request_id,
+                caller=scope["state"].get("caller"),
+                method=scope["method"],
+                path=scope["path"],
+                status=status[0] if status else None,
+                seconds=round(time.monotonic() - start, 4),
+                **figures,
+            )
+
+    def _caller(self, scope: Scope, headers: Headers) -> str:
+        if scope["path"] in _OPEN:
+            return "-"
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        key = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key")
+        caller = self._keys.caller(key)
+        if caller is None:
+            wrong = "This key is not known" if key else "A key is missing"
+            raise ApiError(401, f"{wrong}; send a known one as Authorization: Bearer KEY.", code="invalid_api_key")
+        return caller
+
+    async def _whole(self, headers: Headers, receive: Receive) -> Receive:
+        """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 408 if it does not come."""
+        length = headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._max_body:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ClientGoneError
+                    body += message.get("body", b"")
+                    if len(body) > self._max_body:
+                        raise self._too_large()
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError as error:
+            raise ApiError(408, f"The body did not come within {_BODY_S:g} s.") from error
+        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        return replay
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"The body is larger than {self._max_body} bytes, the most that is taken.")

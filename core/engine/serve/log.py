@@ -1,0 +1,29 @@
+"""The log: one JSON object a line on stderr, never with a prompt or an answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from typing import Any
+
+from engine.errors import EngineError
+
+from .errors import ApiError
+
+
+def log(event: str, **fields: Any) -> None:
+    """Writes a line; fields that are None are left out."""
+    record = {"time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z", "event": event}
+    record |= {name: value for name, value in fields.items() if value is not None}
+    print(json.dumps(record, ensure_ascii=False), file=sys.stderr, flush=True)
+
+
+def log_defect(error: Exception, request_id: str | None = None) -> None:
+    """Where an exception comes from that nobody has raised on purpose. Its message is left out: it may quote a prompt."""
+    if not isinstance(error, (ApiError, EngineError)):
+        frames = [
+            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        log("defect", error=type(error).__name__, request_id=request_id, frames=frames)

@@ -1,0 +1,256 @@
+"""POST /v1/messages: Anthropic's protocol, by way of the chat's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from engine.runtime.outputs import RequestOutput
+
+from .blocks import Block, Blocks, Step, blocks
+from .chat_completions import Chat, finish_reason, prepare
+from .errors import ApiError
+from .fields import Body, ChatBody
+from .models import Models
+from .respond import note, usage
+from .sse import Event, EventStream, answered, encoded
+
+
+class Text(Body):
+    type: Literal["text"]
+    text: str
+    cache_control: dict[str, Any] | None = None
+    citations: None = None
+
+
+class Thinking(Body):
+    """Taken, and not shown to the model again."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUse(Body):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: dict[str, Any] | None = None
+
+
+class ToolResult(Body):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[Text] | None = None
+    is_error: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+Part = Annotated[Text | Thinking | ToolUse | ToolResult, Field(discriminator="type")]
+
+
+class Turn(Body):
+    role: Literal["user", "assistant"]
+    content: str | list[Part]
+
+
+class ToolOfMessages(Body):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class Choice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoThinking(Body):
+    type: Literal["disabled"]
+
+
+class CountBody(Body):
+    """POST /v1/messages/count_tokens."""
+
+    model: str
+    messages: list[Turn] = Field(min_length=1)
+    system: str | list[Text] | None = None
+    tools: list[ToolOfMessages] | None = None
+    tool_choice: Choice | None = None
+    thinking: NoThinking | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As those of a chat."""
+        found: dict[str, Any] = {"model": self.model, "messages": [*self._system(), *self._turns()]}
+        if self.tools:
+            found["tools"] = [_tool(tool) for tool in self.tools]
+        if self.tool_choice is not None:
+            kind = self.tool_choice.type
+            named = {"type": "function", "function": {"name": self.tool_choice.name}}
+            found["tool_choice"] = named if kind == "tool" else {"any": "required"}.get(kind, kind)
+            if self.tool_choice.disable_parallel_tool_use:
+                found["parallel_tool_calls"] = False
+        return found
+
+    def _system(self) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": _joined(self.system)}] if self.system else []
+
+    def _turns(self) -> Iterator[dict[str, Any]]:
+        for turn in self.messages:
+            parts = [Text(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content
+            for result in parts:
+                if isinstance(result, ToolResult):
+                    content = _joined(result.content or "")
+                    yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
+            texts = [part for part in parts if isinstance(part, Text)]
+            calls = [_call(part) for part in parts if isinstance(part, ToolUse)]
+            if texts or calls:
+                yield {"role": turn.role, "content": _joined(texts)} | ({"tool_calls": calls} if calls else {})
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+
+    def chat(self) -> ChatBody:
+        names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
+        return ChatBody(**self.fields(), stop=self.stop_sequences, **{name: getattr(self, name) for name in names})
+
+
+def _joined(content: str | list[Text]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _call(part: ToolUse) -> dict[str, Any]:
+    arguments = json.dumps(part.input, ensure_ascii=False)
+    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": arguments}}
+
+
+def _tool(tool: ToolOfMessages) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def routes(models: Models) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/messages")
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        """An answer to a conversation, in Anthropic's form."""
+        model = models.find(body.model)
+        chat = await prepare(model, body.chat(), request.state.caller)
+        head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
+        if body.stream:
+            return EventStream(_events(chat, head, request), chat.generation.close, _named)
+        try:
+            output = (await answered(request, chat.generation.last()))[0]
+        finally:
+            chat.generation.close()
+        note(request, [output])
+        parts = chat.reader.read(output.outputs[0].text, finished=True)
+        content = [_content(block, block.text) for block in blocks(parts)]
+        return JSONResponse({**head, "content": content, **_ending(output, bool(parts.calls)), "usage": _usage(output)})
+
+    @router.post("/v1/messages/count_tokens")
+    async def count_tokens(body: CountBody) -> dict[str, int]:
+        """How many tokens the prompt of a conversation has."""
+        model = models.find(body.model)
+        chat = ChatBody(**body.fields())
+        tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or ()]
+        return {"input_tokens": len((await model.chat_prompt(chat.templated(), tools))[1])}
+
+    return router
+
+
+def _content(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    if block.kind == "text":
+        return {"type": "text", "text": text}
+    try:
+        arguments = json.loads(text or "{}")
+    except ValueError:  # cut short by max_tokens
+        arguments = {}
+    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": arguments}
+
+
+def _ending(output: RequestOutput, calls: bool) -> dict[str, Any]:
+    completion = output.outputs[0]
+    stopped = completion.stop_reason if isinstance(completion.stop_reason, str) else None
+    reasons = {"tool_calls": "tool_use", "length": "max_tokens"}
+    reason = reasons.get(str(finish_reason(completion, calls)), "stop_sequence" if stopped else "end_turn")
+    return {"stop_reason": reason, "stop_sequence": stopped if reason == "stop_sequence" else None}
+
+
+def _usage(output: RequestOutput) -> dict[str, Any]:
+    counts = usage([output])
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": counts["prompt_tokens"] - cached,  # there cached tokens are counted apart
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": counts["completion_tokens"],
+    }
+
+
+def _named(event: Event) -> bytes:
+    """Events have their type as a name, too; a fault is one of them."""
+    assert isinstance(event, dict)
+    named = event if "type" in event else {"type": "error", **event}
+    return f"event: {named['type']}\n".encode() + encoded(named)
+
+
+_DELTAS = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}
+
+
+async def _events(chat: Chat, head: dict[str, Any], request: Request) -> AsyncGenerator[Event, None]:
+    state, output = Blocks(), None
+    async with aclosing(chat.generation.outputs()) as outputs:
+        async for _, output in outputs:
+            if not state.blocks and not output.outputs[0].text and not output.finished:
+                continue
+            if head:
+                empty: dict[str, Any] = {
+                    "content": [],
+                    "stop_reason": None,
+                    "stop_sequence": None,
+                    "usage": _usage(output),
+                }
+                yield {"type": "message_start", "message": {**head, **empty}}
+                head = {}
+            completion = output.outputs[0]
+            parts = chat.reader.read(completion.text, completion.finish_reason is not None)
+            for step, block, text in state.advance(parts, completion.finish_reason is not None):
+                yield _event(step, block, text)
+    if output is None:
+        raise ApiError(500, "The answer has no end.")
+    note(request, [output])
+    calls = any(block.kind == "call" for block in state.blocks)
+    yield {"type": "message_delta", "delta": _ending(output, calls), "usage": _usage(output)}
+    yield {"type": "message_stop"}
+
+
+def _event(step: Step, block: Block, text: str) -> dict[str, Any]:
+    if step == "start":
+        return {"type": "content_block_start", "index": block.index, "content_block": _content(block, "")}
+    if step == "stop":
+        return {"type": "content_block_stop", "index": block.index}
+    kind, name = _DELTAS.get(block.kind, ("input_json_delta", "partial_json"))
+    return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: text}}

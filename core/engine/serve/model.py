@@ -1,0 +1,236 @@
+"""A model that is served, and the requests on their way through it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from hashlib import blake2b
+from typing import Any
+
+from engine.errors import RequestError
+from engine.formats.chat_template import ChatTemplate
+from engine.runtime.async_llm import AsyncLLM, Prepared
+from engine.runtime.core import NO_TOKEN, STATUS
+from engine.runtime.outputs import CompletionOutput, RequestOutput
+from engine.sampling import SamplingParams
+
+from .admission import Admission, Place
+from .errors import ApiError
+from .keys import ANYONE
+from .metrics import Metrics
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+"""What ``chat_template_kwargs`` may not set."""
+Output = tuple[int, RequestOutput]
+"""A prompt's index, and what has come of it."""
+
+
+class ServedModel:
+    """A loaded model by the name that requests have for it."""
+
+    def __init__(
+        self, name: str, llm: AsyncLLM, admission: Admission, metrics: Metrics, deadline_s: float | None = None
+    ) -> None:
+        self.name = name
+        self.llm = llm
+        self.admission = admission
+        self.metrics = metrics
+        self.created = int(time.time())
+        self._deadline_s = deadline_s
+
+    @property
+    def max_model_len(self) -> int:
+        return self.llm.engine.loaded.max_model_len
+
+    def priority(self, given: int | None) -> int:
+        """ApiError 400 where a request has one and the scheduler looks at none."""
+        if given and self.llm.engine.loaded.config.policy != "priority":
+            raise ApiError(400, "priority is for servers that run with --policy priority.", "priority")
+        return given or 0
+
+    def template(self) -> ChatTemplate:
+        found = self.llm.engine.loaded.checkpoint.chat_template()
+        if found is None:
+            raise ApiError(400, f"{self.name} has no chat template; use /v1/completions.", code="no_chat_template")
+        return found
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt of a conversation. ApiError 400 where the template has no place for tools that are given."""
+        given = dict(variables or {})
+        if wrong := next((name for name in RESERVED if name in given), None):
+            raise ApiError(400, f"chat_template_kwargs may not set {wrong}.", "chat_template_kwargs")
+        template = self.template()
+        plain = template.render(messages, add_generation_prompt, **given)
+        if not tools:
+            return plain
+        text = template.render(messages, add_generation_prompt, list(tools), **given)
+        if text == plain:
+            raise ApiError(400, f"The chat template of {self.name} has no tools; leave them out.", "tools")
+        return text
+
+    async def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt of a conversation as text and as ids."""
+
+        def make() -> tuple[str, tuple[int, ...]]:
+            text = self.render(messages, tools, variables, add_generation_prompt)
+            return text, self.llm.engine.encode(text, parse_special=True)
+
+        return await asyncio.to_thread(make)
+
+    async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
+        tokenizer = self.llm.engine.tokenizer
+        return tuple(await asyncio.to_thread(tokenizer.encode, text, add_special))
+
+    async def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        caller: str,
+        stream: bool,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Generation:
+        """Takes a place for a request with one or several prompts. ApiError or EngineError where it is wrong or there is
+        no room; ``Generation.close`` must be called in the end."""
+        start = time.monotonic()
+        stream = stream and params.samples == params.n
+        salt = _salt(caller, cache_salt)
+        for prompt in prompts:
+            self._check_length(len(prompt), params)
+        place = self.admission.enter(caller, len(prompts) * params.samples)
+        try:
+            prepared = [
+                await self.llm.prepare(list(prompt), params, None, priority, stream, salt) for prompt in prompts
+            ]
+        except BaseException:
+            place.leave()
+            raise
+        return Generation(self, prepared, place, start, self._deadline_s)
+
+    def _check_length(self, prompt: int, params: SamplingParams) -> None:
+        """What the scheduler would refuse too, but only once it is the request's turn."""
+        if not prompt:
+            raise ApiError(400, "The prompt is empty.", "prompt")
+        wanted = prompt + (params.max_tokens or 1)
+        if wanted > self.max_model_len:
+            raise ApiError(
+                400,
+                f"The prompt has {prompt} tokens, and {params.max_tokens or 1} more are to be generated; the context of"
+                f" {self.name} holds {self.max_model_len}.",
+                code="context_length_exceeded",
+            )
+
+
+def _salt(caller: str, given: str) -> bytes:
+    """What keeps callers from probing each other's cached prompts; the same for all where no keys are used."""
+    if caller == ANYONE and not given:
+        return b""
+    return blake2b(f"{caller}\0{given}".encode("utf-8", "replace"), digest_size=16).digest()
+
+
+class Generation:
+    """The prompts of one request, on their way through the queue and the engine."""
+
+    def __init__(
+        self, model: ServedModel, prepared: Sequence[Prepared], place: Place, start: float, deadline_s: float | None
+    ) -> None:
+        self._model = model
+        self._prepared = prepared
+        self._place = place
+        self._start = start
+        self._deadline = None if deadline_s is None else start + deadline_s
+        self._deadline_s = deadline_s
+
+    def close(self) -> None:
+        self._place.leave()
+
+    async def outputs(self) -> AsyncGenerator[Output, None]:
+        """Outputs as they come, each with all before it. Leaving the iterator aborts the request. ApiError 504 when the
+        deadline has passed, and 400 or 500 when the engine ends a sequence by a fault."""
+        source = self._single() if len(self._prepared) == 1 else self._merged()
+        observed = self._model.metrics.request(self._model.name, self._start, self._place)
+        async with aclosing(source), aclosing(self._timed(source)) as outputs:
+            try:
+                async for index, output in outputs:
+                    observed.take(index, output)
+                    for completion in output.outputs:
+                        _check(completion)
+                    yield index, output
+            finally:
+                observed.close()
+
+    async def last(self) -> list[RequestOutput]:
+        """The last output of each prompt."""
+        found: dict[int, RequestOutput] = {}
+        async with aclosing(self.outputs()) as outputs:
+            async for index, output in outputs:
+                found[index] = output
+        return [found[index] for index in sorted(found)]
+
+    async def _timed(self, source: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
+        passed = None if self._deadline is None else self._deadline - time.monotonic()
+        loop = asyncio.get_running_loop()
+        at = None if passed is None else loop.time() + passed
+        try:
+            async with asyncio.timeout_at(at):
+                await self._place.turn()
+            while True:
+                async with asyncio.timeout_at(at):
+                    try:
+                        item = await anext(source)
+                    except StopAsyncIteration:
+                        return
+                yield item
+        except TimeoutError as error:
+            raise ApiError(504, f"The request took longer than {self._deadline_s:g} s.", code="deadline") from error
+
+    async def _single(self) -> AsyncGenerator[Output, None]:
+        async with aclosing(self._prepared[0].outputs()) as outputs:
+            async for output in outputs:
+                yield 0, output
+
+    async def _merged(self) -> AsyncGenerator[Output, None]:
+        """Outputs of all prompts, in the order in which they come."""
+        async with AsyncExitStack() as stack:
+            sources = [await stack.enter_async_context(aclosing(prepared.outputs())) for prepared in self._prepared]
+            steps = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
+            try:
+                while steps:
+                    done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+                    for step in done:
+                        index = steps.pop(step)
+                        try:
+                            output = step.result()
+                        except StopAsyncIteration:
+                            continue
+                        steps[asyncio.ensure_future(anext(sources[index]))] = index
+                        yield index, output
+            finally:
+                for step in steps:
+                    step.cancel()
+                await asyncio.gather(*steps, return_exceptions=True)
+
+
+def _check(completion: CompletionOutput) -> None:
+    """Raises what ended a sequence other than its own end."""
+    if completion.finish_reason == "abort":
+        raise ApiError(503, "The request was ended, since the server shuts down.", code="shutting_down")
+    if completion.finish_reason == "error":
+        reason = str(completion.stop_reason)
+        if reason == STATUS[NO_TOKEN] or reason.startswith("The grammar"):
+            raise RequestError(reason)
+        raise ApiError(500, reason)

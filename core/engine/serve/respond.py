@@ -1,0 +1,90 @@
+"""What both kinds of completions need to answer: usage, logprobs, and how a sequence has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi import Request
+
+from engine.formats.tokenizer import Tokenizer
+from engine.runtime.outputs import CompletionOutput, RequestOutput
+
+Logprobs = Mapping[int, float]
+
+
+def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+    """Tokens of a request; cached ones are prompt tokens that the prefix cache had."""
+    outputs = list(outputs)
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    generated = sum(len(c.token_ids) for output in outputs for c in output.outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }
+
+
+def note(request: Request, outputs: Iterable[RequestOutput]) -> None:
+    """Figures of a request for its line in the log."""
+    outputs = list(outputs)
+    figures: dict[str, Any] = request.state.figures
+    counts = usage(outputs)
+    figures |= {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
+    figures["cached_tokens"] = counts["prompt_tokens_details"]["cached_tokens"]
+    first = [o.metrics.first_token - o.metrics.arrival for o in outputs if o.metrics.first_token is not None]
+    if first:
+        figures["ttft_s"] = round(min(first), 4)
+
+
+def shown_tokens(completion: CompletionOutput) -> int:
+    """How many tokens belong to the text: the one that ends a sequence does not."""
+    ended = completion.finish_reason == "stop" and isinstance(completion.stop_reason, int)
+    return len(completion.token_ids) - ended
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
+
+
+def chat_logprobs(tokenizer: Tokenizer, completion: CompletionOutput, start: int, best: int) -> dict[str, Any] | None:
+    """Of a chat's tokens from ``start`` on, each with its ``best`` alternatives; None where none are asked for."""
+    if completion.logprobs is None:
+        return None
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token, skip_special=False)
+        return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+    content = []
+    for n in range(start, shown_tokens(completion)):
+        token, known = completion.token_ids[n], completion.logprobs[n]
+        top = [entry(*pair) for pair in _best(known, best)]
+        content.append({**entry(token, known[token]), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(
+    tokenizer: Tokenizer, ids: Iterable[int], known: Iterable[Logprobs | None], best: int, offset: int
+) -> dict[str, Any]:
+    """Of plain completions, in OpenAI's older form; ``offset`` is where the first token's text begins."""
+    tokens, offsets, chosen, top = [], [], [], []
+    for token, logprobs in zip(ids, known, strict=True):
+        text = token_text(tokenizer, token)
+        tokens.append(text)
+        offsets.append(offset)
+        offset += len(tokenizer.token_bytes(token).decode("utf-8", "replace"))  # control tokens are not in the text
+        chosen.append(None if logprobs is None else _finite(logprobs[token]))
+        found = {} if logprobs is None else {token_text(tokenizer, i): _finite(p) for i, p in _best(logprobs, best)}
+        top.append(None if logprobs is None else found)
+    return {"tokens": tokens, "text_offset": offsets, "token_logprobs": chosen, "top_logprobs": top}
+
+
+def _best(known: Logprobs, count: int) -> list[tuple[int, float]]:
+    return sorted(known.items(), key=lambda pair: -pair[1])[:count]
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI's answers have -9999 in its place."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,168 @@
+"""POST /v1/responses: OpenAI's newer protocol, by way of the chat's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from engine.runtime.outputs import RequestOutput
+
+from .blocks import Block, Blocks, Step, blocks
+from .chat_completions import Chat, prepare
+from .models import Models
+from .respond import note, usage
+from .responses_body import ResponsesBody
+from .sse import Event, EventStream, answered, encoded
+
+
+def routes(models: Models) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/responses")
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        """An answer in the form of a list of items."""
+        model = models.find(body.model)
+        chat = await prepare(model, body.chat(), request.state.caller)
+        head = _head(body, model.name, request.state.request_id)
+        if body.stream:
+            return EventStream(_events(chat, head, request), chat.generation.close, _named)
+        try:
+            output = (await answered(request, chat.generation.last()))[0]
+        finally:
+            chat.generation.close()
+        note(request, [output])
+        parts = chat.reader.read(output.outputs[0].text, finished=True)
+        return JSONResponse(_whole(chat, head, blocks(parts), output))
+
+    return router
+
+
+def _head(body: ResponsesBody, model: str, request_id: str) -> dict[str, Any]:
+    """A response before there is anything of it."""
+    same = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
+    return {
+        "id": f"resp_{request_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "text": {
+            "format": {"type": "text"},
+            **(body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}),
+        },
+        "tool_choice": body.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "truncation": "disabled",
+        "usage": None,
+        **{name: getattr(body, name) for name in same},
+    }
+
+
+def _whole(chat: Chat, head: dict[str, Any], found: list[Block], output: RequestOutput) -> dict[str, Any]:
+    cut = output.outputs[0].finish_reason == "length"
+    counts = usage([output])
+    tokenizer = chat.model.llm.engine.tokenizer
+    reasoned = sum(len(tokenizer.encode(block.text)) for block in found if block.kind == "reasoning")
+    ending = (
+        {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        if cut
+        else {"status": "completed"}
+    )
+    items = [_item(block, "incomplete" if cut and block is found[-1] else "completed") for block in found]
+    return {
+        **head,
+        **ending,
+        "output": items,
+        "usage": {
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": counts["prompt_tokens_details"],
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": reasoned},
+            "total_tokens": counts["total_tokens"],
+        },
+    }
+
+
+def _item(block: Block, status: str) -> dict[str, Any]:
+    """A block as an item; without text as long as it is in progress."""
+    if block.kind == "call":
+        named = {"id": f"fc_{block.id}", "call_id": block.id, "name": block.name}
+        return {"type": "function_call", **named, "arguments": block.text, "status": status}
+    content = [_part(block, block.text)] if status != "in_progress" else []
+    if block.kind == "reasoning":
+        return {"type": "reasoning", "id": f"rs_{block.id}", "summary": [], "content": content}
+    return {"type": "message", "id": f"msg_{block.id}", "role": "assistant", "status": status, "content": content}
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _named(event: Event) -> bytes:
+    """Events have their type as a name, too; a fault is one of them."""
+    assert isinstance(event, dict)
+    if "type" not in event:
+        fault = event["error"]
+        event = {"type": "error", "sequence_number": 0, **{k: fault[k] for k in ("code", "message", "param")}}
+    return f"event: {event['type']}\n".encode() + encoded(event)
+
+
+async def _events(chat: Chat, head: dict[str, Any], request: Request) -> AsyncGenerator[Event, None]:
+    number = -1
+
+    def numbered(event: dict[str, Any]) -> dict[str, Any]:
+        nonlocal number
+        number += 1
+        return {**event, "sequence_number": number}
+
+    state = Blocks()
+    output: RequestOutput | None = None
+    for name in ("created", "in_progress"):
+        yield numbered({"type": f"response.{name}", "response": head})
+    async with aclosing(chat.generation.outputs()) as outputs:
+        async for _, output in outputs:
+            finished = output.outputs[0].finish_reason is not None
+            parts = chat.reader.read(output.outputs[0].text, finished)
+            for step, block, text in state.advance(parts, finished):
+                for event in _of_block(step, block, text):
+                    yield numbered(event)
+    assert output is not None
+    note(request, [output])
+    whole = _whole(chat, head, state.blocks, output)
+    yield numbered({"type": f"response.{whole['status']}", "response": whole})
+
+
+_NAMES = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
+
+
+def _of_block(step: Step, block: Block, text: str) -> Iterator[dict[str, Any]]:
+    """The events of a block's step."""
+    at = {"output_index": block.index}
+    name, item = f"response.{_NAMES[block.kind]}", _item(block, "in_progress")
+    within = {**at, "item_id": item["id"]} | ({} if block.kind == "call" else {"content_index": 0})
+    scored: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+    if step == "start":
+        yield {"type": "response.output_item.added", **at, "item": item}
+        if block.kind != "call":
+            yield {"type": "response.content_part.added", **within, "part": _part(block, "")}
+    elif step == "delta":
+        yield {"type": f"{name}.delta", **within, "delta": text, **scored}
+    else:
+        whole = {"arguments" if block.kind == "call" else "text": block.text}
+        yield {"type": f"{name}.done", **within, **whole, **scored}
+        if block.kind != "call":
+            yield {"type": "response.content_part.done", **within, "part": _part(block, block.text)}
+        yield {"type": "response.output_item.done", **at, "item": _item(block, "completed")}

@@ -1,0 +1,164 @@
+"""What POST /v1/responses may say, and the chat that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field
+from pydantic import Tag as Named
+
+from .fields import Body, ChatBody
+
+
+class Part(Body):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Said(Body):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[Part]
+    id: str | None = None
+    status: str | None = None
+
+    def message(self) -> dict[str, Any]:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
+
+
+class Called(Body):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+    def message(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        call = {"id": self.call_id, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+class Result(Body):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+    id: str | None = None
+    status: str | None = None
+
+    def message(self) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
+
+
+class Thought(Body):
+    """Taken, and not shown to the model again."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    status: str | None = None
+
+
+def _kind(item: Any) -> Any:
+    """Messages may leave their type out."""
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+Item = Annotated[
+    Annotated[Said, Named("message")]
+    | Annotated[Called, Named("function_call")]
+    | Annotated[Result, Named("function_call_output")]
+    | Annotated[Thought, Named("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class TextFormat(Body):
+    """As in a chat's ``response_format``, but flat."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+
+
+class ToolOfResponses(Body):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(Body):
+    type: Literal["function"]
+    name: str
+
+
+class ResponsesBody(Body):
+    """POST /v1/responses. Nothing is stored, so there is no earlier response to go on from."""
+
+    input: str | list[Item]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: TextOptions | None = None
+    tools: list[ToolOfResponses] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    store: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+
+    def chat(self) -> ChatBody:
+        """The same as a chat. ValidationError where that cannot be."""
+        names = ("model", "stream", "temperature", "top_p", "parallel_tool_calls")
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names}
+        fields |= {"messages": list(self._messages()), "max_tokens": self.max_output_tokens}
+        if self.tools:
+            functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in self.tools]
+            fields["tools"] = [{"type": "function", "function": function} for function in functions]
+        choice = self.tool_choice
+        named = isinstance(choice, NamedChoice)
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if named else choice  # type: ignore[union-attr]
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = _format(self.text.format)
+        return ChatBody(**fields)
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        """Calls that follow each other, or an answer, are one message."""
+        if self.instructions:
+            yield {"role": "system", "content": self.instructions}
+        items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        last: dict[str, Any] | None = None
+        for message in (item.message() for item in items if not isinstance(item, Thought)):
+            if last is not None and "tool_calls" in message and last["role"] == "assistant":
+                last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+                continue
+            if last is not None:
+                yield last
+            last = message
+        if last is not None:
+            yield last
+
+
+def _format(wanted: TextFormat) -> dict[str, Any]:
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    schema = {"name": wanted.name or "answer", "schema": wanted.schema_, "strict": wanted.strict}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,43 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from .errors import ApiError
+from .fields import DetokenizeBody, TokenizeBody
+from .models import Models
+from .respond import token_text
+
+
+def routes(models: Models) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """The token ids of a text or a conversation."""
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "Give either prompt or messages.", "prompt")
+        model = models.find(body.model)
+        if body.messages is not None:
+            messages = [message.templated() for message in body.messages]
+            tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+            variables, add = body.chat_template_kwargs, body.add_generation_prompt
+            _, ids = await model.chat_prompt(messages, tools, variables, add)
+        else:
+            ids = await model.encode(body.prompt or "", body.add_special_tokens)
+        tokenizer = model.llm.engine.tokenizer
+        texts = [token_text(tokenizer, token) for token in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": list(ids), "token_strs": texts}
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        """The text of token ids."""
+        engine = models.find(body.model).llm.engine
+        ids = engine.encode(tuple(body.tokens))
+        return {"prompt": await asyncio.to_thread(engine.tokenizer.decode, ids, False)}
+
+    return router

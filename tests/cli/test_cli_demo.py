@@ -1,0 +1,54 @@
+"""engine chat and engine generate where no model is given: the built-in demo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from engine.demo import MODEL
+
+COMMAND = [sys.executable, "-m", "engine.cli.main"]
+NOTE = "engine: No model is given, so this is the small built-in demo; engine pull OWNER/REPO gets a real one.\n"
+GREEDY = ("--temperature", "0", "--backend", "cpu")
+
+
+def test_chat_without_a_model(engine):
+    done = engine("chat", "-p", "what are you?", *GREEDY)
+    assert done.status == 0 and "demo" in done.out and done.err.startswith(NOTE)
+    named = engine("chat", MODEL, "-p", "what are you?", *GREEDY)
+    assert named.out == done.out and NOTE not in named.err
+
+
+def test_generate_without_a_model(engine):
+    text = "Once upon a time there was a fox named"
+    done = engine("generate", text, "--max-tokens", 12, *GREEDY)
+    assert done.status == 0 and done.out.strip() and done.err.startswith(NOTE)
+    assert engine("generate", MODEL, text, "--max-tokens", 12, *GREEDY).out == done.out
+    ids = engine("generate", "--prompt-ids", "1 300", "--max-tokens", 2, *GREEDY)
+    assert ids.status == 0 and ids.err.startswith(NOTE)
+
+
+@pytest.mark.parametrize("given", ["missing.gguf", str(MODEL)])
+def test_a_model_without_a_text_is_refused(refusal, given):
+    assert "--prompt-ids" in refusal("generate", given)
+
+
+def test_a_long_text_is_no_file_name(engine):
+    assert engine("generate", "word " * 300, "--max-tokens", 1, *GREEDY).status == 0
+
+
+def test_the_first_token_comes_soon_after_the_start():
+    """Half a second on an idle machine; here the best of five, with room for what else the machine does."""
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        with subprocess.Popen(
+            [*COMMAND, "chat", "-p", "hello", *GREEDY], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as running:
+            running.stdout.read(1)
+            best = min(best, time.perf_counter() - began)
+            running.communicate()
+    assert best < 1.5

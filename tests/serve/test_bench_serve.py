@@ -1,0 +1,146 @@
+"""``engine bench-serve``: its figures are what the server did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from engine.cli.main import run
+from engine.errors import UsageError
+from engine.serve.bench.client import Answer, Target
+from engine.serve.bench.load import arrivals, conversation_asks, random_asks
+from engine.serve.bench.report import goals, summary
+
+
+def measured(capsys, *arguments):
+    assert run(["bench-serve", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_random_prompts_at_several_rates(running, capsys):
+    before = running.http.get("/metrics").text
+    assert before
+    flags = ["--requests", 12, "--prompt-tokens", 20, "--output-tokens", 9, "--vocab", 300, "--rate", "inf,60"]
+    report = measured(capsys, running.url, *flags, "--goodput", "ttft:60000", "--goodput", "e2el:60000")
+    assert report["model"] == "tiny" and [r["rate"] for r in report["results"]] == ["inf", 60.0]
+    for result in report["results"]:
+        assert (result["completed"], result["failed"], result["failures"]) == (12, 0, {})
+        assert (result["prompt_tokens"], result["output_tokens"]) == (12 * 20, 12 * 9)
+        assert result["request_throughput"] == pytest.approx(12 / result["duration_s"])
+        assert result["goodput"] == pytest.approx(result["request_throughput"])
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms"):
+            assert 0 <= result[name]["p50"] <= result[name]["p90"] <= result[name]["p99"]
+        assert result["ttft_ms"]["p50"] < result["e2el_ms"]["p50"] <= result["duration_s"] * 1e3
+    assert report["results"][1]["duration_s"] > 11 / 60 * 0.3
+
+
+def test_conversations_by_chat_and_few_at_a_time(running, talker, tmp_path, capsys):
+    file = tmp_path / "talks.json"
+    talks = [
+        {"conversations": [{"value": f"Hello {n}"}, {"value": "There you are." * n}, {"value": "x"}]}
+        for n in range(1, 9)
+    ]
+    file.write_text(json.dumps([*talks, {"conversations": []}]))
+    flags = ["--dataset", file, "--tokenizer", talker, "--requests", 6, "--chat", "--concurrency", 2, "--scale", 0.5]
+    [result] = measured(capsys, running.url, *flags)["results"]
+    assert result["completed"] == 6 and result["output_tokens"] > 6
+    assert run(["bench-serve", running.url, *map(str, flags), "--requests", "99"]) == 2
+    assert "has 8 conversations" in capsys.readouterr().err
+
+
+def test_a_table_for_people(running, capsys):
+    assert run(["bench-serve", running.url, "--requests", "3", "--vocab", "300", "--output-tokens", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "TTFT" in out and "output" in out
+
+
+def test_refusals_are_counted(start, capsys):
+    running = start(max_num_seqs=1, max_model_len=16384, kv_cache_tokens=16384, options={"max_queue": 1})
+    flags = ["--requests", 8, "--prompt-tokens", 5, "--output-tokens", 400, "--vocab", 300]
+    [result] = measured(capsys, running.url, *flags)["results"]
+    assert result["completed"] + result["failed"] == 8
+    assert result["failures"] == {"429": result["failed"]} and result["failed"] >= 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--rate", "0"], ["--rate", "x"], ["--chat"], ["--goodput", "ttft"], ["--goodput", "itl:5"], ["--vocab", "9"]],
+)
+def test_wrong_usage(running, capsys, flags):
+    assert run(["bench-serve", running.url, *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_server_that_is_not_there(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert run(["bench-serve", f"http://127.0.0.1:{port}", "--model", "x", "--requests", "2"]) == 2
+    assert "Every request failed" in capsys.readouterr().err
+
+
+def test_figures_are_those_of_the_times():
+    """One request of 5 tokens from 1 s on, one of a single token, one that failed."""
+    a = Answer(10.0, 200, "", [11.0, 11.5, 11.5, 12.0, 13.0], 13.0, prompt_tokens=7, output_tokens=5)
+    b = Answer(10.5, 200, "", [10.75], 10.75, prompt_tokens=3, output_tokens=1)
+    c = Answer(12.5, 429, "full", [], 12.6)
+    found = summary([a, b, c], 4.0, {"ttft": 500.0})
+    assert (found["completed"], found["failed"], found["failures"]) == (2, 1, {"429": 1})
+    assert (found["request_throughput"], found["output_throughput"], found["total_token_throughput"]) == (0.5, 1.5, 4.0)
+    assert found["goodput"] == 0.25
+    assert found["peak_concurrency"] == 2
+    assert found["ttft_ms"]["mean"] == pytest.approx(625)
+    assert found["tpot_ms"]["p99"] == pytest.approx(500)
+    assert found["itl_ms"]["p50"] == pytest.approx(500) and found["itl_ms"]["mean"] == pytest.approx(500)
+    assert found["e2el_ms"]["mean"] == pytest.approx((3000 + 250) / 2)
+    assert summary([a], 1.0, goals([]))["goodput"] == 0.0  # 500 ms a token
+
+
+def test_arrivals_and_lengths():
+    rng = np.random.default_rng()
+    assert arrivals(rng, 5, float("inf"), 1.0) == [0.0] * 5
+    for burstiness in (0.2, 1.0, 5.0):
+        times = arrivals(rng, 400, 20.0, burstiness)
+        assert times[0] == 0 and times == sorted(times) and 10 < times[-1] <= 20
+        gaps = np.diff(times)
+        assert (gaps.std() / gaps.mean() > 1.4) == (burstiness == 0.2)
+        assert (gaps.std() / gaps.mean() < 0.7) == (burstiness == 5.0)
+    asks = random_asks(rng, 300, (10, 20), 0.5, 500)
+    assert {len(ask.prompt) for ask in asks} == set(range(5, 16))
+    assert {ask.output_tokens for ask in asks} <= set(range(10, 31))
+    assert all(100 <= token < 500 for ask in asks for token in ask.prompt)
+
+
+def test_files_that_are_no_conversations(tmp_path):
+    for text in ("", "{}", "[1]", '[{"conversations": [1, 2]}]', '[{"conversations": [{"from": "x"}, {}]}]'):
+        file = tmp_path / "file.json"
+        file.write_text(text)
+        with pytest.raises(UsageError):
+            conversation_asks(np.random.default_rng(), 1, file, None, 1.0, 100)
+
+
+def test_chunks_may_cut_events_anywhere():
+    """A server that sends each byte of its events as a chunk of its own."""
+    pieces = ['{"choices": [{"text": "ä"}]}', '{"choices": [], "usage": {"completion_tokens": 4}}', "[DONE]"]
+    events = "".join(f"data: {piece}\r\n\n" for piece in pieces)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            client, _ = listening.accept()
+            with client:
+                while b"}" not in client.recv(4096):
+                    pass
+                head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+                body = b"".join(b"1\r\n%c\r\n" % byte for byte in events.encode())
+                client.sendall(head + body + b"0\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        target = Target(f"127.0.0.1:{listening.getsockname()[1]}/v1", "/v1/completions")
+        answer = asyncio.run(target.ask({"x": 1}, 60.0))
+        thread.join()
+    assert (answer.status, answer.error, len(answer.times), answer.output_tokens) == (200, "", 1, 4)

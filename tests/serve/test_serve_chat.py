@@ -1,0 +1,245 @@
+"""OpenAI's own client against a real server: what it asks for is what it gets, streamed or whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+
+import numpy as np
+import openai
+import pytest
+import tiny_models
+
+from engine import SamplingParams
+
+HELLO = [{"role": "user", "content": "Hello, who is there?"}]
+
+
+def chat(running, **fields):
+    given = {"model": "tiny", "messages": HELLO, "max_tokens": 24} | fields
+    return running.openai.chat.completions.create(**given)
+
+
+def streamed(chunks):
+    """Text, finish reasons, by choice, and the last usage of a stream."""
+    texts, reasons, usage = {}, {}, None
+    for chunk in chunks:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            piece = choice.delta.content if hasattr(choice, "delta") else choice.text
+            texts[choice.index] = texts.get(choice.index, "") + (piece or "")
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    return texts, reasons, usage
+
+
+def random_text(rng):
+    return "".join(chr(c) for c in rng.choice([*range(97, 123), 32, 10, 0xE9, 0x6771, 0x1F642], rng.integers(1, 40)))
+
+
+def test_streams_give_the_same_text_as_whole_answers(running):
+    rng = np.random.default_rng()
+    for _ in range(25):
+        fields = {
+            "messages": [{"role": "user", "content": random_text(rng)}],
+            "seed": int(rng.integers(2**32)),
+            "n": int(rng.integers(1, 4)),
+            "max_tokens": int(rng.integers(1, 30)),
+            "temperature": float(rng.choice([0, 0.7, 3])),
+            "stop": [str(rng.choice(list("abcdexyzABC"))) for _ in range(rng.integers(0, 3))] or None,
+        }
+        whole = chat(running, **fields)
+        texts, reasons, usage = streamed(chat(running, **fields, stream=True, stream_options={"include_usage": True}))
+        assert texts == {c.index: c.message.content for c in whole.choices}
+        assert reasons == {c.index: c.finish_reason for c in whole.choices}
+        assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_plain_completions_stream_whole_characters(running):
+    """A random model without stops writes bytes of all kinds: what comes is what decoding them together gives."""
+    rng = np.random.default_rng()
+    for _ in range(15):
+        fields = {
+            "model": "tiny",
+            "prompt": [random_text(rng), random_text(rng)],
+            "seed": int(rng.integers(2**32)),
+            "max_tokens": 40,
+            "temperature": 5.0,
+            "n": 2,
+        }
+        whole = running.openai.completions.create(**fields)
+        texts, _, _ = streamed(running.openai.completions.create(**fields, stream=True))
+        assert texts == {c.index: c.text for c in whole.choices}
+        assert len(texts) == 4
+
+
+def test_the_server_gives_the_tokens_of_the_engine(running):
+    """Over HTTP and in a batch, the text is that of the request alone."""
+    seeds = [int(s) for s in np.random.default_rng().integers(0, 2**32, 6)]
+    streams = [chat(running, seed=s, temperature=2.0, stream=True, max_tokens=30) for s in seeds]
+    together = [streamed(stream)[0][0] for stream in streams]
+    alone = [chat(running, seed=s, temperature=2.0, max_tokens=30).choices[0].message.content for s in seeds]
+    assert together == alone
+    assert len(set(together)) > 1
+
+
+def test_stop_strings_end_the_text_across_tokens(running):
+    """Letters come one a token: a stop of three of them lies across three."""
+    text = chat(running, temperature=0, max_tokens=40).choices[0].message.content
+    stop = text[9:12]
+    answer = chat(running, temperature=0, max_tokens=40, stop=stop)
+    assert answer.choices[0].message.content == text[: text.find(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    texts, reasons, _ = streamed(chat(running, temperature=0, max_tokens=40, stop=[stop, "\n\n"], stream=True))
+    assert (texts[0], reasons[0]) == (text[: text.find(stop)], "stop")
+
+
+def test_usage_counts_cached_tokens(running):
+    fields = {
+        "messages": [{"role": "user", "content": random_text(np.random.default_rng()) + "x" * 80}],
+        "max_tokens": 4,
+    }
+    first, second = chat(running, **fields).usage, chat(running, **fields).usage
+    assert first.total_tokens == first.prompt_tokens + first.completion_tokens
+    assert first.completion_tokens == 4
+    assert second.prompt_tokens_details.cached_tokens == (second.prompt_tokens - 1) // 16 * 16
+    salted = chat(running, **fields, extra_body={"cache_salt": "other"}).usage
+    assert salted.prompt_tokens_details.cached_tokens == 0
+
+
+def test_logprobs_are_those_of_the_engine(running):
+    answer = chat(running, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3)
+    found = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in found) == answer.choices[0].message.content
+    for entry in found:
+        assert bytes(entry.bytes).decode() == entry.token
+        assert entry.logprob == max(best.logprob for best in entry.top_logprobs)
+        assert len(entry.top_logprobs) == 3 and sum(math.exp(best.logprob) for best in entry.top_logprobs) < 1.0001
+    chunks = list(chat(running, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3, stream=True))
+    pieces = [entry for c in chunks for choice in c.choices if choice.logprobs for entry in choice.logprobs.content]
+    assert pieces == found
+
+
+def test_bias_penalties_and_min_p_reach_the_sampler(running):
+    engine = running.engine
+    letter = engine.tokenizer.token_id("Q")
+    answer = chat(running, logit_bias={str(letter): 1e6}, max_tokens=5)
+    assert answer.choices[0].message.content == "QQQQQ"
+    fields = {"temperature": 1.3, "frequency_penalty": 2.0, "presence_penalty": 1.0, "seed": 7, "max_tokens": 30}
+    extra = {"min_p": 0.02, "repetition_penalty": 1.2, "top_k": 40, "ignore_eos": True}
+    over_http = chat(running, **fields, extra_body=extra).choices[0].message.content
+    prompt = engine.encode(f"<user>{HELLO[0]['content']}<assistant>", parse_special=True)
+    outputs = queue.SimpleQueue()
+    engine.submit(None, prompt, SamplingParams(**fields, **extra), outputs.put, stream=False)
+    assert over_http == outputs.get(timeout=60).outputs[0].text
+
+
+def test_echo_and_token_ids(running):
+    ids = running.engine.encode("Once upon a time")
+    by_text = running.openai.completions.create(
+        model="tiny", prompt="Once upon a time", max_tokens=5, temperature=0, echo=True, logprobs=1
+    ).choices[0]
+    by_ids = running.openai.completions.create(
+        model="tiny", prompt=list(ids), max_tokens=5, temperature=0, echo=True, logprobs=1
+    ).choices[0]
+    assert by_text.text.startswith("Once upon a time") and by_text == by_ids
+    assert by_text.logprobs.token_logprobs[0] is None
+    assert len(by_text.logprobs.tokens) == len(ids) + 5
+    assert by_text.logprobs.text_offset == sorted(by_text.logprobs.text_offset)
+
+
+def test_forms(running):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["fox", "dog"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["name", "legs"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema, "strict": True}}
+    answer = chat(running, response_format=wanted, max_tokens=100)
+    assert json.loads(answer.choices[0].message.content)["name"] in ("fox", "dog")
+    assert answer.choices[0].finish_reason == "stop"
+    texts, _, _ = streamed(chat(running, response_format=wanted, max_tokens=100, stream=True))
+    assert set(json.loads(texts[0])) == {"name", "legs"}
+    number = chat(running, extra_body={"structured_outputs": {"regex": "[0-9]{3}-[a-c]"}})
+    assert len(number.choices[0].message.content) == 5
+    choice = chat(running, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    assert choice.choices[0].message.content in ("yes", "no")
+    lark = chat(running, extra_body={"structured_outputs": {"grammar": 'start: "a" ("b" | "c") "d"'}})
+    assert lark.choices[0].message.content in ("abd", "acd")
+    anything = chat(running, response_format={"type": "json_object"}, max_tokens=200, seed=1)
+    if anything.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(anything.choices[0].message.content), dict)
+
+
+def test_models_tokens_and_version(running):
+    model = running.openai.models.list().data[0]
+    assert (model.id, model.max_model_len) == ("tiny", 1024)
+    assert running.openai.models.retrieve("tiny").id == "tiny"
+    text = "naïve 東京 🙂"
+    with running.http as http:
+        found = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+        assert found["tokens"] == list(running.engine.encode(text)) and found["count"] == len(found["token_strs"])
+        assert http.post("/detokenize", json={"tokens": found["tokens"][1:]}).json() == {"prompt": text}
+        rendered = http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
+        assert running.engine.tokenizer.decode(rendered) == f"<user>{HELLO[0]['content']}<assistant>"
+        assert http.get("/version").json()["version"]
+        assert http.get("/openapi.json").json()["paths"]["/v1/chat/completions"]
+
+
+REFUSED = {
+    "unknown_field": ({"extra_body": {"wonders": 1}}, "wonders"),
+    "nested_unknown_field": (
+        {"extra_body": {"stream_options": {"wonders": 1}, "stream": True}},
+        "stream_options.wonders",
+    ),
+    "temperature": ({"temperature": 200}, "temperature"),
+    "negative_count": ({"n": -1}, "n"),
+    "too_many": ({"n": 1000}, "n"),
+    "wrong_type": ({"extra_body": {"seed": "x"}}, "seed"),
+    "bias_key": ({"extra_body": {"logit_bias": {"x": 1}}}, "logit_bias"),
+    "bias_id": ({"logit_bias": {"99999": 1}}, None),
+    "top_logprobs_alone": ({"top_logprobs": 2}, "top_logprobs"),
+    "tools_without_a_place": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    "choice_without_tools": ({"tool_choice": "required"}, "tool_choice"),
+    "image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+    "template": ({"messages": [{"role": "user", "content": "forbidden"}]}, None),
+    "too_long": ({"messages": [{"role": "user", "content": "x" * 3000}]}, None),
+    "too_many_tokens": ({"max_tokens": 5000}, None),
+    "regex": ({"extra_body": {"structured_outputs": {"regex": "("}}}, None),
+    "huge_regex": ({"extra_body": {"structured_outputs": {"regex": "a" * 200_000}}}, "structured_outputs.regex"),
+    "two_forms": ({"extra_body": {"structured_outputs": {"regex": "a", "json_object": True}}}, None),
+    "priority": ({"extra_body": {"priority": 5}}, "priority"),
+    "no_messages": ({"messages": []}, "messages"),
+    "reserved": ({"extra_body": {"chat_template_kwargs": {"messages": 1}}}, "chat_template_kwargs"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_requests_get_400_and_the_field(running, name):
+    fields, param = REFUSED[name]
+    with pytest.raises(openai.BadRequestError) as refused:
+        chat(running, **fields)
+    error = refused.value.body
+    assert error["type"] == "invalid_request_error" and error["message"].endswith(".")
+    if param is not None:
+        assert error["param"] == param
+    assert chat(running, max_tokens=1).choices[0].finish_reason == "length"
+
+
+def test_a_model_that_is_not_there(running):
+    with pytest.raises(openai.NotFoundError, match="served here: tiny"):
+        chat(running, model="other")
+
+
+def test_reasoning_is_split_off(start, tmp_path):
+    """The template opens a block, which a grammar-free answer of letters never closes: it is all reasoning."""
+    folder = tiny_models.write_talker(tmp_path, tiny_models.TEMPLATE.replace("<assistant>", "<assistant><think>\n"))
+    running = start(model=folder)
+    message = chat(running, temperature=0, max_tokens=12).choices[0].message
+    assert message.content == "" and len(message.reasoning_content) == 12
+    chunks = chat(running, temperature=0, max_tokens=12, stream=True)
+    pieces = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert "".join(getattr(d, "reasoning_content", None) or "" for d in pieces) == message.reasoning_content
+    assert not any(d.content for d in pieces)

@@ -1,0 +1,70 @@
+"""The command itself, and what else of the engine talks with a server."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from engine.chat.answer import Ask
+from engine.chat.remote import Remote
+from engine.cli.main import run
+from engine.sampling import StructuredOutputs
+
+
+def test_the_chat_attaches(running):
+    remote = Remote(running.url)
+    assert (remote.name, remote.limit) == ("tiny", 1024)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+    *_, last = remote.answer(Ask(messages, {"max_tokens": 12, "temperature": 0.0, "seed": 3, "min_p": 0.1}))
+    assert last.finish_reason == "length" and len(last.shown) == 12
+    assert (last.usage.answer_tokens, last.usage.cached_tokens) == (12, 0)
+    form = StructuredOutputs(regex="[a-c]{4}")
+    *_, last = remote.answer(Ask(messages, {"max_tokens": 12}, form))
+    assert len(last.text) == 4 and last.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "prometheus_client"])
+def test_without_the_extra_one_sentence_says_so(talker, monkeypatch, capsys, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert run(["serve", str(talker)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"engine: {package} is not installed; install the extra serve: pip install 'engine[serve]'.\n"
+    )
+
+
+def test_help_imports_no_server():
+    code = (
+        "import sys, engine.cli.main as m; m.run(['serve', '--help'])\n"
+        "print({'fastapi', 'uvicorn', 'prometheus_client'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "--max-queue" in done.stdout and done.stdout.endswith("set()\n")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--port", "70000"], ["--max-queue", "-1"], ["--deadline", "0"], ["--max-seqs", "0"], ["--key-file", "none"]],
+)
+def test_wrong_settings_are_refused_in_a_line(talker, capsys, flags):
+    assert run(["serve", str(talker), "--port", "0", "--backend", "cpu", *flags]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("engine: ") and err.count("\n") == 1
+
+
+def test_an_address_that_is_taken(talker, running, capsys):
+    port = running.url.rsplit(":", 1)[1]
+    assert run(["serve", str(talker), "--port", port]) == 2
+    assert "choose another --port" in capsys.readouterr().err
+
+
+def test_logs_hold_no_prompt(running, caplog):
+    """Neither the server's own log nor that of a library below it."""
+    with caplog.at_level(logging.DEBUG), running.http as http:
+        for body in ({"prompt": "a secret", "max_tokens": 2}, {"prompt": "a secret", "wrong": "a secret"}):
+            http.post("/v1/completions", json=body)
+    assert "a secret" not in caplog.text and "a secret" not in str(running.logs)
+    assert running.logs[-1]["status"] == 400

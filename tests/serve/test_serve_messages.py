@@ -1,0 +1,97 @@
+"""Anthropic's own client against a real server."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import numpy as np
+import pytest
+import tiny_models
+
+TOOL = {
+    "name": "weather",
+    "description": "The weather of a place.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "pattern": "^[a-z]{1,8}$"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+HELLO = [{"role": "user", "content": "Hello?"}]
+
+
+def client(running):
+    return anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0, timeout=60)
+
+
+def seeded(**fields):
+    """Greedy, so that two requests give one answer; the protocol has no seed."""
+    extra = {"temperature": 0, **fields.pop("extra_body", {})}
+    return {"model": "tiny", "max_tokens": 20, "messages": HELLO, "extra_body": extra} | fields
+
+
+@pytest.fixture(scope="module")
+def tooled(start, tmp_path_factory):
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + tiny_models.TEMPLATE
+    return start(model=tiny_models.write_talker(tmp_path_factory.mktemp("tooled"), template))
+
+
+def test_streams_give_the_same_as_whole_answers(running):
+    rng = np.random.default_rng()
+    for _ in range(6):
+        said = "".join(rng.choice(list("abcdefg é東\n"), 12))
+        whole = client(running).messages.create(
+            **seeded(system="Be brief.", messages=[{"role": "user", "content": said}])
+        )
+        with client(running).messages.stream(
+            **seeded(system="Be brief.", messages=[{"role": "user", "content": [{"type": "text", "text": said}]}])
+        ) as stream:
+            final = stream.get_final_message()
+        assert [b.text for b in final.content] == [b.text for b in whole.content] and len(whole.content[0].text) == 20
+        assert (final.stop_reason, whole.stop_reason) == ("max_tokens", "max_tokens")
+        assert final.usage.output_tokens == whole.usage.output_tokens == 20
+
+
+def test_stop_sequences_and_counts(running):
+    text = client(running).messages.create(**seeded()).content[0].text
+    stop = text[7:9]
+    answer = client(running).messages.create(**seeded(stop_sequences=[stop]))
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert answer.content[0].text == text[: text.find(stop)]
+    counted = client(running).messages.count_tokens(model="tiny", messages=HELLO).input_tokens
+    assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+
+
+def test_forced_calls(tooled):
+    fields = seeded(max_tokens=300, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"})
+    whole = client(tooled).messages.create(**fields)
+    [block] = whole.content
+    assert (block.type, block.name, whole.stop_reason) == ("tool_use", "weather", "tool_use")
+    assert set(block.input) == {"city"}
+    with client(tooled).messages.stream(**fields) as stream:
+        events = list(stream)
+        final = stream.get_final_message()
+    assert final.content[0].input == block.input
+    assert json.loads("".join(e.partial_json for e in events if e.type == "input_json")) == block.input
+    turns = [*HELLO, {"role": "assistant", "content": whole.content}]
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "Sun."}
+    again = client(tooled).messages.create(
+        **seeded(tools=[TOOL], messages=[*turns, {"role": "user", "content": [result]}])
+    )
+    assert again.content
+
+
+def test_refusals_have_its_form(running):
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client(running).messages.create(**seeded(extra_body={"wonders": 1}))
+    assert refused.value.body["type"] == "error" and "wonders" in refused.value.body["error"]["message"]
+    with pytest.raises(anthropic.NotFoundError):
+        client(running).messages.create(**seeded(model="other"))
+    with pytest.raises(anthropic.BadRequestError, match="tools"):
+        client(running).messages.create(**seeded(tools=[TOOL]))
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+        client(running).messages.create(**seeded(tools=[TOOL], extra_body={"tool_choice": {"type": "tool"}}))
+    with pytest.raises(anthropic.BadRequestError, match="context"):
+        client(running).messages.create(**seeded(max_tokens=5000))

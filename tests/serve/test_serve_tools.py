@@ -1,0 +1,205 @@
+"""Tool calls and reasoning: what streams adds up to the whole answer, whatever the text is cut into."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tiny_models
+
+from engine.serve.answers import Delta, Reader
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "pattern": "^[a-z]{1,8}$"}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "clock", "parameters": {"type": "object", "additionalProperties": False}},
+}
+CALL = '{"name": "weather", "arguments": {"city": "a \\"}{ b", "days": [1, {"x": null}]}}'
+ARGUMENTS = '{"city": "a \\"}{ b", "days": [1, {"x": null}]}'
+TEXTS = {
+    "Qwen, Hermes": (f"I will look.\n<tool_call>\n{CALL}\n</tool_call>", "I will look.", [("weather", ARGUMENTS)]),
+    "two": (
+        f'<tool_call>{CALL}</tool_call>\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "Llama 3": ('{"name": "weather", "parameters": {"city": "b"}}', "", [("weather", '{"city": "b"}')]),
+    "Llama 3, marked": ('<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}', "", [("clock", "{}")]),
+    "Llama 3, two": (f'{CALL}; {{"name": "clock", "parameters": {{}}}}', "", [("weather", ARGUMENTS), ("clock", "{}")]),
+    "Mistral": (f"[TOOL_CALLS] [{CALL}]", "", [("weather", ARGUMENTS)]),
+    "Mistral, unmarked": (
+        f' [{CALL}, {{"name": "clock", "arguments": {{}}}}]',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "name last": ('{"arguments": {"a": 1}, "name": "clock"}', "", [("clock", '{"a": 1}')]),
+    "cut": ('<tool_call>\n{"name": "weather", "arguments": {"city": "lo', "", [("weather", '{"city": "lo')]),
+    "text": ("Just a text, with {braces} and <tool_ no call.", "Just a text, with {braces} and <tool_ no call.", []),
+    "JSON": ('{"a": [1, 2, {"name": "weather"}]}', '{"a": [1, 2, {"name": "weather"}]}', []),
+    "unknown": ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+    "tagged unknown": ("<tool_call>{}</tool_call> x", "<tool_call>{}</tool_call> x", []),
+    "tag in an argument": (
+        '{"name": "clock", "arguments": {"x": "<tool_call>"}}',
+        "",
+        [("clock", '{"x": "<tool_call>"}')],
+    ),
+    "JSON, then a call": (f'{{"a": 1}} <tool_call>{CALL}</tool_call>', '{"a": 1}', [("weather", ARGUMENTS)]),
+    "list that is none": ("[1, 2] are numbers", "[1, 2] are numbers", []),
+}
+
+
+def streamed(reader, text, cuts):
+    """The deltas of a text that comes in pieces, put together as a client does."""
+    delta, content, reasoning, calls = Delta(), "", "", []
+    for cut in cuts:
+        new = delta.advance(reader.read(text[:cut], finished=cut == cuts[-1]))
+        content += new.get("content", "")
+        reasoning += new.get("reasoning_content", "")
+        for call in new.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                assert call["id"].isalnum() and len(call["id"]) == 9
+                calls.append((call["function"]["name"], ""))
+            name, before = calls[call["index"]]
+            calls[call["index"]] = (name, before + call["function"]["arguments"])
+    return reasoning, content, calls
+
+
+def random_cuts(text):
+    rng = np.random.default_rng()
+    return [*sorted(rng.integers(0, len(text) + 1, rng.integers(0, 12)).tolist()), len(text)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_calls_of_all_families(name):
+    text, content, calls = TEXTS[name]
+    reader = Reader(frozenset({"weather", "clock"}))
+    for cuts in ([len(text)], range(1, len(text) + 1), random_cuts(text), random_cuts(text)):
+        assert streamed(reader, text, list(cuts)) == ("", content, calls)
+
+
+def test_any_text_streams_as_it_is_read_whole():
+    """Random pieces of what calls and reasoning are made of."""
+    rng = np.random.default_rng()
+    pieces = [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        CALL,
+        '{"name": "clock"',
+        ', "arguments": {',
+        "}",
+        "{",
+    ]
+    pieces += [
+        "[TOOL_CALLS]",
+        "[",
+        "]",
+        " ",
+        "\n",
+        "text",
+        '"',
+        "\\",
+        ",",
+        "<",
+        "<|python_tag|>",
+        ";",
+        '"name": "weather"',
+    ]
+    for _ in range(3000):
+        text = "".join(rng.choice(pieces, rng.integers(1, 8)))
+        reader = Reader(
+            frozenset({"weather", "clock"}) if rng.random() < 0.8 else frozenset(), inside=rng.random() < 0.3
+        )
+        whole = reader.read(text, finished=True)
+        expected = (whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls])
+        assert streamed(reader, text, list(range(1, len(text) + 1))) == expected, text
+        assert streamed(reader, text, random_cuts(text)) == expected, text
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "reasoning", "content"),
+    [
+        ("<think>\nso\n</think>\n\nIt is.", False, "so", "It is."),
+        ("so\n</think>\nIt is.", True, "so", "It is."),
+        ("so it goes on <", True, "so it goes on <", ""),
+        ("no </think> here", False, "", "no </think> here"),
+        ("<thin air", False, "", "<thin air"),
+    ],
+)
+def test_reasoning(text, inside, reasoning, content):
+    for cuts in ([len(text)], range(1, len(text) + 1), random_cuts(text)):
+        assert streamed(Reader(inside=inside), text, list(cuts)) == (reasoning, content, [])
+
+
+@pytest.fixture(scope="module")
+def tooled(start, tmp_path_factory):
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + tiny_models.TEMPLATE
+    template = template.replace(
+        "{% endfor %}", "{% for c in m.tool_calls or () %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}"
+    )
+    return start(model=tiny_models.write_talker(tmp_path_factory.mktemp("tooled"), template))
+
+
+def ask(running, **fields):
+    given = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hm?"}],
+        "max_tokens": 600,
+        "tools": [WEATHER, CLOCK],
+    }
+    return running.openai.chat.completions.create(**(given | fields))
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_forced_calls_are_valid_and_stream(tooled, choice):
+    seeds = [int(seed) for seed in np.random.default_rng().integers(0, 2**32, 2)]
+    for seed in seeds:
+        answer = ask(tooled, tool_choice=choice, seed=seed).choices[0]
+        assert answer.finish_reason == "tool_calls"
+        [call] = answer.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "weather":
+            assert set(arguments) == {"city", "days"} and arguments["days"] in (1, 2, 3)
+        assert choice == "required" or call.function.name == "weather"
+        pieces = [
+            piece
+            for chunk in ask(tooled, tool_choice=choice, seed=seed, stream=True)
+            for each in chunk.choices
+            for piece in each.delta.tool_calls or ()
+        ]
+        assert pieces[0].function.name == call.function.name
+        assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments
+        assert call.function.name == "clock" or len(pieces) > 2
+
+
+def test_results_of_calls_go_back(tooled):
+    """The history of OpenAI's client is taken as it is, its own answer included."""
+    called = ask(tooled, tool_choice={"type": "function", "function": {"name": "weather"}}).choices[0].message
+    result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "Sun."}
+    messages = [{"role": "user", "content": "Hm?"}, called, result]
+    assert ask(tooled, messages=messages, max_tokens=3).choices[0].finish_reason == "length"
+    with tooled.http as http:
+        wire = [m if isinstance(m, dict) else m.model_dump(exclude_none=True) for m in messages]
+        ids = http.post("/tokenize", json={"messages": wire}).json()["tokens"]
+    city = json.loads(called.tool_calls[0].function.arguments)["city"]
+    assert tooled.engine.tokenizer.decode(ids) == f"<user>Hm?<assistant>{city}<tool>Sun.<assistant>"
+
+
+def test_tools_may_be_told_and_not_called(tooled):
+    answer = ask(tooled, tool_choice="none", max_tokens=4)
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.usage.prompt_tokens < ask(tooled, tool_choice="auto", max_tokens=4).usage.prompt_tokens
