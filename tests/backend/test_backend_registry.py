@@ -167,7 +167,7 @@ def test_no_probe_of_what_is_installed_loads_a_library():
 def test_a_named_backend_is_loaded_alone():
     code = (
         "import sys; from engine.backend.registry import open_device; open_device('reference', {});"
-        "print({'engine_cpu', 'engine_opencl', 'engine_jax', 'engine_metal', 'engine_cuda'} & set(sys.modules))"
+        "print({'engine_cpu', 'engine_opencl', 'engine_jax', 'engine_metal', 'engine_cuda', 'engine_rocm'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

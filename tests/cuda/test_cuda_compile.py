@@ -19,10 +19,18 @@ KERNELS = {
     "scale_softcap", "to_bytes", "wants",
 }  # fmt: skip
 PRODUCTS = {"dense", "quantized", "bytes_by_bytes"}
+MAIN = PRODUCTS | {"attend", "merge", "rms_norm"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
     "sm_90": (r"wgmma", 232_448),
     "gfx942": (r"v_mfma", 65_536),
+}
+MAIN_TARGETS = {
+    "sm_80": (r"mma\.sync", 166_912),
+    "sm_100": (r"tcgen05\.mma", 232_448),
+    "gfx90a": (r"v_mfma", 65_536),
+    "gfx1100": (r"v_wmma", 65_536),
+    "gfx1201": (r"v_wmma", 65_536),
 }
 
 
@@ -46,13 +54,30 @@ def test_every_kernel_compiles(target, tmp_path):
         assert kernel["spilled"] <= (0 if near else 16) or latent, where
 
 
-def _compiled(target, tmp_path):
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", MAIN_TARGETS)
+def test_the_main_kernels_compile(target, tmp_path):
+    pytest.importorskip("triton")
+    wanted, shared = MAIN_TARGETS[target]
+    kernels = _compiled(target, tmp_path, "main")
+    assert {kernel["kernel"] for kernel in kernels} == MAIN
+    for kernel in kernels:
+        where = f"{target}: {kernel['label']}"
+        assert kernel["shared"] <= shared and kernel["spilled"] <= 16, where
+        if kernel["kernel"] in PRODUCTS:
+            assert any(re.match(wanted, found) for found in kernel["matrix"]), where
+        if kernel["kernel"] == "attend":
+            assert kernel["matrix"], where
+
+
+def _compiled(target, tmp_path, *which):
     """In a process of its own, since kernels of this one are interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
     script = Path(__file__).with_name("launches.py")
     run = subprocess.run(
-        [sys.executable, str(script), target], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(script), target, *which], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return [json.loads(line) for line in run.stdout.splitlines()]

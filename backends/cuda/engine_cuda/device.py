@@ -10,9 +10,11 @@ import torch
 
 from engine.backend.v1 import (
     Array,
+    Collectives,
     Device,
     DeviceInfo,
     Frame,
+    Group,
     Limits,
     MemoryInfo,
     Plan,
@@ -35,9 +37,7 @@ ROLES = ("f32", "bf16", "f16")
 def open_device(index: int, options: Mapping[str, Any]) -> Device:
     """GPU number ``index``, or where TRITON_INTERPRET is 1 the CPU. The option "act" is the dtype of activations: bf16, or f32
     where kernels are interpreted, unless it says otherwise. ValueError for what there is not."""
-    act = str(options.get("act", "f32" if INTERPRETED else "bf16"))
-    if act not in ROLES:
-        raise ValueError(f"the option act is one of {', '.join(ROLES)} and not {act}.")
+    act = act_of(options)
     if INTERPRETED:
         return CudaDevice(torch.device("cpu"), act)
     if not torch.cuda.is_available():
@@ -48,13 +48,21 @@ def open_device(index: int, options: Mapping[str, Any]) -> Device:
     return CudaDevice(torch.device("cuda", index), act)
 
 
+def act_of(options: Mapping[str, Any]) -> str:
+    """The storage tag of activations that these options ask for."""
+    act = str(options.get("act", "f32" if INTERPRETED else "bf16"))
+    if act not in ROLES:
+        raise ValueError(f"the option act is one of {', '.join(ROLES)} and not {act}.")
+    return act
+
+
 class CudaDevice:
     """Work is submitted to the stream of the thread that runs a step, and waited for when a value is copied out."""
 
     def __init__(self, where: torch.device, act: str) -> None:
         self.where = where
         self._act = act
-        self._providers = make_providers(where)
+        self._providers: Mapping[str, Sequence[Provider]] = make_providers(where)
 
     @property
     def on_gpu(self) -> bool:
@@ -103,6 +111,11 @@ class CudaDevice:
 
     def providers(self) -> Mapping[str, Sequence[Provider]]:
         return self._providers
+
+    def collectives(self, group: Group) -> Collectives:
+        from .collectives import TorchCollectives
+
+        return TorchCollectives(group, self.where)
 
     def export_blocks(self, state: torch.Tensor, blocks: Array) -> Array:
         return to_host(state[from_host(blocks, self.where).long()])

@@ -1,15 +1,34 @@
-"""How kernels are cut into programs."""
+"""How kernels are cut into programs, which differs from one generation of GPUs to the next."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton.language as tl
 
 from .kernels.common import INTERPRETED, power_of_two
 
-AMD = torch.version.hip is not None
+
+@cache
+def architecture() -> str:
+    """Such as sm_90 or gfx942: that of the first GPU, or nothing where there is none."""
+    if not torch.cuda.is_available():
+        return ""
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(0)
+    return f"sm_{major}{minor}"
+
+
+def _amd() -> bool:
+    return architecture().startswith("gfx")
+
+
+def _rdna() -> bool:
+    """AMD's GPUs with warps of 32, whose threads have no more than 256 registers."""
+    return architecture().startswith(("gfx10", "gfx11", "gfx12"))
 
 
 @dataclass(frozen=True)
@@ -27,9 +46,9 @@ def of_matmul(rows: int, outputs: int, bytes_: int) -> Tiles:
     """``bytes_``: of a number in the product."""
     if INTERPRETED:  # each program costs the same, however large it is
         return Tiles(power_of_two(min(rows, 64), 16), power_of_two(min(outputs, 256), 16), 128, 4, 1)
-    bm = power_of_two(min(rows, 128), 16)
+    bm = power_of_two(min(rows, 64 if _rdna() else 128), 16)
     bn = 64 if bm <= 32 else 128
-    return Tiles(bm, bn, 128 // bytes_, 8 if bm == 128 else 4, 3)
+    return Tiles(bm, bn, 128 // bytes_, 8 if bm == 128 or (_rdna() and bm == 64) else 4, 3)
 
 
 @dataclass(frozen=True)
@@ -53,14 +72,15 @@ class AttentionTiles:
 def of_attention(group: int, width: int, bytes_: int) -> tuple[AttentionTiles, AttentionTiles]:
     """For sequences with one token, and for more: values of ``width``, ``bytes_`` of a number in the products."""
     large = width * bytes_ > 256
-    bn = 32 if large else 64
+    bn = 32 if large or _rdna() else 64
     warps = 8 if large else 4
-    stages = 1 if width * bytes_ > 512 else 2
-    most = 32 if width * bytes_ > 512 or bytes_ == 4 else 64
+    stages = 1 if width * bytes_ > 512 or _rdna() else 2
+    most = 32 if width * bytes_ > 512 or bytes_ == 4 or _rdna() else 64
     rows = power_of_two(min(group, most))
     chunks = -(-group // rows)
-    few = AttentionTiles(1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 else warps, stages)
-    many = AttentionTiles(most // rows, rows, chunks, bn, warps, stages)
+    few = AttentionTiles(1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, stages)
+    # Before Hopper products take their sums from registers, of which four warps have too few for 64 rows of 128 columns.
+    many = AttentionTiles(most // rows, rows, chunks, bn, 8 if architecture().startswith("sm_8") else warps, stages)
     return few, many
 
 
@@ -76,9 +96,9 @@ def dot_type(x: torch.dtype, weight: torch.dtype | None) -> tuple[tl.dtype, str]
         return tl.float32, precise()
     if weight is None or weight == x:
         return (tl.bfloat16 if x == torch.bfloat16 else tl.float16), "ieee"
-    return tl.float32, precise() if AMD else "tf32"
+    return tl.float32, precise() if _amd() else "tf32"
 
 
 def precise() -> str:
     """How products of f32 numbers are taken where they must come near to f32: AMD's units have no TF32."""
-    return "ieee" if AMD else "tf32x3"
+    return "ieee" if _amd() else "tf32x3"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 import triton.language as tl
 
@@ -59,51 +62,83 @@ def _dot_type(q: torch.Tensor, k: torch.Tensor) -> tuple[tl.dtype, str]:
     return tl.float16, "ieee"
 
 
-def attention(o: Operands) -> None:
-    """Two launches: sequences with one token, whose contexts are cut into parts, and the others, if there are any."""
-    q, k, v = o["q"], o.state("k"), o.state("v")
-    assert k is not None
-    heads, kv_heads, block_size = o.attr("heads"), o.attr("kv_heads"), o.attr("block_size")
-    latent, window, sinks, scales = v is None, o.attr("window"), o.vector("sinks"), o.state("k_scale")
-    key_width = o.attr("head_dim")
-    value_width = o.attr("v_head_dim") or key_width
-    offsets, starts, table = o["query_offsets"], o["seq_starts"], o["page_table"]
-    sequences, width = table.shape
-    y = o.result(0, len(q), heads * value_width)
-    splits = max(1, -(-width * block_size // SPLIT))
-    parts = (
-        [o.new(sequences, heads, splits, value_width), *(o.new(sequences, heads, splits) for _ in range(2))]
-        if splits > 1
-        else [q, q, q]
-    )
-    dot, precision = _dot_type(q, k)
-    group = heads // kv_heads
-    none = q  # in the place of what a call does not have
-    arrays = (
-        q, k, k if v is None else v, none if scales is None else scales,
-        none if scales is None or latent else o.state("v_scale"), none if sinks is None else sinks,
-        starts, offsets, table, y, *parts,
-    )  # fmt: skip
-    sizes = (sequences, width, kv_heads, key_width, value_width, o.attr("scale"), o.attr("softcap"), window, splits)
-    meta = {
-        "LATENT": latent, "SCALED": scales is not None, "CAPPED": o.attr("softcap") != 0, "WINDOWED": window > 0,
-        "SINKS": sinks is not None, "DOT": dot, "PRECISION": precision, "BLOCK_SIZE": block_size, "SPLIT": SPLIT,
-        "GROUP": group, "WIDTH": power_of_two(value_width, 16),
-        "REST": power_of_two(key_width - value_width, 16),
-    }  # fmt: skip
-    few, many = of_attention(group, value_width, dot.primitive_bitwidth // 8)
-    launch(
-        kernels.attend, (sequences, kv_heads * few.chunks, splits), *arrays, *sizes, **meta, **few.meta(), DECODE=True,
-        WHOLE=splits == 1,
-    )  # fmt: skip
-    if splits > 1:
+@dataclass(frozen=True)
+class Attention:
+    """An attention call in one step. ``parts``: memory for what ``splits`` parts of each context sum up to, if there are
+    several: values [sequences, heads, splits, width], and the greatest score and the total [sequences, heads, splits]."""
+
+    o: Operands
+    y: torch.Tensor
+    splits: int
+    parts: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, o: Operands) -> Attention:
+        heads, width = o.attr("heads"), o.attr("v_head_dim") or o.attr("head_dim")
+        q, (sequences, blocks) = o["q"], o["page_table"].shape
+        splits = max(1, -(-blocks * o.attr("block_size") // SPLIT))
+        parts: tuple[torch.Tensor, ...] = (q, q, q)
+        if splits > 1:
+            parts = (o.new(sequences, heads, splits, width), *(o.new(sequences, heads, splits) for _ in range(2)))
+        return cls(o, o.result(0, len(q), heads * width), splits, parts)
+
+    @property
+    def several(self) -> bool:
+        """Whether a sequence has more than one token."""
+        return len(self.o["q"]) > len(self.o["page_table"])
+
+    @property
+    def lists(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.o["seq_starts"], self.o["query_offsets"], self.o["page_table"]
+
+    def launch(self, decode: bool) -> None:
+        """Sequences with one token, or the others."""
+        o, q, k, v = self.o, self.o["q"], self.o.state("k"), self.o.state("v")
+        assert k is not None
+        heads, kv_heads, key_width = o.attr("heads"), o.attr("kv_heads"), o.attr("head_dim")
+        latent, window, sinks, scales = v is None, o.attr("window"), o.vector("sinks"), o.state("k_scale")
+        value_width = o.attr("v_head_dim") or key_width
+        starts, offsets, table = self.lists
+        sequences, width = table.shape
+        dot, precision = _dot_type(q, k)
+        group = heads // kv_heads
+        none = q  # in the place of what a call does not have
+        few, many = of_attention(group, value_width, dot.primitive_bitwidth // 8)
+        tiles = few if decode else many
+        blocks = sequences if decode else len(q) // many.tokens + sequences
         launch(
-            kernels.merge, (sequences, heads), *parts, none if sinks is None else sinks, starts, offsets, y, heads,
-            value_width, window, splits, WINDOWED=window > 0, SINKS=sinks is not None, SPLIT=SPLIT,
-            WIDTH=power_of_two(value_width, 16),
+            kernels.attend, (blocks, kv_heads * tiles.chunks, self.splits if decode else 1),
+            q, k, k if v is None else v, none if scales is None else scales,
+            none if scales is None or latent else o.state("v_scale"), none if sinks is None else sinks,
+            starts, offsets, table, self.y, *self.parts,
+            sequences, width, kv_heads, key_width, value_width, o.attr("scale"), o.attr("softcap"), window, self.splits,
+            LATENT=latent, SCALED=scales is not None, CAPPED=o.attr("softcap") != 0, WINDOWED=window > 0,
+            SINKS=sinks is not None, DOT=dot, PRECISION=precision, BLOCK_SIZE=o.attr("block_size"), SPLIT=SPLIT,
+            GROUP=group, WIDTH=power_of_two(value_width, 16), REST=power_of_two(key_width - value_width, 16),
+            **tiles.meta(), DECODE=decode, WHOLE=not decode or self.splits == 1,
         )  # fmt: skip
-    if len(q) > sequences:
+
+    def merge(self) -> None:
+        window, sinks = self.o.attr("window"), self.o.vector("sinks")
+        starts, offsets, table = self.lists
+        heads, width = self.parts[0].shape[1], self.parts[0].shape[3]
         launch(
-            kernels.attend, (len(q) // many.tokens + sequences, kv_heads * many.chunks, 1), *arrays, *sizes, **meta,
-            **many.meta(), DECODE=False, WHOLE=True,
+            kernels.merge, (len(table), heads), *self.parts, self.y if sinks is None else sinks, starts, offsets, self.y,
+            heads, width, window, self.splits, WINDOWED=window > 0, SINKS=sinks is not None, SPLIT=SPLIT,
+            WIDTH=power_of_two(width, 16),
         )  # fmt: skip
+
+
+def decode_attention(step: Attention) -> None:
+    """Sequences with one token, whose contexts are cut into parts."""
+    step.launch(decode=True)
+    if step.splits > 1:
+        step.merge()
+
+
+def attention(o: Operands, decode: Callable[[Attention], None] = decode_attention) -> None:
+    """Sequences with one token, and the others if there are any."""
+    step = Attention.of(o)
+    decode(step)
+    if step.several:
+        step.launch(decode=False)

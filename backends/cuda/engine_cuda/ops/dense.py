@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,10 @@ def _by_bytes(
     )  # fmt: skip
 
 
-def _linears(o: Operands, members: list[tuple[str, str]]) -> None:
+Multiply = Callable[[Product], None]
+
+
+def _linears(o: Operands, members: list[tuple[str, str]], multiply: Multiply) -> None:
     """An output for each of these weights and biases, on one x."""
     x, residual = o["x"], o.get("residual")
     required = o.attr("quantized_activation") == "required"
@@ -124,15 +128,15 @@ def _linears(o: Operands, members: list[tuple[str, str]]) -> None:
         if packed is not None and by_bytes[n]:
             _by_bytes(packed, weight, y, o.vector(bias), residual)
         else:
-            Product(x, weight, y, o.vector(bias), residual).run()
+            multiply(Product(x, weight, y, o.vector(bias), residual))
 
 
-def linear(o: Operands) -> None:
-    _linears(o, [("weight", "bias")])
+def linear(o: Operands, multiply: Multiply = Product.run) -> None:
+    _linears(o, [("weight", "bias")], multiply)
 
 
-def linear_group(o: Operands) -> None:
-    _linears(o, [(f"weight.{n}", f"bias.{n}") for n in range(len(o.bound.call.outputs))])
+def linear_group(o: Operands, multiply: Multiply = Product.run) -> None:
+    _linears(o, [(f"weight.{n}", f"bias.{n}") for n in range(len(o.bound.call.outputs))], multiply)
 
 
 def head_linear(o: Operands) -> None:

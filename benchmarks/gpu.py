@@ -1,0 +1,323 @@
+"""A GPU's kernels, checked and measured in one run: one JSON object, and benchmarks/results/gpu-NAME.json with --store.
+
+usage: gpu.py [--backend cuda|rocm] [--sizes full|tiny] [--skip SECTION,...] [--store NAME]
+
+Sections: ops (the conformance kit's random cases of every op), attention (decode beside float64 and the copy bandwidth),
+matmul (4096^3 in each precision beside torch's own), weights (products of few rows with 4 bits beside the copy bandwidth),
+hip (the HIP sources through the run-time compiler, beside Triton's answers), model (a random llama of 8 billion
+parameters in bf16: decode rates beside what reading weights and cache at the copy bandwidth would take, and the time to a
+first token). Figures are medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has one
+whether it is met. A section that fails says so, and the exit status is 1. With TRITON_INTERPRET=1 and --sizes tiny all of it
+runs on the CPU, which shows that it runs and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_calls import TAGS, Bench, distance
+from gpu_model import embedding_bytes, write_model
+from result import write
+
+from engine.backend.registry import open_device
+from engine.ops import OPS
+from engine.testing.checks import check_op
+
+Figures = dict[str, Any]
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """``attention``: sequences and their cached tokens. ``rows``: of the products with 4 bits. ``ops``: those that the kit
+    examines, or all. ``decode``: sequences and cached tokens of the model's cases."""
+
+    copy: int
+    attention: tuple[tuple[int, int], ...]
+    heads: tuple[int, int, int]
+    matmul: int
+    outputs: int
+    rows: tuple[int, ...]
+    layers: int
+    decode: tuple[tuple[int, int], ...]
+    prompt: int
+    rounds: int
+    ops: tuple[str, ...] = ()
+    tiny: bool = False
+
+
+FULL = Sizes(
+    4 << 30, ((1, 8192), (16, 8192), (64, 8192)), (32, 8, 128), 4096, 14336, (1, 4, 16), 32,
+    ((1, 512), (64, 512), (256, 512)), 2048, 10,
+)  # fmt: skip
+TINY = Sizes(
+    1 << 16, ((2, 530),), (4, 2, 16), 256, 64, (1, 3), 1, ((1, 16), (2, 16)), 20, 1, ("add", "rms_norm"), True
+)  # fmt: skip
+
+
+class Run:
+    """All sections on one device."""
+
+    def __init__(self, backend: str, sizes: Sizes) -> None:
+        device = open_device(backend, {})
+        where = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        self.backend, self.sizes = backend, sizes
+        self.bench = Bench(device, where, sizes.rounds)
+        self.bandwidth = self.bench.copy_bandwidth(sizes.copy)
+
+    def ops(self) -> Figures:
+        """Every op's random cases; what is wrong with those that fail."""
+        failed, cases = {}, 0
+        for op in self.sizes.ops or self.bench.device.providers():  # type: ignore[attr-defined]
+            try:
+                cases += check_op(self.bench.device, OPS[op], np.random.default_rng()).ran
+            except AssertionError as error:
+                failed[op] = str(error)[:500]
+        if failed:
+            raise AssertionError(f"ops are wrong: {failed}")
+        return {"cases": cases}
+
+    def attention(self) -> Figures:
+        return {
+            f"{kv}, {sequences} x {cached}": self._decode(kv, sequences, cached)
+            for kv in ("bf16", "int8") for sequences, cached in self.sizes.attention
+        }  # fmt: skip
+
+    def _decode(self, kv: str, sequences: int, cached: int) -> Figures:
+        inputs, states, attrs = self._cached(kv, sequences, cached)
+        once = self.bench.call("attention", inputs, states=states, **attrs)
+        error = distance(once(), exact_attention(inputs, states, attrs))
+        assert error < 2e-2, f"decode attention is off by {error:.3g} of the greatest value"
+        nbytes = sum(state.nbytes for state in states.values())
+        rate = nbytes / self.bench.seconds(once)
+        return {"error": error, "gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
+
+    def _cached(
+        self, kv: str, sequences: int, cached: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Figures]:
+        """A step of one token a sequence; each cache block is some sequence's."""
+        bench, (heads, kv_heads, width) = self.bench, self.sizes.heads
+        blocks = -(-cached // BLOCK)
+        shape = (sequences * blocks, BLOCK, kv_heads, width)
+        ints = lambda values: torch.tensor(values, dtype=torch.int32, device=bench.where)  # noqa: E731
+        states = {name: torch.randn(shape, device=bench.where).to(torch.bfloat16) for name in ("k", "v")}
+        if kv == "int8":
+            for name in ("k", "v"):
+                states[name] = torch.randint(-127, 128, shape, dtype=torch.int8, device=bench.where)
+                states[f"{name}_scale"] = torch.rand(shape[:3], device=bench.where) / 64 + 0.01
+        inputs = {
+            "q": bench.randn(sequences, heads * width),
+            "seq_starts": ints([cached - 1] * sequences),
+            "query_offsets": ints(list(range(sequences + 1))),
+            "page_table": torch.randperm(shape[0]).to(torch.int32).to(bench.where).view(sequences, blocks),
+        }
+        attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": width, "scale": width**-0.5, "block_size": BLOCK}
+        return inputs, states, attrs
+
+    def matmul(self) -> Figures:
+        """2 n^3 a second, and the same of torch's own product in that precision."""
+        size, bench = self.sizes.matmul, self.bench
+        x = bench.randn(size, size)
+        found: Figures = {}
+        for name, format_, attrs in (
+            ("bf16", "BF16", {}),
+            ("w8a8", "Q8_0", {"quantized_activation": "required"}),
+            ("fp8 weights", "FP8", {}),
+            ("q4_k weights", "Q4_K", {}),
+        ):
+            weight = (
+                one_scale(bench.matrix(format_, size, size)) if name == "w8a8" else bench.matrix(format_, size, size)
+            )
+            once = bench.call("linear", {"x": x}, weights={"weight": weight}, **attrs)
+            want = x.double() @ torch.from_numpy(weight.dense()).to(bench.where).double().T
+            error = distance(once(), want)
+            assert error < 3e-2, f"{name}: off by {error:.3g} of the greatest value"
+            found[name] = {"error": error, "tops": 2e-12 * size**3 / bench.seconds(once)}
+        for name, once in self._torch_products(x).items():
+            found[name] = {"tops": 2e-12 * size**3 / bench.seconds(once)}
+        return found
+
+    def _torch_products(self, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
+        wide, codes = x.to(torch.bfloat16), torch.randint(-127, 128, x.shape, dtype=torch.int8, device=x.device)
+        found: dict[str, Callable[[], Any]] = {"torch bf16": lambda: wide @ wide.T}
+        found["torch int8"] = lambda: torch._int_mm(codes, codes.T)
+        if x.is_cuda:
+            eights, one = wide.to(torch.float8_e4m3fn), torch.ones((), device=x.device)
+            found["torch fp8"] = lambda: torch._scaled_mm(eights, eights.T, one, one, out_dtype=torch.bfloat16)
+        return found
+
+    def weights(self) -> Figures:
+        """Bytes of the packed matrix a second."""
+        outputs, depth, found = self.sizes.outputs, self.sizes.matmul, {}
+        for format_ in ("Q4_0", "Q4_K", "NF4"):
+            weight = self.bench.matrix(format_, outputs, depth)
+            for rows in self.sizes.rows:
+                once = self.bench.call("linear", {"x": self.bench.randn(rows, depth)}, weights={"weight": weight})
+                rate = weight.rows().nbytes / self.bench.seconds(once)
+                found[f"{format_}, {rows} rows"] = {"gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
+        return found
+
+    def hip(self) -> Figures:
+        """The device with kernels in HIP C++, through NVRTC or hipRTC."""
+        if self.bench.where.type != "cuda":
+            return {"left out": "the run-time compilers' code runs on GPUs alone"}
+        from engine_cuda import tiles
+        from engine_rocm.device import RocmDevice
+        from engine_rocm.rtc import CUDA, HIP, GpuRuntime
+
+        runtime = GpuRuntime(CUDA if torch.version.hip is None else HIP, tiles.architecture())
+        hip = Bench(
+            RocmDevice(self.bench.where, TAGS[self.bench.act], runtime, "HIP"), self.bench.where, self.sizes.rounds
+        )
+        inputs, states, attrs = self._cached("int8", *self.sizes.attention[-1])
+        weight = self.bench.matrix("Q4_K", self.sizes.outputs, self.sizes.matmul)
+        x = self.bench.randn(1, self.sizes.matmul)
+        calls: dict[str, tuple[int, Callable[[Bench], Callable[[], torch.Tensor]]]] = {
+            "decode attention, int8": (
+                sum(state.nbytes for state in states.values()),
+                lambda bench: bench.call("attention", inputs, states=states, **attrs),
+            ),
+            "product of 1 row, Q4_K": (
+                weight.rows().nbytes,
+                lambda bench: bench.call("linear", {"x": x}, weights={"weight": weight}),
+            ),
+        }
+        found = {}
+        for name, (nbytes, make) in calls.items():
+            once = make(hip)
+            error = distance(once(), make(self.bench)())
+            assert error < 2e-2, f"{name}: HIP and Triton differ by {error:.3g} of the greatest value"
+            rate = nbytes / hip.seconds(once)
+            found[name] = {"from_triton": error, "gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
+        return found
+
+    def whole_model(self) -> Figures:
+        from engine import LLM
+        from engine.cli.measure import Bench as Rates
+        from engine.cli.measure import Case
+
+        with tempfile.TemporaryDirectory() as folder:
+            model = write_model(Path(folder), self.sizes.layers, self.sizes.tiny)
+            decode, prompt = (8, self.sizes.prompt) if self.sizes.tiny else (64, self.sizes.prompt)
+            cases = [Case(n, depth, 0, decode) for n, depth in self.sizes.decode] + [Case(1, 0, prompt, 0)]
+            settings = {
+                "max_num_seqs": max(case.batch for case in cases),
+                "kv_cache_tokens": max(case.tokens(BLOCK) for case in cases) + BLOCK,
+                "max_model_len": max(case.context for case in cases) + BLOCK,
+            }
+            with LLM(model, backend=self.backend, **settings) as llm:
+                rates = Rates(llm)
+                results = [rates.measure(case, 1 if self.sizes.tiny else 3, rates.refusal(case)) for case in cases]
+                memory = llm.loaded.memory
+                token = sum(group.bytes_a_token for group in memory.groups)
+                weights = memory.weights - embedding_bytes(model)
+        found: Figures = {}
+        for case, result in zip(cases, results, strict=True):
+            assert result.skipped is None, result.skipped
+            if case.prompt:
+                found[f"prompt of {case.prompt}"] = {"first_token_s": case.prompt / float(np.median(result.prefill))}
+                continue
+            rate = float(np.median(result.decode))
+            floor = (weights + case.batch * (case.depth + case.decode / 2) * token) / self.bandwidth
+            found[f"decode, {case.batch} x {case.depth}"] = {"tok_s": rate, "of_floor": rate * floor / case.batch}
+        return found
+
+
+def exact_attention(
+    inputs: dict[str, torch.Tensor], states: dict[str, torch.Tensor], attrs: dict[str, Any]
+) -> torch.Tensor:
+    """In float64, a sequence at a time."""
+    rows = []
+    for seq, table in enumerate(inputs["page_table"].long()):
+        context = int(inputs["seq_starts"][seq]) + 1
+        k, v = (
+            (states[n][table].double() * states[f"{n}_scale"][table].double()[..., None] if f"{n}_scale" in states
+             else states[n][table].double()).flatten(0, 1)[:context]
+            for n in ("k", "v")
+        )  # fmt: skip
+        q = inputs["q"][seq].double().view(attrs["kv_heads"], -1, attrs["head_dim"])
+        shares = torch.einsum("hgd,nhd->hgn", q * attrs["scale"], k).softmax(-1)
+        rows.append(torch.einsum("hgn,nhd->hgd", shares, v).flatten())
+    return torch.stack(rows)
+
+
+def one_scale(weight: Any) -> Any:
+    """A Q8_0 matrix with one scale a row, as W8A8 checkpoints have it."""
+    rows = weight.rows().reshape(len(weight.rows()), -1, 34).copy()
+    rows[:, :, :2] = rows[:, :1, :2]
+    return type(weight)("weight", (weight.format, rows.reshape(len(rows), -1), weight.shape))
+
+
+SECTIONS = {
+    "ops": Run.ops, "attention": Run.attention, "matmul": Run.matmul, "weights": Run.weights, "hip": Run.hip,
+    "model": Run.whole_model,
+}  # fmt: skip
+
+
+BARS = (
+    ("attention", ", 16 x", "of_copy", 0.85),
+    ("attention", ", 64 x", "of_copy", 0.85),
+    ("weights", " rows", "of_copy", 0.75),
+    ("model", "decode, 1 x", "of_floor", 0.80),
+    ("model", "decode, 64 x", "of_floor", 0.75),
+    ("model", "decode, 256 x", "of_floor", 0.75),
+)
+"""A section, what a figure's name contains, the figure, and the least that it should be."""
+
+
+def judged(found: Figures) -> list[Figures]:
+    """Whether the bars are met by what was measured."""
+    return [
+        {"bar": f"{section}: {name}", "least": least, "value": figures[key], "met": figures[key] >= least}
+        for section, part, key, least in BARS
+        for name, figures in found.get(section, {}).items()
+        if part in name and isinstance(figures, dict) and key in figures
+    ]
+
+
+def measure(run: Run, sections: list[str]) -> tuple[Figures, bool]:
+    """The figures of each section, and whether none has failed."""
+    info = run.bench.device.describe()
+    found: Figures = {"device": info.name, "details": dict(info.details), "copy_gb_s": run.bandwidth / 1e9}
+    good = True
+    for name in sections:
+        start = time.monotonic()
+        try:
+            found[name] = SECTIONS[name](run)
+        except Exception as error:
+            good = False
+            traceback.print_exc()
+            found[name] = {"failed": f"{type(error).__name__}: {error}"[:1000]}
+        found[name]["seconds"] = round(time.monotonic() - start, 2)
+    found["bars"] = judged(found)
+    return found, good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="cuda", choices=("cuda", "rocm"))
+    parser.add_argument("--sizes", default="full", choices=("full", "tiny"))
+    parser.add_argument("--skip", default="", help="sections to leave out")
+    parser.add_argument("--store", default="", metavar="NAME")
+    options = parser.parse_args()
+    run = Run(options.backend, FULL if options.sizes == "full" else TINY)
+    found, good = measure(run, [name for name in SECTIONS if name not in options.skip.split(",")])
+    print(json.dumps(found, indent=1))
+    if options.store:
+        write(f"gpu-{options.store}", found)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

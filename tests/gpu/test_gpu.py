@@ -1,0 +1,52 @@
+"""benchmarks/gpu.py, which checks and measures a GPU: whole on one, and on the CPU so that it is known to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+
+
+def _run(*options, **environment):
+    """In a process of its own: in this one kernels are interpreted."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    path = os.pathsep.join(sys.path)
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), *options],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout)
+
+
+@pytest.mark.slow
+def test_it_runs_on_the_cpu():
+    found = _run("--sizes", "tiny", TRITON_INTERPRET="1")
+    assert found["ops"]["cases"] > 0 and "interpreter" in found["device"]
+    for section in ("attention", "matmul", "weights", "model"):
+        figures = [value for value in found[section].values() if isinstance(value, dict)]
+        assert figures and all(number > 0 for figure in figures for number in figure.values()), section
+    assert found["bars"] and not any(bar["met"] for bar in found["bars"])
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_every_section_on_a_gpu():
+    """That all answers are right; what the bars say is for the reader of the figures."""
+    from engine.backend.registry import discover
+
+    backend = next((b.name for b in discover() if b.name in ("cuda", "rocm") and b.probe.available), None)
+    if backend is None:
+        pytest.skip("no GPU is here")
+    found = _run("--backend", backend)
+    print(json.dumps(found, indent=1))
