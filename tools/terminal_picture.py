@@ -18,7 +18,7 @@ import pexpect
 import pyte
 
 ROWS, COLUMNS = 30, 92
-QUESTIONS = ("what are you?", "tell me a story about a walrus", "how do I use another model?")
+QUESTIONS = ("what are you?", "tell me a story about a fox", "how do I use another model?")
 TARGET = Path(__file__).resolve().parents[1] / "docs/chat.svg"
 SECONDS = 60.0  # for one answer
 ADVANCE, LEADING, MARGIN = 8.4, 19, 18  # of a character, of a line, around all: pixels at 14 px of a monospaced font

@@ -28,6 +28,7 @@ SEED = 20261121
 HELD_OUT_SEED = SEED + 1  # conversations that training never sees
 CONVERSATIONS = 40  # a step
 STEPS = 4400
+CLOSING = 400  # steps more
 LONGEST = 768  # most tokens of a conversation
 RATE, MUON_RATE = 4e-3, 8e-3
 TOKENIZER_CONVERSATIONS = 20_000
@@ -38,18 +39,21 @@ CURVE = ROOT / "tools/demo/training.json"
 
 
 def schedule(step: int, steps: int) -> float:
-    """Share of the learning rate: up over 50 steps, then 1, then down to 0 over the last 30 %."""
+    """Share of the learning rate: up over 50 steps, then 1, then down to 0 over the last 30 %; in what follows
+    from a quarter down again."""
+    if step >= steps:
+        return 0.25 * max(0.05, 1 - (step - steps) / CLOSING)
     return min(1.0, (step + 1) / 50, max(0.02, (steps - step) / (0.3 * steps)))
 
 
 class Training:
     """The network, its optimizers, and how far they have come."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, steps: int) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, steps: int, closing: int = CLOSING) -> None:
         torch.manual_seed(SEED)
         self.tokenizer = tokenizer
         self.steps = steps
-        self.course = Course(SEED, steps, CONVERSATIONS)
+        self.course = Course(SEED, steps, CONVERSATIONS, closing=closing)
         self.model = Demo(Shape(tokenizer.get_vocab_size()))
         inner = [p for name, p in self.model.named_parameters() if p.ndim == 2 and name != "embedding"]
         others = [p for name, p in self.model.named_parameters() if p.ndim != 2 or name == "embedding"]
@@ -111,10 +115,10 @@ def train(training: Training, checkpoint: Path) -> None:
     """Steps to the end, with a line, a point of the curve and a checkpoint now and then."""
     window: list[float] = []
     began, kept = time.process_time(), training.seconds
-    while training.step < training.steps:
+    while training.step < training.course.total:
         window.append(training.advance())
         training.seconds = kept + time.process_time() - began
-        if training.step % MEASURE_EVERY == 0 or training.step == training.steps:
+        if training.step % MEASURE_EVERY == 0 or training.step == training.course.total:
             point = {
                 "step": training.step,
                 "loss": round(sum(window) / len(window), 4),
@@ -146,7 +150,7 @@ def main() -> None:
     else:
         tokenizer = train_tokenizer(SEED, 500 if options.quick else TOKENIZER_CONVERSATIONS)
         tokenizer.save(str(tokenizer_file))
-    training = Training(tokenizer, 3 if options.quick else options.steps)
+    training = Training(tokenizer, 3, 0) if options.quick else Training(tokenizer, options.steps)
     if checkpoint.exists():
         training.restore(torch.load(checkpoint, weights_only=True))
     train(training, checkpoint)
@@ -159,7 +163,7 @@ def write_curve(training: Training, options: argparse.Namespace) -> None:
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {options.threads} threads, torch {torch.__version__}, bfloat16 products",
         "seed": SEED,
-        "steps": training.step,
+        "steps": training.steps,
         "conversations_a_step": CONVERSATIONS,
         "cpu_s": round(training.seconds),
         "parameters": sum(p.numel() for p in training.model.parameters()),

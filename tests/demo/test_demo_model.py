@@ -47,9 +47,6 @@ def test_tells_a_story_of_sentences(demo):
     assert len(words(story)) >= 30 and words(story).count("fox") >= 2, story
 
 
-@pytest.mark.xfail(
-    strict=True, reason="after 900 steps 31 of 60 are right: nouns never seen are copied in part; more steps are needed"
-)
 def test_questions_and_animals_that_were_held_out(demo, held_out):
     assert (len(held_out.paraphrases), len(held_out.animals)) == (40, 20)
     share, told = share_right(demo, held_out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import queue
+import shutil
 
 import numpy as np
 import openai
@@ -243,3 +244,21 @@ def test_reasoning_is_split_off(start, tmp_path):
     pieces = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert "".join(getattr(d, "reasoning_content", None) or "" for d in pieces) == message.reasoning_content
     assert not any(d.content for d in pieces)
+
+
+def test_what_is_not_said_is_as_the_makers_recommend(start, talker, tmp_path):
+    folder = tmp_path / "greedy"
+    shutil.copytree(talker, folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.0}')
+    client = start(model=folder).openai
+
+    def said(**options) -> str:
+        talk = [{"role": "user", "content": "hello"}]
+        return (
+            client.chat.completions.create(model="tiny", messages=talk, max_tokens=12, **options)
+            .choices[0]
+            .message.content
+        )
+
+    assert len({said(seed=seed) for seed in range(3)} | {said(temperature=0)}) == 1
+    assert len({said(seed=seed, temperature=1.5) for seed in range(3)}) > 1

@@ -49,6 +49,7 @@ class Mixture:
 OPENING = Mixture((0.3, 0.4, 0.07, 0.07), (1, 1, 1, 2, 2, 3), brief=False)
 MAIN = Mixture((0.28, 0.44, 0.05, 0.06), (1, 1, 1, 1, 2))
 LONG = Mixture(MAIN.shares, tuple(range(4, 13)))
+CLOSING = Mixture((0.34, 0.4, 0.12, 0.04), (1, 1, 1, 1, 2))
 
 
 def conversation(seed: int, number: int, mixture: Mixture = MAIN) -> Conversation:
@@ -103,19 +104,24 @@ def _story_turns(rng: random.Random, mixture: Mixture) -> list[Turn]:
 @dataclass(frozen=True)
 class Course:
     """Which conversations each step of a training reads: ``each`` new ones, in the last tenth of the steps a quarter as many
-    of the long ones."""
+    of the long ones; ``closing`` steps more have small talk in larger part."""
 
     seed: int
     steps: int
     each: int
     opening: int = 300  # steps
+    closing: int = 400
+
+    @property
+    def total(self) -> int:
+        return self.steps + self.closing
 
     def step(self, step: int) -> list[Conversation]:
-        long = step >= self.steps * 9 // 10
-        mixture = OPENING if step < self.opening else LONG if long else MAIN
+        long = self.steps * 9 // 10 <= step < self.steps
+        mixture = OPENING if step < self.opening else LONG if long else MAIN if step < self.steps else CLOSING
         first = step * self.each
         return [conversation(self.seed, n, mixture) for n in range(first, first + self.each // (4 if long else 1))]
 
     def texts(self) -> Iterator[str]:
         """All that the model reads in its training, in its order."""
-        return (one.text for step in range(self.steps) for one in self.step(step))
+        return (one.text for step in range(self.total) for one in self.step(step))

@@ -110,6 +110,7 @@ def _params(body: ChatBody, model: ServedModel, forced: StructuredOutputs | None
         raise ApiError(400, "A call of a tool is forced, and a form is asked for, too; leave one out.", "tool_choice")
     most = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     params = body.sampling(
+        model.recommended,
         max_tokens=most,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=forced,

@@ -72,7 +72,7 @@ async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work
     """Tokenizes, checks and takes a place; ApiError or EngineError where that cannot be done."""
     echo = bool(body.echo)
     params = body.sampling(
-        best_of=body.best_of, logprobs=body.logprobs, prompt_logprobs=body.logprobs if echo else None
+        model.recommended, best_of=body.best_of, logprobs=body.logprobs, prompt_logprobs=body.logprobs if echo else None
     )
     if body.stream and params.samples > params.n:
         raise ApiError(400, "best_of above n chooses at the end, and cannot be streamed.", "best_of")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -91,10 +92,12 @@ class SamplingFields(Body):
     cache_salt: str | None = None
     user: str | None = None
 
-    def sampling(self, **others: Any) -> SamplingParams:
-        """As sampling parameters, with ``others`` over them. RequestError where one is out of range."""
+    def sampling(self, recommended: Mapping[str, float], **others: Any) -> SamplingParams:
+        """As sampling parameters, with ``others`` over them and what the model's makers recommend below them. RequestError
+        where one is out of range."""
         own = {name: getattr(self, name) for name in _SAMPLING}
-        given = {name: value for name, value in (own | others).items() if value is not None}
+        said = {name: value for name, value in (own | others).items() if value is not None}
+        given = {**recommended, **said}
         if self.logit_bias is not None:
             given["logit_bias"] = _biases(self.logit_bias)
         if (form := self.form()) is not None:

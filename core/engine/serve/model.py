@@ -74,6 +74,11 @@ class ServedModel:
                 raise ApiError(503, f"{self.name} cannot be loaded: {error}", "model", "model_not_loaded") from error
 
     @property
+    def recommended(self) -> Mapping[str, float]:
+        """How its makers would have it sampled where a request does not say."""
+        return self.llm.engine.loaded.checkpoint.sampling
+
+    @property
     def max_model_len(self) -> int:
         return self.llm.engine.loaded.max_model_len
 
