@@ -107,6 +107,23 @@ def startup() -> str:
     return "\n".join(lines)
 
 
+def chat_times() -> str:
+    result = load("chat-times")
+    demo, sooner = result["demo_first_token_s"], result["times_sooner"]
+    rows = [
+        ("`engine chat` with the demo, from its start to the first character", f"{demo:.2f} s", "0.5 s", demo < 0.5),
+        (
+            f"first token of the second turn after {result['prompt_tokens']} tokens, KV kept",
+            f"{result['second_turn_kept_s']:.2f} s, {sooner:.0f} times sooner than without",
+            "10 times",
+            sooner >= 10,
+        ),
+    ]
+    lines = ["| what | figure | bar |", "|---|---|---|"]
+    lines += [f"| {what} | {figure} | {bar}: {'met' if met else '**missed**'} |" for what, figure, bar, met in rows]
+    return "\n".join([*lines, "", f"{result['model']}; {origin(result)}"])
+
+
 def profile() -> str:
     """Milliseconds a step by kernel, a column a work."""
     result = load("step-profile")
@@ -123,7 +140,7 @@ def profile() -> str:
 
 
 TABLES = {
-    "README.md": {"cpu-peers": peers, "accuracy": accuracy, "startup": startup},
+    "README.md": {"cpu-peers": peers, "accuracy": accuracy, "startup": startup, "chat-times": chat_times},
     "docs/performance.md": {"step-profile": profile, "cpu-peers-epyc": epyc, "opencl-peers": opencl},
 }
 
