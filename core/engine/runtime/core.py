@@ -17,6 +17,7 @@ from ..kv import HostPool
 from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
+from .pace import Pace
 from .request import Request
 from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
@@ -46,6 +47,7 @@ class _InFlight:
     rows: tuple[Row, ...]
     ticket: Ticket
     swaps: SwapTickets
+    submitted: float
 
 
 @dataclass
@@ -93,6 +95,7 @@ class EngineCore:
         self._next_id = 0
         self._steps = 0
         self._progress = time.monotonic()
+        self._pace = None if config.decode_slowdown is None else Pace(config.decode_slowdown)
         self._failure: EngineError | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine-loop", daemon=True)
@@ -222,7 +225,8 @@ class EngineCore:
 
     def _submit(self) -> None:
         while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
-            step = self.scheduler.schedule(suspect)
+            joining = None if self._pace is None else self._pace.allowance(self.scheduler.decodes)
+            step = self.scheduler.schedule(suspect, joining)
             if step is None:
                 return
             params = self._row_params(step)
@@ -233,7 +237,7 @@ class EngineCore:
             except Exception as error:
                 self._recover(step, error)
                 return
-            self._in_flight.append(_InFlight(step, rows, ticket, swaps))
+            self._in_flight.append(_InFlight(step, rows, ticket, swaps, time.monotonic()))
 
     def _row_params(self, step: ScheduledStep) -> dict[int, RowParams]:
         """Of each sequence, with what its logits processors want; a request whose processor fails ends here."""
@@ -268,7 +272,10 @@ class EngineCore:
             self._recover(flight.step, error)
             return
         self._steps += 1
-        self._progress = time.monotonic()
+        started, self._progress = max(self._progress, flight.submitted), time.monotonic()
+        if self._pace is not None:
+            decodes = flight.step.decode_count
+            self._pace.note(decodes, flight.step.num_tokens - decodes, self._progress - started)
         if self._suspects and flight.rows:  # a token came: it has run past where the step broke
             self._suspects.popleft()
         emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None}
