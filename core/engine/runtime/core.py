@@ -22,9 +22,10 @@ from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
 from .swap import HostBlocks, SwapTickets
 
+NO_STATES = "The device's session gives no hidden states, so nothing can be embedded on it; choose another backend."
 NO_TOKEN = 2
 STATUS = {
-    1: "The model gave logits that are not finite numbers; the checkpoint or this prompt is damaged.",
+    1: "The model gave numbers that are not finite; the checkpoint or this prompt is damaged.",
     NO_TOKEN: "No token is left to choose: the logit bias, the mask or the n-grams ban them all.",
 }
 
@@ -269,13 +270,14 @@ class EngineCore:
             return
         self._steps += 1
         self._progress = time.monotonic()
-        if self._suspects and flight.rows:  # a token came: it has run past where the step broke
+        if self._suspects and (flight.rows or result.embeddings is not None):  # it has run past where the step broke
             self._suspects.popleft()
         emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None}
         values = result.tokens.tolist()
         tokens = {seq: values[n] for seq, n in emitted.items()}
         failed = {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(flight, result) if code}
         self._score(flight, result)
+        failed |= self._pool(flight.step, result)
         for update in self.scheduler.complete(flight.step, tokens, failed):
             self._publish(update, result, emitted)
         self._host.keep(self.scheduler.swapper.held)
@@ -297,6 +299,21 @@ class EngineCore:
                 want, token = request.params.prompt_logprobs, request.prompt_ids[row.position]
                 request.prompt_logprobs[row.position] = _logprobs(result, n, want, token)
 
+    def _pool(self, step: ScheduledStep, result: StepResult) -> dict[int, str]:
+        """Hands the hidden states of a step to the embeddings that they are for; says which sequences fail, if the session
+        gives none."""
+        wanting = [part for part in step.sequences if part.embedded[0] < part.embedded[1]]
+        if result.embeddings is None:
+            return {part.seq_id: NO_STATES for part in wanting}
+        start = 0
+        for part in wanting:
+            stop = start + part.embedded[1] - part.embedded[0]
+            member = self._members.get(part.seq_id)
+            if member is not None and member.request.pooler is not None:
+                member.request.pooler.take(result.embeddings[start:stop])
+            start = stop
+        return {}
+
     def _fault(self, seq_id: int, status: int) -> str:
         """Why a row has failed; its sequence may have ended meanwhile."""
         member = self._members.get(seq_id)
@@ -315,6 +332,14 @@ class EngineCore:
                 self._event(member.request, member.index, None, None, False, "error", update.error)
             else:
                 self._end(member.request, "error", update.error)
+            return
+        if member.request.pooler is not None:
+            self._drop(seq.seq_id)
+            member.request.embedding = vector = member.request.pooler.vector()
+            finite = vector is not None
+            self._event(
+                member.request, 0, None, None, False, "stop" if finite else "error", None if finite else STATUS[1]
+            )
             return
         if update.token_id is None:
             return
@@ -391,16 +416,20 @@ class EngineCore:
         if request.beam is not None:
             tokenizer = self._loaded.checkpoint.tokenizer() if params.stop else None
             group = BeamGroup(make_search(request, request.beam, limit, tokenizer), [self._next_id])
+        pooler, ids = request.pooler, request.prompt_ids
+        if pooler is not None:
+            ids, limit = pooler.needed(ids), 0
         first = Sequence(
             self._next_id,
             request.request_id,
-            list(request.prompt_ids),
+            list(ids),
             limit,
             request.priority,
             request.salt,
             synchronous=bool(request.processors or request.matchers) or group is not None,
             beam=group is not None,
             scores_prompt=params.prompt_logprobs is not None,
+            embeds_from=None if pooler is None else pooler.first(len(ids)),
         )
         added = self.scheduler.add(first, 1 if group is not None else params.samples)
         self._next_id += len(added)

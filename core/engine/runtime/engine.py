@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..errors import RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
@@ -15,6 +16,7 @@ from ..scheduler import SchedulerStats
 from .core import EngineCore, Health
 from .detokenize import continuation
 from .load import Loaded
+from .pooling import PoolingParams
 from .request import Request, Sink
 from .stage3 import Stage3
 
@@ -123,6 +125,24 @@ class Engine:
             prompt_logprobs=None if params.prompt_logprobs is None else [None] * len(prompt_ids),
             salt=salt,
         )
+
+    def embedding(
+        self,
+        prompt: str | tuple[int, ...],
+        params: PoolingParams,
+        sink: Sink,
+        priority: int = 0,
+        salt: bytes = b"",
+    ) -> Request:
+        """A request for the embedding of a text or of token ids, checked but not admitted; ``sink`` gets its one output.
+        Raises RequestError, or FormatError where the model's files want a pooling that is not there."""
+        ids = self.encode(prompt)
+        if not prompt or not ids:
+            raise RequestError("input is empty; give a text or token ids to embed.")
+        pooler = params.pooler(self.loaded.checkpoint.embedding(), self.loaded.program.hidden)
+        text = prompt if isinstance(prompt, str) else None
+        request = self.request(text, ids, SamplingParams(), sink, None, priority, False, salt)
+        return replace(request, pooler=pooler)
 
     def _matchers(self, params: SamplingParams) -> list[Matcher]:
         """A grammar's state for each sample; RequestError says what is wrong with the grammar."""

@@ -1,0 +1,80 @@
+"""Embeddings: how the hidden states of a text's tokens, as the final norm leaves them, become one vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from ..backend.v1 import Array
+from ..errors import RequestError
+from ..formats.pooling import Embedding, Pooling
+
+KINDS: tuple[str, ...] = get_args(Pooling)
+
+
+@dataclass(frozen=True)
+class PoolingParams:
+    """``pooling``: the state of the last token, the mean of all, or that of the first ("cls"); ``normalize``: to length 1;
+    both as the model's files say where they are None. ``dimensions``: only so many of the first are kept, as models that
+    were trained for it (Matryoshka) allow."""
+
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooling is not None and self.pooling not in KINDS:
+            raise RequestError(f"pooling is {self.pooling!r}; it is one of {', '.join(KINDS)}.")
+        if self.dimensions is not None and self.dimensions < 1:
+            raise RequestError(f"dimensions is {self.dimensions}; it is at least 1.")
+
+    def pooler(self, usual: Embedding, hidden: int) -> Pooler:
+        """What pools one text of a model with states of ``hidden`` numbers. RequestError for more dimensions than those."""
+        if self.dimensions is not None and self.dimensions > hidden:
+            raise RequestError(f"dimensions is {self.dimensions}; embeddings of this model have {hidden}.")
+        normalize = usual.normalize if self.normalize is None else self.normalize
+        return Pooler(self.pooling or usual.pooling, normalize, self.dimensions or hidden)
+
+
+@dataclass
+class Pooler:
+    """One text's vector in the making. Sums are in f64, in the order of the tokens, so that they do not depend on how
+    steps cut the text."""
+
+    pooling: Pooling
+    normalize: bool
+    dimensions: int
+    _sum: Array | None = None
+    _count: int = 0
+
+    def first(self, tokens: int) -> int:
+        """The position from which on states are wanted, of a text of so many tokens."""
+        return tokens - 1 if self.pooling == "last" else 0
+
+    def needed(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens to compute: no later one changes the first one's state."""
+        return ids[:1] if self.pooling == "cls" else ids
+
+    def take(self, states: Array) -> None:
+        """The next wanted tokens' states, f32 [tokens, hidden]."""
+        if self._sum is None:
+            self._sum = np.zeros(states.shape[1], np.float64)
+        for state in states:
+            self._sum += state
+        self._count += len(states)
+
+    def vector(self) -> Array | None:
+        """f32 [dimensions]; None where a state was not finite."""
+        assert self._sum is not None
+        found = self._sum[: self.dimensions] / self._count
+        if not np.isfinite(self._sum).all():
+            return None
+        if self.normalize:
+            found /= max(float(np.sqrt(np.square(found).sum())), _LEAST)
+        return found.astype(np.float32)
+
+
+_LEAST = 1e-12
+"""What a vector of zeros is divided by."""
