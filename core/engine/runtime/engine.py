@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..errors import RequestError, TokenizerError
+from ..errors import AdmissionError, FormatError, RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
 from ..sampling import BeamSearchParams, SamplingParams
 from ..sampling.grammar import GrammarCompiler, Matcher
@@ -135,11 +135,17 @@ class Engine:
         salt: bytes = b"",
     ) -> Request:
         """A request for the embedding of a text or of token ids, checked but not admitted; ``sink`` gets its one output.
-        Raises RequestError, or FormatError where the model's files want a pooling that is not there."""
-        ids = self.encode(prompt)
+        Raises RequestError, or AdmissionError where the input is longer than the context: it is never cut."""
+        ids, room = self.encode(prompt), self.loaded.max_model_len
         if not prompt or not ids:
             raise RequestError("input is empty; give a text or token ids to embed.")
-        pooler = params.pooler(self.loaded.checkpoint.embedding(), self.loaded.program.hidden)
+        if len(ids) > room:
+            raise AdmissionError(f"The input has {len(ids)} tokens, and the context holds {room}; shorten it.")
+        try:
+            usual = self.loaded.checkpoint.embedding()
+        except FormatError as error:
+            raise RequestError(str(error)) from error
+        pooler = params.pooler(usual, self.loaded.program.hidden)
         text = prompt if isinstance(prompt, str) else None
         request = self.request(text, ids, SamplingParams(), sink, None, priority, False, salt)
         return replace(request, pooler=pooler)

@@ -8,10 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..backend.v1 import Array
-from ..errors import EngineError, RequestError
+from ..errors import RequestError
 from ..formats.pooling import Pooling
 from ..formats.tokenizer import Tokenizer
 from ..hub import located
@@ -20,7 +18,7 @@ from .config import EngineConfig
 from .engine import Engine, Params
 from .load import Loaded, Progress, load
 from .outputs import RequestOutput
-from .pooling import PoolingParams
+from .pooling import PoolingParams, stacked
 from .prompt import Prompt, listed, plain
 from .request import Request
 
@@ -96,7 +94,7 @@ class LLM:
         params = PoolingParams(pooling, normalize, dimensions)
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
         requests = [self.engine.embedding(prompt, params, outputs.put) for prompt in listed(prompts)]
-        return np.stack([embedding_of(output) for output in self._finished(requests, outputs, None)])
+        return stacked(self._finished(requests, outputs, None))
 
     def render(self, messages: Sequence[Message], **template: Any) -> str:
         """The prompt that the model's chat template makes of a conversation."""
@@ -182,13 +180,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def embedding_of(output: RequestOutput) -> Array:
-    """f32 [dimensions] of a request for one that has ended; EngineError says why there is none."""
-    if output.embedding is None:
-        raise EngineError(str(output.outputs[0].stop_reason))
-    return output.embedding
 
 
 def _params(given: P | Sequence[P] | None, kind: type[P], count: int) -> list[P]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 
 from ..backend.v1 import Array
-from ..errors import RequestError
+from ..errors import EngineError, RequestError
 from ..formats.pooling import Embedding, Pooling
+from .outputs import RequestOutput
 
 KINDS: tuple[str, ...] = get_args(Pooling)
 
@@ -78,3 +80,13 @@ class Pooler:
 
 _LEAST = 1e-12
 """What a vector of zeros is divided by."""
+
+
+def stacked(outputs: Iterable[RequestOutput]) -> Array:
+    """f32 [outputs, dimensions] of requests for embeddings that have ended; EngineError says why there is one missing."""
+    found = []
+    for output in outputs:
+        if output.embedding is None:
+            raise EngineError(str(output.outputs[0].stop_reason))
+        found.append(output.embedding)
+    return np.stack(found) if found else np.zeros((0, 0), np.float32)

@@ -263,10 +263,6 @@ class Scheduler:
             raise AdmissionError(f"max_tokens is {sequence.max_tokens}; it must be at least 1.")
         if min(sequence.token_ids) < 0 or max(sequence.token_ids) > MAX_TOKEN_ID:
             raise AdmissionError(f"the prompt has a token id outside of 0 to {MAX_TOKEN_ID}.")
-        if sequence.embeds_from is not None and prompt > limit:
-            raise AdmissionError(
-                f"an input of {prompt} tokens cannot be embedded, since the context holds {limit}; shorten it."
-            )
         if prompt + sequence.max_tokens > limit:
             raise AdmissionError(
                 f"a prompt of {prompt} tokens and max_tokens {sequence.max_tokens} make "
