@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import tiny_models
 from engine import LLM, AsyncLLM, SamplingParams
 from engine.errors import AdmissionError, EngineError, FormatError, RequestError
 from engine.formats import open_checkpoint
-from engine.runtime.pooling import Pooler, PoolingParams
+from engine.runtime.pooling import Pooler, PoolingParams, stacked
 from engine.testing.checkpoints import VOCAB, write_checkpoint
 
 KINDS = ("last", "mean", "cls")
@@ -27,7 +28,7 @@ def pooled(states, pooling):
     return {"last": states[-1], "mean": states.mean(0), "cls": states[0]}[pooling]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
 def test_hidden_states_are_transformers(tmp_path, cpu, kind):
     """In chunks of 40 tokens. States are some units large; sums in f32 differ by 1e-5 of that."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -68,10 +69,6 @@ def test_alone_in_company_and_in_any_chunks(open_llm, backend, llm, idle):
 
 def together(llm, given, pooling, prompts, params):
     """Embeddings and generations that are admitted at once: so f32 [given, hidden], and the outputs."""
-    import queue
-
-    from engine.runtime.pooling import stacked
-
     outputs = queue.SimpleQueue()
     wanted = PoolingParams(pooling)
     embeddings = [llm.engine.embedding(tuple(ids), wanted, outputs.put) for ids in given]
@@ -94,8 +91,6 @@ def test_cached_tokens_help_where_they_can(llm):
 
 
 def last_request(llm, ids, pooling):
-    import queue
-
     outputs = queue.SimpleQueue()
     llm.engine.admit(llm.engine.embedding(tuple(ids), PoolingParams(pooling), outputs.put))
     return outputs.get(timeout=60)
@@ -183,10 +178,11 @@ def test_a_sum_does_not_depend_on_its_parts():
 
 
 def modules(*names):
-    return [
-        {"type": f"sentence_transformers.models.{name}", "path": "1_Pooling" if name == "Pooling" else ""}
-        for name in names
-    ]
+    paths = {"Pooling": "1_Pooling"}
+    return [{"type": f"sentence_transformers.models.{name}", "path": paths.get(name, "")} for name in names]
+
+
+POOLED = modules("Transformer", "Pooling")
 
 
 @pytest.mark.parametrize(
@@ -195,18 +191,18 @@ def modules(*names):
         (None, {}, ("last", True)),
         (modules("Transformer", "Pooling", "Normalize"), {"pooling_mode_lasttoken": True}, ("last", True)),
         (
-            modules("Transformer", "Pooling"),
+            POOLED,
             {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False},
             ("mean", False),
         ),
-        (modules("Transformer", "Pooling"), {"pooling_mode": "cls"}, ("cls", False)),
-        (modules("Transformer", "Pooling"), {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
+        (POOLED, {"pooling_mode": "cls"}, ("cls", False)),
+        (POOLED, {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
         (
-            modules("Transformer", "Pooling"),
+            POOLED,
             {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
             "pools by",
         ),
-        (modules("Transformer", "Pooling"), {}, "pools by nothing"),
+        (POOLED, {}, "pools by nothing"),
         (modules("Transformer", "Dense"), {}, "Dense"),
         ([{"type": "a.Pooling", "path": "../elsewhere"}], {}, "plain name"),
         ([5], {}, "module None"),
