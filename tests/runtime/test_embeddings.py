@@ -9,6 +9,7 @@ import queue
 import numpy as np
 import pytest
 import tiny_models
+from safetensors.numpy import load_file
 
 from engine import LLM, AsyncLLM, SamplingParams
 from engine.errors import AdmissionError, EngineError, FormatError, RequestError
@@ -172,6 +173,27 @@ def test_a_sum_does_not_depend_on_its_parts():
             parts.take(part)
         assert (parts.vector() == whole.vector()).all()
     np.testing.assert_allclose(whole.vector(), states.astype(np.float64).mean(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_checkpoints_without_a_head(llama, tmp_path, cpu, tied):
+    """As transformers' AutoModel saves them."""
+    tensors = load_file(llama / "model.safetensors")
+    whole, base = tmp_path / "whole", tmp_path / "base"
+    for folder in (whole, base):
+        folder.mkdir()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] if tied else tensors["lm_head.weight"]
+    tiny_models.write_llama(whole, np.random.default_rng(), tensors)
+    below = {name.removeprefix("model."): array for name, array in tensors.items() if name != "lm_head.weight"}
+    tiny_models.write_llama(base, np.random.default_rng(), below, tie_word_embeddings=tied)
+    params = SamplingParams(temperature=0.0, max_tokens=5)
+    with LLM(whole, backend=cpu, threads=2) as one, LLM(base, backend=cpu, threads=2) as other:
+        assert (one.embed("a text", "mean") == other.embed("a text", "mean")).all()
+        if tied:
+            assert one.generate("a text", params)[0].outputs == other.generate("a text", params)[0].outputs
+        else:
+            with pytest.raises(RequestError, match="no head"):
+                other.generate("a text", params)
 
 
 # -- what files say ----------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from ..kv import HostPool
 from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
+from .pooling import Pooler, take_states
 from .request import Request
 from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
 from .swap import HostBlocks, SwapTickets
 
-NO_STATES = "The device's session gives no hidden states, so nothing can be embedded on it; choose another backend."
 NO_TOKEN = 2
 STATUS = {
     1: "The model gave numbers that are not finite; the checkpoint or this prompt is damaged.",
@@ -277,7 +277,7 @@ class EngineCore:
         tokens = {seq: values[n] for seq, n in emitted.items()}
         failed = {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(flight, result) if code}
         self._score(flight, result)
-        failed |= self._pool(flight.step, result)
+        failed |= take_states(flight.step, result.embeddings, self._pooler)
         for update in self.scheduler.complete(flight.step, tokens, failed):
             self._publish(update, result, emitted)
         self._host.keep(self.scheduler.swapper.held)
@@ -299,20 +299,9 @@ class EngineCore:
                 want, token = request.params.prompt_logprobs, request.prompt_ids[row.position]
                 request.prompt_logprobs[row.position] = _logprobs(result, n, want, token)
 
-    def _pool(self, step: ScheduledStep, result: StepResult) -> dict[int, str]:
-        """Hands the hidden states of a step to the embeddings that they are for; says which sequences fail, if the session
-        gives none."""
-        wanting = [part for part in step.sequences if part.embedded[0] < part.embedded[1]]
-        if result.embeddings is None:
-            return {part.seq_id: NO_STATES for part in wanting}
-        start = 0
-        for part in wanting:
-            stop = start + part.embedded[1] - part.embedded[0]
-            member = self._members.get(part.seq_id)
-            if member is not None and member.request.pooler is not None:
-                member.request.pooler.take(result.embeddings[start:stop])
-            start = stop
-        return {}
+    def _pooler(self, seq_id: int) -> Pooler | None:
+        member = self._members.get(seq_id)
+        return None if member is None else member.request.pooler
 
     def _fault(self, seq_id: int, status: int) -> str:
         """Why a row has failed; its sequence may have ended meanwhile."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ..errors import AdmissionError, FormatError, RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
@@ -16,7 +15,7 @@ from ..scheduler import SchedulerStats
 from .core import EngineCore, Health
 from .detokenize import continuation
 from .load import Loaded
-from .pooling import PoolingParams
+from .pooling import Pooler, PoolingParams
 from .request import Request, Sink
 from .stage3 import Stage3
 
@@ -87,6 +86,7 @@ class Engine:
         priority: int = 0,
         stream: bool = True,
         salt: bytes = b"",
+        pooler: Pooler | None = None,
     ) -> Request:
         """A request, checked but not admitted; ``sink`` will get its outputs on stage 3's thread, each token's or,
         without ``stream``, the last alone. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
@@ -97,6 +97,8 @@ class Engine:
             raise RequestError(
                 "best_of above n and beam search choose at the end, so their outputs cannot be streamed."
             )
+        if pooler is None and not self.loaded.model.generates:
+            raise RequestError("This checkpoint has no head (lm_head); it can embed texts, and not generate any.")
         self._check(params)
         with self._lock:
             self._ids += 1
@@ -123,6 +125,7 @@ class Engine:
             ranked=ranked,
             processors=make_processors(params.logits_processors, self.loaded.program.vocab),
             prompt_logprobs=None if params.prompt_logprobs is None else [None] * len(prompt_ids),
+            pooler=pooler,
             salt=salt,
         )
 
@@ -147,8 +150,7 @@ class Engine:
             raise RequestError(str(error)) from error
         pooler = params.pooler(usual, self.loaded.program.hidden)
         text = prompt if isinstance(prompt, str) else None
-        request = self.request(text, ids, SamplingParams(), sink, None, priority, False, salt)
-        return replace(request, pooler=pooler)
+        return self.request(text, ids, SamplingParams(), sink, None, priority, False, salt, pooler)
 
     def _matchers(self, params: SamplingParams) -> list[Matcher]:
         """A grammar's state for each sample; RequestError says what is wrong with the grammar."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -11,6 +11,7 @@ import numpy as np
 from ..backend.v1 import Array
 from ..errors import EngineError, RequestError
 from ..formats.pooling import Embedding, Pooling
+from ..scheduler import ScheduledStep
 from .outputs import RequestOutput
 
 KINDS: tuple[str, ...] = get_args(Pooling)
@@ -80,6 +81,24 @@ class Pooler:
 
 _LEAST = 1e-12
 """What a vector of zeros is divided by."""
+
+
+NO_STATES = "The device's session gives no hidden states, so nothing can be embedded on it; choose another backend."
+
+
+def take_states(step: ScheduledStep, states: Array | None, pooler: Callable[[int], Pooler | None]) -> dict[int, str]:
+    """Hands the states that a step has given, f32 [tokens, hidden], to the poolers of its sequences, of those that are still
+    there; says which sequences fail, where the session has given none."""
+    wanting = [part for part in step.sequences if part.embedded[0] < part.embedded[1]]
+    if states is None:
+        return {part.seq_id: NO_STATES for part in wanting}
+    start = 0
+    for part in wanting:
+        stop = start + part.embedded[1] - part.embedded[0]
+        if (own := pooler(part.seq_id)) is not None:
+            own.take(states[start:stop])
+        start = stop
+    return {}
 
 
 def stacked(outputs: Iterable[RequestOutput]) -> Array:
