@@ -14,7 +14,7 @@ from ..formats.pooling import Embedding, Pooling
 from ..scheduler import ScheduledStep
 from .outputs import RequestOutput
 
-KINDS: tuple[str, ...] = get_args(Pooling)
+KINDS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 @dataclass(frozen=True)
