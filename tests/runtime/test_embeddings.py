@@ -59,7 +59,8 @@ def test_alone_in_company_and_in_any_chunks(open_llm, backend, llm, idle):
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     answers = [output.outputs for output in llm.generate(given[2:5], params)]
     few = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 128}
-    for settings in ({}, few, {"kv_cache_tokens": 160, "max_model_len": 128}):
+    little = {"kv_cache_tokens": 160, "max_model_len": 128}
+    for settings in ({}, few, little, little | {"preemption": "swap"}):
         other = open_llm(backend, **settings)
         for pooling in KINDS:
             mixed, texts = together(other, given, pooling, given[2:5], params)
