@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from safetensors.numpy import load_file
 from engine import LLM, AsyncLLM, SamplingParams
 from engine.errors import AdmissionError, EngineError, FormatError, RequestError
 from engine.formats import open_checkpoint
+from engine.runtime.load import Loaded
 from engine.runtime.pooling import Pooler, PoolingParams, stacked
 from engine.testing.checkpoints import VOCAB, write_checkpoint
 
@@ -150,6 +153,37 @@ def test_states_that_are_not_finite_fail_alone(tmp_path, cpu):
         assert (llm.embed([[5, 6]]) == good).all()
 
 
+@dataclass
+class OlderSession:
+    """A device's own, written before there were embeddings."""
+
+    session: Any
+
+    def submit(self, inputs):
+        return OlderTicket(self.session.submit(inputs))
+
+    def close(self):
+        self.session.close()
+
+
+@dataclass
+class OlderTicket:
+    ticket: Any
+
+    def wait(self):
+        return replace(self.ticket.wait(), embeddings=None)
+
+
+def test_a_session_that_gives_no_states_fails_embeddings_alone(llama, cpu, monkeypatch):
+    make = Loaded.session
+    monkeypatch.setattr(Loaded, "session", lambda self: OlderSession(make(self)))
+    with LLM(llama, backend=cpu, threads=2, max_num_batched_tokens=40) as llm:
+        for pooling in KINDS:
+            with pytest.raises(EngineError, match="gives no hidden states"):
+                llm.embed([[5] * 100, [6]], pooling)
+        assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
 def test_two_ranks_give_what_one_gives(install, llama):
     """Sums over two halves differ in their last bits."""
     install("engine.backends", "threaded", "thread_group:threaded")
@@ -161,6 +195,16 @@ def test_two_ranks_give_what_one_gives(install, llama):
             got = two.embed(given, pooling)
         with LLM(llama, backend="reference", **settings) as one:
             np.testing.assert_allclose(got, one.embed(given, pooling), atol=1e-5)
+
+
+@pytest.mark.parametrize("place", ["gather_rows: reference; rest: cpu", "layers 1: cpu; rest: reference"])
+def test_over_several_devices(llama, cpu, place):
+    rng = np.random.default_rng()
+    given = [rng.integers(3, 300, n).tolist() for n in (1, 30, 100)]
+    settings = {"kv_cache_dtype": "f32", "max_num_batched_tokens": 40, "threads": 2}
+    with LLM(llama, place=place, **settings) as several, LLM(llama, backend=cpu, **settings) as one:
+        for pooling in KINDS:
+            np.testing.assert_allclose(several.embed(given, pooling), one.embed(given, pooling), atol=1e-5)
 
 
 def test_a_sum_does_not_depend_on_its_parts():

@@ -71,9 +71,9 @@ class Pooler:
     def vector(self) -> Array | None:
         """f32 [dimensions]; None where a state was not finite."""
         assert self._sum is not None
-        found = self._sum[: self.dimensions] / self._count
         if not np.isfinite(self._sum).all():
             return None
+        found = self._sum[: self.dimensions] / self._count
         if self.normalize:
             found /= max(float(np.sqrt(np.square(found).sum())), _LEAST)
         return found.astype(np.float32)
@@ -81,8 +81,6 @@ class Pooler:
 
 _LEAST = 1e-12
 """What a vector of zeros is divided by."""
-
-
 NO_STATES = "The device's session gives no hidden states, so nothing can be embedded on it; choose another backend."
 
 

@@ -167,8 +167,9 @@ def routes(models: Models) -> APIRouter:
     async def show(body: ShowAsked) -> dict[str, Any]:
         model = await models.find_tagged(body.model)
         family = model.llm.engine.loaded.model.family
+        able = ["completion", "embedding"] if model.llm.engine.loaded.model.generates else ["embedding"]
         info = {"general.architecture": family, f"{family}.context_length": model.max_model_len}
-        return {"details": _described(model)["details"], "model_info": info, "capabilities": ["completion"]}
+        return {"details": _described(model)["details"], "model_info": info, "capabilities": able}
 
     @router.get("/api/version")
     async def version() -> dict[str, str]:
