@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the peer: llama.cpp's own benchmarks and library, from the source inside llama-cpp-python's source distribution.
-# usage: benchmarks/build_llama_cpp.sh DIR      (about 8 minutes; afterwards DIR/bin and DIR/venv hold the peer)
+# Builds the peer: llama.cpp's own benchmarks, server and library, from the source inside llama-cpp-python's source distribution.
+# usage: benchmarks/build_llama_cpp.sh DIR      (about 12 minutes; afterwards DIR/bin and DIR/venv hold the peer)
 set -euo pipefail
 version=0.3.36
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -16,11 +16,11 @@ sed -i 's|^    _tile_loadconfig(&tc);|    asm volatile("" : : "m"(tc)); _tile_lo
   "llama_cpp_python-$version/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp"
 compile() {  # compile FOLDER FLAGS TARGET...
   PATH="$dir/venv/bin:$PATH" cmake -B "$1" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF \
-    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF "-DCMAKE_C_FLAGS=$2" "-DCMAKE_CXX_FLAGS=$2" \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF "-DCMAKE_C_FLAGS=$2" "-DCMAKE_CXX_FLAGS=$2" \
     "llama_cpp_python-$version/vendor/llama.cpp" >> build.log
   PATH="$dir/venv/bin:$PATH" cmake --build "$1" --target "${@:3}" >> build.log
 }
-tools="llama-bench llama-batched-bench llama-quantize"
+tools="llama-bench llama-batched-bench llama-quantize llama-server"
 # Which kernels are faster, those of AMX or the others, depends on the work: cpu_peers.py tries every CPU library there is.
 if grep -q '^flags.* amx_tile' /proc/cpuinfo; then
   compile build "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" $tools

@@ -38,6 +38,23 @@ def test_help_loads_nothing_heavy():
     assert done.stderr.strip() == "set()"
 
 
+def _parameters(command):
+    return [(p.name, p.opts, p.secondary_opts, p.default, getattr(p, "help", None)) for p in command.params]
+
+
+def test_a_command_alone_is_the_same_and_loads_no_other():
+    commands = typer.main.get_command(main.make_app()).commands
+    for name, command in commands.items():
+        alone = typer.main.get_command(main.make_app((name,))).commands
+        assert list(alone) == [name]
+        assert _parameters(alone[name]) == _parameters(command)
+    code = "import sys, engine.cli.main as m; m.run(['chat', '--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Talk with a model." in done.stdout
+    loaded = {name.removeprefix("engine.cli.") for name in done.stderr.split() if name.startswith("engine.cli.")}
+    assert loaded == {"main", "chat", "options"}
+
+
 def test_version_and_bare_command(engine):
     assert engine("--version").out == f"engine {__version__}\n"
     bare, asked = engine(), engine("--help")
@@ -89,7 +106,7 @@ def _raising(error: BaseException):
     ],
 )
 def test_faults_are_one_line_and_a_status(engine, monkeypatch, error, status, said):
-    monkeypatch.setattr(main, "app", _raising(error))
+    monkeypatch.setattr(main, "make_app", lambda *names: _raising(error))
     done = engine("generate")
     assert done.status == status and done.err.startswith(said) and done.err.count("\n") == bool(said)
     monkeypatch.setenv("ENGINE_DEBUG", "1")
@@ -124,7 +141,7 @@ def test_a_closed_pipe_is_quiet_when_all_was_buffered(llama):
 
 
 def test_each_command_has_examples_of_options_that_exist():
-    commands = typer.main.get_command(main.app).commands
+    commands = typer.main.get_command(main.make_app()).commands
     for name, command in commands.items():
         if name == "plugin":  # a group, whose command is told by what it writes
             continue

@@ -18,7 +18,7 @@ from demo.stories import Cast, request, story
 from demo.tokens import BOS, END, MARKS, TEMPLATE, encode, rows_of, train_tokenizer
 from train_demo import SEED
 
-from engine.cli.main import app
+from engine.cli.main import make_app
 from engine.formats.chat_template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +73,7 @@ def test_a_pattern_gives_each_of_its_texts():
 
 
 def test_commands_files_and_options_that_answers_name_exist():
+    app = make_app()
     commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
     answers = " ".join(" ".join(topic.answers) for topic in TOPICS)
     named = set(re.findall(r"`engine ([a-z]+)", answers))

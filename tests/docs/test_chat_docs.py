@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.chat import commands, settings
-from engine.cli.main import app
+from engine.cli.main import make_app
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = [
@@ -34,7 +34,7 @@ def test_tables_are_current(file, name, table):
 def test_each_flag_of_the_table_is_one_of_the_command():
     import typer
 
-    parameters = typer.main.get_command(app).commands["chat"].params
+    parameters = typer.main.get_command(make_app()).commands["chat"].params
     flags = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     for name in settings.Settings.model_fields:
         flag = settings.flag(name).strip("`")

@@ -62,6 +62,7 @@ def together(open_llm, backend, **settings):
         {"max_num_batched_tokens": 64, "max_num_seqs": 3},
         {"block_size": 8},
         {"block_size": 32, "max_num_batched_tokens": 40, "max_num_seqs": 20},
+        {"decode_slowdown": 1.2, "max_num_seqs": 5},
     ],
     ids=str,
 )

@@ -19,6 +19,7 @@ from engine.scheduler import (
     SchedulerConfig,
     Sequence,
 )
+from engine.scheduler.sequence import NO_SLOT
 
 POISON = None
 
@@ -240,10 +241,15 @@ class Engine:
         if sequence.scores_prompt:
             self.scored[seq_id] = set()
 
-    def schedule(self, only: str | None = None) -> bool:
-        step = self.scheduler.schedule(only)
+    def schedule(self, only: str | None = None, joining: int | None = None) -> bool:
+        decodes = {s.seq_id for s in self.scheduler.sequences.values() if s.slot != NO_SLOT and s.wanted == 1}
+        step = self.scheduler.schedule(only, joining)
         if step is None:
             return False
+        others = sum(part.count for part in step.sequences if part.seq_id not in decodes)
+        if joining is not None and others < step.num_tokens:
+            assert others <= joining
+            self.seen["steps in which few tokens join"] += others == joining > 0
         assert only in (None, *(self.sequences[part.seq_id].request_id for part in step.sequences))
         assert step.num_tokens <= self.config.max_batch_tokens
         rows = sum(part.emits + part.scored[1] - part.scored[0] for part in step.sequences)

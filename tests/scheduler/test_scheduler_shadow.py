@@ -110,10 +110,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.engine.complete()
                 self.engine.settle()
 
-    @rule()
-    def schedule(self) -> None:
+    @rule(joining=st.none() | st.integers(0, 9))
+    def schedule(self, joining: int | None) -> None:
         if len(self.engine.in_flight) < self.engine.depth:
-            self.engine.schedule()
+            self.engine.schedule(joining=joining)
 
     @rule()
     def complete(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,18 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.backend.v1 import API, Array, CollectivesManifest, Group, Probe
+from engine.backend.v1 import API, Array, CollectiveCall, CollectivesError, CollectivesManifest, Group, Probe
 
 _INLINE = 1 << 14
 """Bytes of a value that travel with its description: most of a decode step's go in one exchange."""
-_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.int32))
-_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-_MOST_AXES = 8
-_HEADER = 8 * (4 + _MOST_AXES)
-
-
-class GlooError(Exception):
-    """The group has come to its end; the text is a sentence."""
+_DTYPES = {"float32": "f32", "float16": "f16", "uint16": "bf16", "int32": "i32"}
 
 
 class Gloo:
@@ -70,49 +64,34 @@ class Gloo:
     def _gathered(self, op: str, value: Array, axis: int) -> list[Array]:
         """The values of all ranks."""
         value = np.ascontiguousarray(value)
-        firsts = self._describe(op, value, axis)
-        if value.nbytes <= _INLINE:
-            raw = [first[_HEADER : _HEADER + value.nbytes] for first in firsts]
-        else:
-            raw = self._all_gather(_bytes(value))
+        small = value.nbytes <= _INLINE
+        with self._ending():
+            inline = self._agree(_call(op, value, axis), _bytes(value) if small else None)
+            raw = inline if small else self._all_gather(_bytes(value))
         return [_like(value, one, value.shape) for one in raw]
 
     def _exchanged(self, op: str, value: Array) -> list[Array]:
         """This rank's part of the values of all ranks."""
         value = np.ascontiguousarray(value)
-        if value.ndim == 0 or value.shape[0] % self.size:
-            raise self._end(
-                f"A value of shape {list(value.shape)} has a first axis that does not fall into {self.size} equal parts."
-            )
-        self._describe(op, value, 0)
-        sent = self._torch.from_numpy(_bytes(value))
-        got = self._torch.empty_like(sent)
-        self._run(lambda: self._processes.alltoall_base(got, sent, [], []))
-        parts = np.split(got.numpy(), self.size)
-        return [_like(value, part, (value.shape[0] // self.size, *value.shape[1:])) for part in parts]
+        with self._ending():
+            call = _call(op, value)
+            shape = call.part(self.size)
+            self._agree(call)
+            sent = self._torch.from_numpy(_bytes(value))
+            got = self._torch.empty_like(sent)
+            self._run(lambda: self._processes.alltoall_base(got, sent, [], []))
+        return [_like(value, part, shape) for part in np.split(got.numpy(), self.size)]
 
-    def _describe(self, op: str, value: Array, axis: int) -> list[Array]:
-        """What all ranks sent first: a description, which must be this rank's own, and a small value itself."""
-        if value.dtype not in _DTYPES or value.ndim > _MOST_AXES:
-            raise self._end(
-                f"A value of {value.dtype} with {value.ndim} axes cannot be sent; it must be f32, f16, bf16 (as uint16) or i32,"
-                f" with at most {_MOST_AXES} axes."
-            )
-        shape = (*value.shape, *[-1] * (_MOST_AXES - value.ndim))
-        first = np.zeros(_HEADER + _INLINE, np.uint8)
-        first[:_HEADER] = np.array([_OPS.index(op), _DTYPES.index(value.dtype), axis, value.ndim, *shape]).view(
-            np.uint8
-        )
-        if op in _OPS[:2] and value.nbytes <= _INLINE:
-            first[_HEADER : _HEADER + value.nbytes] = _bytes(value)
+    def _agree(self, call: CollectiveCall, inline: Array | None = None) -> list[Array]:
+        """Every rank's bytes ``inline``, sent with its description, which must be this rank's own."""
+        first = np.zeros(call.BYTES + _INLINE, np.uint8)
+        first[: call.BYTES] = np.frombuffer(call.encoded(), np.uint8)
+        end = call.BYTES + (0 if inline is None else len(inline))
+        if inline is not None:
+            first[call.BYTES : end] = inline
         firsts = self._all_gather(first)
-        for rank, other in enumerate(firsts):
-            if other[:_HEADER].tobytes() != first[:_HEADER].tobytes():
-                raise self._end(
-                    f"Rank {rank} called {_described(other)} where rank {self.rank} called {_described(first)}; all ranks must"
-                    " call the same with values that are alike."
-                )
-        return firsts
+        call.check_same(self.rank, [other[: call.BYTES].tobytes() for other in firsts])
+        return [other[call.BYTES : end] for other in firsts]
 
     def _all_gather(self, data: Array) -> list[Array]:
         sent = self._torch.from_numpy(data)
@@ -122,20 +101,28 @@ class Gloo:
 
     def _run(self, begin: Callable[[], Any]) -> None:
         if self._broken is not None:
-            raise GlooError(self._broken)
+            raise CollectivesError(self._broken)
         try:
             begin().wait()
         except RuntimeError as error:
             why = " ".join(str(error).split())
-            raise self._end(
+            raise CollectivesError(
                 f"Rank {self.rank} of {self.size} lost another rank, or none answered for {self._group.timeout:g} s ({why})."
             ) from error
 
-    def _end(self, sentence: str) -> GlooError:
-        """The group is of no use any more. The others notice: the connections are let go."""
-        self._broken = self._broken or sentence
-        self._processes = None
-        return GlooError(sentence)
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """After a fault the group is of no use any more. The others notice: the connections are let go."""
+        try:
+            yield
+        except CollectivesError as error:
+            self._broken = self._broken or str(error)
+            self._processes = None
+            raise
+
+
+def _call(op: str, value: Array, axis: int = 0) -> CollectiveCall:
+    return CollectiveCall(op, _DTYPES.get(str(value.dtype), str(value.dtype)), value.shape, axis)
 
 
 def _bytes(value: Array) -> Array:
@@ -144,12 +131,6 @@ def _bytes(value: Array) -> Array:
 
 def _like(value: Array, raw: Array, shape: tuple[int, ...]) -> Array:
     return raw.view(value.dtype).reshape(shape)
-
-
-def _described(first: Array) -> str:
-    op, dtype, axis, ndim, *shape = (int(number) for number in first[:_HEADER].view(np.int64))
-    along = f", axis {axis}" if axis else ""
-    return f"{_OPS[op]}({_DTYPES[dtype]}{shape[:ndim]}{along})"
 
 
 def _sum(values: Sequence[Array]) -> Array:

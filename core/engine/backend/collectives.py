@@ -6,8 +6,9 @@ implementation found through the entry-point group ``engine.collectives``, which
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -85,3 +86,62 @@ def collectives_of(device: Device) -> Callable[[Group], Collectives] | None:
     """Optional on a device: ``collectives(group)`` joins a group whose operations take this device's values. It is called
     before ``providers``, so that the device may offer the ops ``all_reduce`` and ``all_gather`` itself."""
     return getattr(device, "collectives", None)
+
+
+class CollectivesError(Exception):
+    """The group has come to its end; the text is a sentence."""
+
+
+_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_DTYPES = ("f32", "f16", "bf16", "i32")
+_MOST_AXES = 8
+_WIRE = Struct(f"<{4 + _MOST_AXES}q")
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """What a rank is about to do, for implementations whose ranks tell each other before they exchange values. ``dtype``: of
+    the contract. CollectivesError where the call is none that the operations take."""
+
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    axis: int = 0
+
+    BYTES = _WIRE.size
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES or len(self.shape) > _MOST_AXES:
+            raise CollectivesError(
+                f"A value of {self.dtype} with {len(self.shape)} axes cannot be sent; it must be f32, f16, bf16 or i32, with at"
+                f" most {_MOST_AXES} axes."
+            )
+
+    def part(self, size: int) -> tuple[int, ...]:
+        """The shape of a rank's part of the value. CollectivesError where its first axis does not fall into equal ones."""
+        if not self.shape or self.shape[0] % size:
+            raise CollectivesError(
+                f"A value of shape {list(self.shape)} has a first axis that does not fall into {size} equal parts."
+            )
+        return (self.shape[0] // size, *self.shape[1:])
+
+    def encoded(self) -> bytes:
+        """``BYTES`` bytes, the same for the same calls alone."""
+        shape = (*self.shape, *[-1] * (_MOST_AXES - len(self.shape)))
+        return _WIRE.pack(_OPS.index(self.op), _DTYPES.index(self.dtype), self.axis, len(self.shape), *shape)
+
+    def check_same(self, rank: int, calls: Sequence[bytes]) -> None:
+        """CollectivesError where one of the ranks' encoded calls, in their order, is not this one of ``rank``."""
+        mine = self.encoded()
+        for other, call in enumerate(calls):
+            if call != mine:
+                raise CollectivesError(
+                    f"Rank {other} called {_described(call)} where rank {rank} called {_described(mine)}; all ranks must call the"
+                    " same with values that are alike."
+                )
+
+
+def _described(call: bytes) -> str:
+    op, dtype, axis, ndim, *shape = _WIRE.unpack(call)
+    along = f", axis {axis}" if axis else ""
+    return f"{_OPS[op]}({_DTYPES[dtype]}{shape[:ndim]}{along})"

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from .collectives import CollectiveCall as CollectiveCall
 from .collectives import Collectives as Collectives
+from .collectives import CollectivesError as CollectivesError
 from .collectives import CollectivesManifest as CollectivesManifest
 from .collectives import Group as Group
 from .collectives import collectives_of as collectives_of

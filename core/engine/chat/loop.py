@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 def open_source(settings: Any, model: str | None) -> Source:
     """Who answers, by the settings. Raises EngineError."""
-    import os
-
-    from .remote import Remote
-
     if settings.attach:
+        import os
+
+        from .remote import Remote
+
         return Remote(settings.attach, model, settings.api_key or os.environ.get("OPENAI_API_KEY"))
     from engine.cli.demo import model_or_demo
     from engine.cli.options import EngineOptions

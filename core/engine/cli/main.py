@@ -6,41 +6,36 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from engine import __version__
-from engine.cli.bench import bench
-from engine.cli.bench_serve import bench_serve
-from engine.cli.chat import chat
-from engine.cli.doctor import doctor
-from engine.cli.generate import generate
-from engine.cli.imatrix import imatrix
-from engine.cli.models import list_models, ps, pull, rm, show
 from engine.cli.options import expanded
-from engine.cli.perplexity import perplexity
-from engine.cli.plugin import plugin
-from engine.cli.quantize import quantize
-from engine.cli.serve import serve
-from engine.cli.tokenize import tokenize
 from engine.errors import EngineError
 
 FAULT, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
-app = typer.Typer(
-    name="engine",
-    add_completion=True,
-    rich_markup_mode=None,  # plain help: importing rich would double its time
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (generate, chat, serve, tokenize, quantize, imatrix, perplexity, bench, bench_serve, doctor):
-    app.command(command.__name__.replace("_", "-"))(expanded(command))
-app.command("list")(list_models)
-for command_of_models in (pull, show, rm, ps):
-    app.command(command_of_models.__name__)(command_of_models)
-app.add_typer(plugin, name="plugin")
+# what each command runs: its module under engine.cli, and the name in it
+_COMMANDS = {
+    "generate": "generate",
+    "chat": "chat",
+    "serve": "serve",
+    "tokenize": "tokenize",
+    "quantize": "quantize",
+    "imatrix": "imatrix",
+    "perplexity": "perplexity",
+    "bench": "bench",
+    "bench-serve": "bench_serve",
+    "doctor": "doctor",
+    "list": "models:list_models",
+    "pull": "models:pull",
+    "show": "models:show",
+    "rm": "models:rm",
+    "ps": "models:ps",
+}
+_GROUPS = {"plugin": "plugin"}
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,7 +44,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
@@ -58,12 +52,37 @@ def root(
     """Run large language models on any device."""
 
 
+def make_app(names: Sequence[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
+    """The command line with these commands. One alone is a fraction of the work of all, which a start would wait for."""
+    app = typer.Typer(
+        name="engine",
+        add_completion=True,
+        rich_markup_mode=None,  # plain help: importing rich would double its time
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for name in names:
+        if name in _COMMANDS:
+            app.command(name)(expanded(_find(_COMMANDS[name])))
+        else:
+            app.add_typer(_find(_GROUPS[name]), name=name)
+    return app
+
+
+def _find(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"engine.cli.{module}"), name or module)
+
+
 def run(arguments: Sequence[str]) -> int:
     """The exit status: 0; 2 for wrong usage or bad input; 130 for Ctrl-C; 1 for a defect or a closed pipe.
 
     A fault is one line on stderr; with ENGINE_DEBUG=1 its traceback comes before it.
     """
+    known = [name for name in arguments[:1] if name in _COMMANDS or name in _GROUPS]
     try:
+        app = make_app(known) if known else make_app()
         status = app(list(arguments) or ["--help"], prog_name="engine", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
@@ -74,17 +93,11 @@ def run(arguments: Sequence[str]) -> int:
     except EngineError as error:
         return _fault(WRONG_USAGE, str(error))
     except typer.TyperException as error:
-        return _fault(WRONG_USAGE, f"{error.format_message().rstrip('.')}. See engine {_named(arguments)}--help.")
+        return _fault(WRONG_USAGE, f"{error.format_message().rstrip('.')}. See engine {' '.join((*known, '--help'))}.")
     except Exception as error:
         reason = str(error) or "no reason given"
         return _fault(FAULT, f"{type(error).__name__}: {reason} (a defect; ENGINE_DEBUG=1 shows where)")
     return int(status or 0)
-
-
-def _named(arguments: Sequence[str]) -> str:
-    known = [c.name for c in app.registered_commands] + [g.name for g in app.registered_groups]
-    names = [name for name in known if name in arguments[:1]]
-    return f"{names[0]} " if names else ""
 
 
 def _fault(status: int, sentence: str) -> int:

@@ -28,10 +28,18 @@ class LoadOptions:
     policy: Annotated[
         str, typer.Option(help="Who goes first: fcfs, or priority, the lowest value of a request first.")
     ] = "fcfs"
+    decode_slowdown: Annotated[
+        float,
+        typer.Option(
+            help="Prompts that come may slow running answers down by about this factor; 0 is no limit, for the most"
+            " requests a second."
+        ),
+    ] = 2.5
 
     def settings(self) -> dict[str, Any]:
         """As keywords of ``EngineConfig``."""
-        return {"max_num_seqs": self.max_seqs, "kv_cache_tokens": self.kv_tokens, "policy": self.policy}
+        load = {"max_num_seqs": self.max_seqs, "kv_cache_tokens": self.kv_tokens, "policy": self.policy}
+        return {**load, "decode_slowdown": self.decode_slowdown or None}
 
 
 def serve(

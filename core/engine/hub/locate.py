@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..backend.host import available_memory
 from ..errors import HubError
-from .download import Progress, download
 from .names import HubName, parse_name
-from .remote import look_up
-from .variants import Choice, choose, named, size, variants
+
+if TYPE_CHECKING:
+    from .download import Progress
 
 Say = Callable[[str], None]
 """Takes a sentence for the person."""
@@ -50,6 +50,11 @@ class Pulled:
 def pull(name: HubName, progress: Progress | None = None, say: Say | None = None, free: int | None = None) -> Pulled:
     """Downloads a model. Without a type, the best that ``free`` bytes of memory hold (the machine's if None) is taken, and
     ``say`` hears which and why. Raises HubError."""
+    from ..backend.host import available_memory  # a model that is here, and a start, need none of these
+    from .download import download
+    from .remote import look_up
+    from .variants import Choice, choose, named, size, variants
+
     repository = look_up(name)
     found = variants(repository.files)
     if not found:

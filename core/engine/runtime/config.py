@@ -29,7 +29,9 @@ class EngineConfig:
     the model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``tensor_parallel_size``:
     ranks that share each layer, with ``threads`` and ``kv_cache_memory`` each; ``collectives`` names how they exchange
     values ("auto": the device's own, or the best over the host). ``warm_up``: a device that takes steps of fixed sizes
-    compiles all of them at once, and not each when it first comes.
+    compiles all of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in
+    chunks that make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
+    ``max_num_batched_tokens``, for the highest throughput.
     """
 
     model: Path
@@ -58,6 +60,7 @@ class EngineConfig:
     keep: tuple[str, ...] = ()
     watchdog_s: float = 300.0
     warm_up: bool = True
+    decode_slowdown: float | None = None
 
     @property
     def rules(self) -> Rules:
@@ -82,6 +85,8 @@ class EngineConfig:
             raise ConfigError(
                 f"The swap space is {self.swap_space:g} GiB; it must be above 0 and at most {MAX_SWAP_SPACE}."
             )
+        if self.decode_slowdown is not None and not self.decode_slowdown > 1:
+            raise ConfigError(f"decode_slowdown is {self.decode_slowdown:g}; it must be above 1.")
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise ConfigError(f"The block size is {self.block_size}; it must be a power of two from 1 to 256.")
         sizes = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "kv_cache_tokens")

@@ -17,6 +17,7 @@ from ..kv import HostPool
 from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
+from .pace import Pace
 from .pooling import Pooler, take_states
 from .request import Request
 from .stage3 import TokenEvent
@@ -47,6 +48,7 @@ class _InFlight:
     rows: tuple[Row, ...]
     ticket: Ticket
     swaps: SwapTickets
+    submitted: float
 
 
 @dataclass
@@ -94,6 +96,7 @@ class EngineCore:
         self._next_id = 0
         self._steps = 0
         self._progress = time.monotonic()
+        self._pace = None if config.decode_slowdown is None else Pace(config.decode_slowdown)
         self._failure: EngineError | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine-loop", daemon=True)
@@ -223,7 +226,8 @@ class EngineCore:
 
     def _submit(self) -> None:
         while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
-            step = self.scheduler.schedule(suspect)
+            joining = None if self._pace is None else self._pace.allowance(self.scheduler.decodes)
+            step = self.scheduler.schedule(suspect, joining)
             if step is None:
                 return
             params = self._row_params(step)
@@ -234,7 +238,7 @@ class EngineCore:
             except Exception as error:
                 self._recover(step, error)
                 return
-            self._in_flight.append(_InFlight(step, rows, ticket, swaps))
+            self._in_flight.append(_InFlight(step, rows, ticket, swaps, time.monotonic()))
 
     def _row_params(self, step: ScheduledStep) -> dict[int, RowParams]:
         """Of each sequence, with what its logits processors want; a request whose processor fails ends here."""
@@ -269,7 +273,10 @@ class EngineCore:
             self._recover(flight.step, error)
             return
         self._steps += 1
-        self._progress = time.monotonic()
+        started, self._progress = max(self._progress, flight.submitted), time.monotonic()
+        if self._pace is not None:
+            decodes = flight.step.decode_count
+            self._pace.note(decodes, flight.step.num_tokens - decodes, self._progress - started)
         if self._suspects and (flight.rows or result.embeddings is not None):  # it has run past where the step broke
             self._suspects.popleft()
         emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None}
@@ -325,10 +332,8 @@ class EngineCore:
         if member.request.pooler is not None:
             self._drop(seq.seq_id)
             member.request.embedding = vector = member.request.pooler.vector()
-            finite = vector is not None
-            self._event(
-                member.request, 0, None, None, False, "stop" if finite else "error", None if finite else STATUS[1]
-            )
+            fault = STATUS[1] if vector is None else None
+            self._event(member.request, 0, None, None, False, "error" if fault else "stop", fault)
             return
         if update.token_id is None:
             return
@@ -405,7 +410,7 @@ class EngineCore:
         if request.beam is not None:
             tokenizer = self._loaded.checkpoint.tokenizer() if params.stop else None
             group = BeamGroup(make_search(request, request.beam, limit, tokenizer), [self._next_id])
-        pooler, ids = request.pooler, request.prompt_ids
+        ids, pooler = request.prompt_ids, request.pooler
         if pooler is not None:
             ids, limit = pooler.needed(ids), 0
         first = Sequence(

@@ -122,32 +122,40 @@ class Scheduler:
 
     # The step loop.
 
-    def schedule(self, only: str | None = None) -> ScheduledStep | None:
+    @property
+    def decodes(self) -> int:
+        """Running sequences that want one token."""
+        return sum(sequence.wanted == 1 for sequence in self._running)
+
+    def schedule(self, only: str | None = None, joining: int | None = None) -> ScheduledStep | None:
         """The next step, or None where there is nothing to do before a step in flight completes, or at all.
 
         ``only`` names a request to run alone, to find the one that breaks steps: all others are preempted first.
+        ``joining``: most tokens of prompts that join a step with decodes; what the budget leaves if None.
         """
         draft = StepDraft(self.config.max_batch_tokens, self.config.rows)
         if only is not None:
             for sequence in tuple(self._running):
                 if sequence.request_id != only:
                     self._preempt(sequence)
-        self._fill(draft, only)
+        self._fill(draft, only, joining)
         while not draft.sequences and self._stalls(only) and (held := self._last_held()):
             self._preempt(held)  # what it holds is what its siblings wait for
-            self._fill(draft, only)
+            self._fill(draft, only, joining)
         if not draft.sequences:
             self._check_progress(only)
             return None
         return self._issue(draft)
 
-    def _fill(self, draft: StepDraft, only: str | None) -> None:
+    def _fill(self, draft: StepDraft, only: str | None, joining: int | None) -> None:
         """Decodes first, then running prefills, then new sequences."""
         self._fork_ready(draft)
         running = [(sequence, sequence.wanted) for sequence in self._running]
         for sequence, wanted in running:
             if wanted == 1:
                 self._advance(draft, sequence)
+        if draft.sequences and joining is not None:
+            draft.budget = min(draft.budget, joining)
         for sequence, wanted in running:
             if wanted > 1:
                 self._advance(draft, sequence)
@@ -391,7 +399,7 @@ class Scheduler:
             number=self._steps,
             sequences=parts,
             decode_count=decode_count,
-            num_tokens=self.config.max_batch_tokens - draft.budget,
+            num_tokens=sum(part.count for part in parts),
             block_copies=self.allocator.take_copies(),
             history_copies=tuple(draft.history_copies),
             history_fills=tuple(draft.history_fills),

@@ -1,0 +1,77 @@
+"""How much of prompts joins a step of decodes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import LLM, SamplingParams
+from engine.runtime.pace import Pace
+
+FIRST, EACH = 1e-2, 1e-3  # seconds of a device's step, and of each decode in it
+
+
+def test_decodes_alone_are_timed_first_and_prompts_alone_have_no_limit():
+    pace = Pace(2.0)
+    assert pace.allowance(0) is None
+    assert pace.allowance(4) == 0
+    pace.note(4, 0, 1.0)
+    assert pace.allowance(4) == 16, "what a prompt's token adds is not known yet"
+    pace.note(0, 100, 1.0)
+    assert pace.allowance(4) == 96
+    assert pace.allowance(5) == 96 and pace.allowance(8) == 0, "times are kept by powers of two"
+
+
+@given(slowdown=st.floats(1.1, 10), token=st.floats(1e-6, 1e-2), decodes=st.integers(1, 100))
+def test_steps_come_near_to_the_slowdown_and_not_above(slowdown: float, token: float, decodes: int):
+    """On a device whose time is a sum, with prompts that never end."""
+    pace = Pace(slowdown)
+    alone = FIRST + EACH * decodes
+    steps = []
+    for _ in range(20):
+        joining = pace.allowance(decodes)
+        assert joining is not None
+        seconds = alone + token * joining
+        pace.note(decodes, joining, seconds)
+        steps.append((joining, seconds / alone))
+    joining, factor = steps[-1]
+    grain = 16 * token / alone
+    assert joining % 16 == 0 and joining >= 16
+    assert factor <= max(slowdown, 1 + grain) + 1e-6
+    assert factor > slowdown - grain - 1e-6
+
+
+def test_decodes_are_timed_anew_as_their_contexts_grow():
+    pace = Pace(2.0)
+    pace.note(1, 0, 1.0)
+    joined = 0
+    while pace.allowance(1):
+        pace.note(1, 16, 2.0)
+        joined += 1
+    assert joined == 64
+    pace.note(1, 0, 3.0)
+    assert pace.allowance(1) == 16 * (1 + 0.3 * 2) // 16 * 16
+
+
+def test_an_engine_lets_few_tokens_join_and_gives_the_same(llama):
+    """A long prompt that comes while an answer runs: its chunks are cut by what steps take."""
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    prompts = [list(range(3, 9)), list(range(3, 213))]
+    counts = []
+    with LLM(llama, backend="reference", max_num_batched_tokens=32, decode_slowdown=1.01) as llm:
+        core = llm.engine._core
+        schedule = core.scheduler.schedule
+
+        def watched(*given: object):
+            step = schedule(*given)
+            if step is not None:
+                counts.append((step.decode_count, step.num_tokens - step.decode_count))
+            return step
+
+        core.scheduler.schedule = watched
+        got = [out.outputs[0].token_ids for out in llm.generate(prompts, [params, params])]
+    with LLM(llama, backend="reference") as llm:
+        assert got == [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+    joined = [prompt_tokens for decodes, prompt_tokens in counts if decodes]
+    assert joined[0] == 0 and max(joined) == 16
+    assert max(prompt_tokens for _, prompt_tokens in counts) == 32
