@@ -477,11 +477,8 @@ class EngineCore:
             except Exception:  # lost with the state; its sequences are recomputed
                 continue
         self._in_flight.clear()
-        ids = list(
-            dict.fromkeys(
-                self._members[p.seq_id].request.request_id for p in step.sequences if p.seq_id in self._members
-            )
-        )
+        members = [self._members[part.seq_id] for part in step.sequences if part.seq_id in self._members]
+        ids = list(dict.fromkeys(member.request.request_id for member in members))
         self.scheduler.reset()
         self._host.keep(self.scheduler.swapper.held)
         self._session.close()
