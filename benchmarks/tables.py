@@ -124,6 +124,50 @@ def chat_times() -> str:
     return "\n".join([*lines, "", f"{result['model']}; {origin(result)}"])
 
 
+def serving() -> str:
+    result = load("serving-peers")
+    bars, once, rate = result["bars"], result["at_once"], result["same_rate"]
+    ours, theirs, times = once["engine"], once["peer"], once["times_requests"]
+    rows = [
+        (
+            f"{result['requests']} conversations at once, requests/s",
+            f"{ours['request_throughput']:.2f}",
+            f"{theirs['request_throughput']:.2f}",
+            f"{times:.2f} x",
+            (f"{bars['requests']:g} x", times >= bars["requests"]),
+        ),
+        (
+            "... output tok/s",
+            f"{ours['output_throughput']:.0f}",
+            f"{theirs['output_throughput']:.0f}",
+            f"{ours['output_throughput'] / theirs['output_throughput']:.2f} x",
+            None,
+        ),
+    ]
+    for name, title in (("ttft", "first token"), ("tpot", "a further token")):
+        a, b = rate["engine"][f"{name}_ms"]["p99"], rate["peer"][f"{name}_ms"]["p99"]
+        what = f"{title}, p99 at {rate['rate']:.2f} requests/s"
+        rows.append((what, f"{a:.0f} ms", f"{b:.0f} ms", f"{b / a:.2f} x", ("no worse", a <= b)))
+    static, long = result["static"], result["long_prompt"]
+    what = f"{static['batch']} at a time, requests/s: continuous, and in static batches"
+    values = f"{static['continuous']:.2f} and {static['static']:.2f}"
+    rows.append(
+        (what, values, "", f"{static['times']:.2f} x", (f"{bars['static']:g} x", static["times"] >= bars["static"]))
+    )
+    what = f"between tokens of {long['decodes']} answers while a prompt of {long['prompt']} comes: p50 and p99"
+    values = f"{long['itl_p50_ms']:.0f} and {long['itl_p99_ms']:.0f} ms"
+    rows.append(
+        (what, values, "", f"{long['times']:.2f} x", (f"at most {bars['itl']:g} x", long["times"] <= bars["itl"]))
+    )
+    lines = ["| work | engine | llama-server | | bar |", "|---|---|---|---|---|"]
+    for what, a, b, x, bar in rows:
+        judged = "" if bar is None else f"{bar[0]}: {'met' if bar[1] else '**missed**'}"
+        lines.append(f"| {what} | {a} | {b} | {x} | {judged} |")
+    how = f"{result['model']}, {result['threads']} threads, medians of {result['rounds']} rounds; the peer with its best of"
+    how += f" {', '.join(name.split()[1] for name in once['tried'])} slots, {once['peer_name'].split()[1]}"
+    return "\n".join([*lines, "", f"{how}; {origin(result)}"])
+
+
 def profile() -> str:
     """Milliseconds a step by kernel, a column a work."""
     result = load("step-profile")

@@ -54,6 +54,12 @@ struct Workspace {
   const void** ahead;  // [kChunk] what to prefetch beside each
 };
 
+// Where the task after a block begins: a head's keys in these blocks of its sequence.
+struct Following {
+  const int32_t* blocks;
+  int64_t count, head;
+};
+
 // q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q, or
 // [T, heads * v_head_dim] with a latent cache.
 // States k, v (, k_scale, v_scale), this step's tokens written already; the query at position p sees the tokens 0..p
@@ -111,7 +117,9 @@ class Attention final : public Kernel {
   template <class T>
   void run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T*);
   template <class T>
-  void run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work, T*) const;
+  void run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work,
+                 const Following& next, T*) const;
+  Following following(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t threads) const;
   template <class T>
   void widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
                    const Workspace& work, T*) const;
@@ -119,13 +127,14 @@ class Attention final : public Kernel {
                  const Workspace& work, float* state) const;
   template <int R, bool kPanel, class T>
   void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                 const Workspace& work, const float* q, float* partials, T*) const;
+                 const Workspace& work, const float* q, float* partials, const Following& next, T*) const;
   template <bool kPanel, class T>
   void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                const Workspace& work, const float* q, float* partials, T* type) const;
+                const Workspace& work, const float* q, float* partials, const Following& next, T* type) const;
   const int32_t* chunk_blocks(const Frame& frame, int32_t sequence, int64_t chunk) const;
   template <class T>
-  void find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work, T*) const;
+  void find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Following& next,
+                  const Workspace& work, T*) const;
   template <int R, bool kPanel, class T>
   void all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, const float* q, T*) const;
   template <class T>
@@ -227,22 +236,33 @@ void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionP
   plan.walk([&](const TileTask& task, int64_t first, int64_t tasks, int32_t slot) {
     for (; mine < first + tasks; mine = team.take()) {
       if (slot < 0) {
-        run_block(frame, plan, task, work, type);
+        run_block(frame, plan, task, work, following(frame, plan, task, team.size), type);
       } else {
         load_queries(frame, task, work.q);
         TileTask piece = task;
         piece.first_chunk += static_cast<int32_t>(mine - first);
         piece.chunks = 1;
-        dispatch<false>(frame, plan, piece, piece.first_chunk, work, work.q, stored(slot, mine - first), type);
+        dispatch<false>(frame, plan, piece, piece.first_chunk, work, work.q, stored(slot, mine - first), {}, type);
       }
     }
   });
 }
 
+// Of decodes, what this thread or another will come to soon: threads take one task after the other, a KV head each.
+Following Attention::following(const Frame& frame, const AttentionPlan& plan, const TileTask& task,
+                               int32_t threads) const {
+  const int64_t index = task.sequence * layout_.heads + task.head + threads, sequence = index / layout_.heads;
+  if (task.rows > group_ || sequence >= frame.dims.S) return {};
+  const int32_t start = input<int32_t>(frame, starts_)[sequence];
+  const int64_t chunk = plan.first_token(start) / kChunk;
+  const int64_t left = (start >> block_shift_) + 1 - (chunk * kChunk >> block_shift_);
+  return {chunk_blocks(frame, static_cast<int32_t>(sequence), chunk), left, index % layout_.heads};
+}
+
 // All chunks of a block's tiles, merged as they come. Several tiles share a chunk's keys and values in f32.
 template <class T>
 void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& block, const Workspace& work,
-                          T* type) const {
+                          const Following& next, T* type) const {
   const int64_t q_stride = kTileRows * layout_.dim, state_stride = kTileRows * (width_ + 16);
   for (int32_t i = 0; i < block.tiles; ++i) load_queries(frame, plan.tile(block, i), work.q + i * q_stride);
   for (int64_t chunk = block.first_chunk; chunk < block.first_chunk + block.chunks; ++chunk) {
@@ -252,9 +272,10 @@ void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const T
       float* state = work.state + i * state_stride;
       float* partials = chunk == tile.first_chunk ? state : work.chunk;
       if (block.tiles > 1)
-        dispatch<true>(frame, plan, tile, chunk, work, work.q + i * q_stride, partials, static_cast<float*>(nullptr));
+        dispatch<true>(frame, plan, tile, chunk, work, work.q + i * q_stride, partials, next,
+                       static_cast<float*>(nullptr));
       else
-        dispatch<false>(frame, plan, tile, chunk, work, work.q, partials, type);
+        dispatch<false>(frame, plan, tile, chunk, work, work.q, partials, next, type);
       if (partials != state) add_chunk(frame, plan, tile, chunk, work, state);
     }
   }
@@ -300,23 +321,25 @@ void Attention::merge_tiles(const Frame& frame, const Team& team, const Attentio
 
 template <bool kPanel, class T>
 void Attention::dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                         const Workspace& work, const float* q, float* partials, T* type) const {
+                         const Workspace& work, const float* q, float* partials, const Following& next,
+                         T* type) const {
   const int32_t rows = padded_rows(tile.rows);
   if constexpr (!kPanel) {  // the tiles of a larger block have at least six rows
-    if (rows == 1) return run_chunk<1, false>(frame, plan, tile, chunk, work, q, partials, type);
-    if (rows == 2) return run_chunk<2, false>(frame, plan, tile, chunk, work, q, partials, type);
-    if (rows == 4) return run_chunk<4, false>(frame, plan, tile, chunk, work, q, partials, type);
+    if (rows == 1) return run_chunk<1, false>(frame, plan, tile, chunk, work, q, partials, next, type);
+    if (rows == 2) return run_chunk<2, false>(frame, plan, tile, chunk, work, q, partials, next, type);
+    if (rows == 4) return run_chunk<4, false>(frame, plan, tile, chunk, work, q, partials, next, type);
   }
-  if (rows == 6) return run_chunk<6, kPanel>(frame, plan, tile, chunk, work, q, partials, type);
-  if (rows == 8) return run_chunk<8, kPanel>(frame, plan, tile, chunk, work, q, partials, type);
-  return run_chunk<kTileRows, kPanel>(frame, plan, tile, chunk, work, q, partials, type);
+  if (rows == 6) return run_chunk<6, kPanel>(frame, plan, tile, chunk, work, q, partials, next, type);
+  if (rows == 8) return run_chunk<8, kPanel>(frame, plan, tile, chunk, work, q, partials, next, type);
+  return run_chunk<kTileRows, kPanel>(frame, plan, tile, chunk, work, q, partials, next, type);
 }
 
 // The partials of the tile's rows over one chunk, from the panels or from where keys and values are stored. R >=
 // tile.rows; the rows beyond repeat the last.
 template <int R, bool kPanel, class T>
 void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                          const Workspace& work, const float* q, float* partials, T* type) const {
+                          const Workspace& work, const float* q, float* partials, const Following& next,
+                          T* type) const {
   constexpr int N = kPanel ? kVectors<kTileRows> : kVectors<R>;
   const int32_t* blocks = chunk_blocks(frame, tile.sequence, chunk);
   Span spans[R];
@@ -335,8 +358,8 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
       softmax(blocks, tile.head, spans[r], work.weights + r * kChunk, partial(partials, r));
   if constexpr (!kPanel) {
     const bool more = chunk + 1 < tile.first_chunk + tile.chunks;
-    find_pages(blocks, tile.head, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0, work,
-               type);
+    find_pages(blocks, tile.head, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
+               more ? Following{} : next, work, type);
   }
   const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages),
                              reinterpret_cast<const T* const*>(work.ahead),
@@ -376,16 +399,17 @@ void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const
 }
 
 // The value pages of a chunk's blocks, and beside each the key page one chunk later, if the task goes on to it: `end`
-// is where its tokens end, relative to this chunk.
+// is where its tokens end, relative to this chunk. Else one of those that follow.
 template <class T>
-void Attention::find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Workspace& work,
-                           T*) const {
+void Attention::find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Following& next,
+                           const Workspace& work, T*) const {
+  const T* keys = reinterpret_cast<const T*>(states_[0]);
   for (int32_t block = all.begin >> block_shift_; block <= (all.end - 1) >> block_shift_; ++block) {
     work.pages[block] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[block], head);
     const int64_t later = block + (kChunk >> block_shift_);
-    const bool exists = later << block_shift_ < end;
-    work.ahead[block] =
-        exists ? reinterpret_cast<const T*>(states_[0]) + layout_.page(blocks[later], head) : work.pages[block];
+    work.ahead[block] = later << block_shift_ < end ? keys + layout_.page(blocks[later], head)
+                        : block < next.count        ? keys + layout_.page(next.blocks[block], next.head)
+                                                    : work.pages[block];
   }
 }
 
