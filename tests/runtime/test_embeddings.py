@@ -217,6 +217,9 @@ def test_a_sum_does_not_depend_on_its_parts():
         for part in np.split(states, np.sort(rng.integers(0, 200, 5))):
             parts.take(part)
         assert (parts.vector() == whole.vector()).all()
+    assert parts.begin((4, 5)) == (4, 5)
+    parts.take(states)
+    assert (parts.vector() == whole.vector()).all(), "what it had before is forgotten"
     np.testing.assert_allclose(whole.vector(), states.astype(np.float64).mean(0), rtol=1e-6)
 
 

@@ -412,7 +412,7 @@ class EngineCore:
             group = BeamGroup(make_search(request, request.beam, limit, tokenizer), [self._next_id])
         ids, pooler = request.prompt_ids, request.pooler
         if pooler is not None:
-            ids, limit = pooler.needed(ids), 0
+            ids, limit = pooler.begin(ids), 0
         first = Sequence(
             self._next_id,
             request.request_id,

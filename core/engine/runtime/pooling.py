@@ -56,8 +56,9 @@ class Pooler:
         """The position from which on states are wanted, of a text of so many tokens."""
         return tokens - 1 if self.pooling == "last" else 0
 
-    def needed(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The tokens to compute: no later one changes the first one's state."""
+    def begin(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Forgets what it has taken, and says which tokens to compute: no later one changes the first one's state."""
+        self._sum, self._count = None, 0
         return ids[:1] if self.pooling == "cls" else ids
 
     def take(self, states: Array) -> None:
