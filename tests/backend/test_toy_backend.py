@@ -67,7 +67,7 @@ def test_it_tells_the_story_with_every_op_through_the_device(stories, toy, monke
         placement = llm.loaded.placement
     assert story.text.startswith(BEGINNING) and len(story.token_ids) == 200
     assert {placed.place for placed in placement.calls} == {"device"}
-    assert len(trips) == 200 * len(placement.calls)
+    assert len(trips) == 200 * len(placement.body + placement.head)
     for call, out, into in trips:
         assert out == len(call.inputs) + len(call.weights) + len(call.states), call.op
         assert into == len(call.outputs) + len(call.states), call.op

@@ -113,6 +113,18 @@ def test_missing_tensors_are_named(folder, name):
     assert_refused(folder, "lacks", name)
 
 
+@pytest.mark.parametrize(("key", "value"), [("use_bidirectional_attention", True), ("is_causal", False)])
+def test_attention_in_both_directions_is_named(folder, tmp_path, key, value):
+    configure(folder, **{key: not value})
+    assert program(folder).vocab == tiny_models.VOCAB
+    configure(folder, **{key: value})
+    assert_refused(folder, "both directions", key)
+    gguf = {"attention.causal": False}
+    assert_refused(
+        tiny_models.to_gguf(folder, tmp_path / "m.gguf", **gguf), "both directions", "llama.attention.causal"
+    )
+
+
 def test_a_head_may_be_missing_where_it_is_tied(folder):
     change(folder, "lm_head.weight", None)
     configure(folder, tie_word_embeddings=True)

@@ -120,7 +120,7 @@ def test_the_shape_of_a_llama(program):
         "attention": 2,
         "add": 4,
         "gated_act": 2,
-        "gather_rows": 1,
+        "gather_rows": 2,
         "process_logits": 1,
         "sample": 1,
     }

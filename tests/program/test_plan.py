@@ -31,24 +31,27 @@ def placed(program, *missing, **settings):
 
 
 def all_segments(placement, keep=()):
-    body, head = segments(placement, Packing(placement).weights, keep)
-    return body, head, (*body, *head)
+    body, head, embedding = segments(placement, Packing(placement).weights, keep)
+    return body, head, embedding, (*body, *head, *embedding)
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_device_is_one_segment_for_body_and_head_each(program):
-    body, head, _ = all_segments(placed(program))
-    assert [(s.name, s.place) for s in (*body, *head)] == [("body.0", "device"), ("head.1", "device")]
+def test_one_device_is_one_segment_for_body_head_and_embedding_each(program):
+    body, head, embedding, found = all_segments(placed(program))
+    names = [("body.0", "device"), ("head.1", "device"), ("embedding.2", "device")]
+    assert [(s.name, s.place) for s in found] == names
     assert {v.name for v in head[0].outputs} == RESULTS
-    assert {v.name for v in body[0].outputs} == {"hidden", "positions", "token_seq"}
+    assert {v.name for v in body[0].outputs} == {"hidden", "positions", "token_seq", "output_norm"}
+    assert [v.name for v in embedding[0].inputs] == ["output_norm", "embedding_rows"]
+    assert [v.name for v in embedding[0].outputs] == ["embeddings"]
 
 
 @pytest.mark.parametrize("missing", [(), ("rope",), ("attention", "embed"), ("linear", "linear_group"), ("sample",)])
 def test_inputs_and_outputs_meet(program, missing):
     placement = placed(program, *missing)
-    _, _, found = all_segments(placement)
+    *_, found = all_segments(placement)
     assert [call.call for s in found for call in s.calls] == [p.call for p in placement.calls], "nothing lost, in order"
     available = {v.id for v in program.inputs}
     for before, segment in zip([None, *found], found, strict=False):
@@ -60,13 +63,14 @@ def test_inputs_and_outputs_meet(program, missing):
         assert {v.id for v in segment.inputs} == read - made
         assert {v.id for v in segment.outputs} <= made
         available |= {v.id for v in segment.outputs}
-    used_later = {v.id for s in found for v in s.inputs} | {v.id for v in found[-1].outputs if v.name in RESULTS}
+    results = {v.id for s in found[-2:] for v in s.outputs if v.name in RESULTS | {"embeddings"}}
+    used_later = {v.id for s in found for v in s.inputs} | results
     for segment in found:
         assert {v.id for v in segment.outputs} <= used_later, "nothing leaves that nobody needs"
 
 
 def test_kept_values_leave(program):
-    _, _, found = all_segments(placed(program), keep=("logits", "attention.1"))
+    *_, found = all_segments(placed(program), keep=("logits", "attention.1"))
     assert "attention.1" in {v.name for v in found[0].outputs}
     assert {v.name for v in found[1].outputs} == RESULTS | {"logits"}
 

@@ -312,7 +312,8 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """One step, as i32, u32 and f32 arrays by the names of ``engine.ops.STEP_INPUTS``."""
+    """One step, as i32, u32 and f32 arrays by the names of ``engine.ops.STEP_INPUTS``. ``embedding_rows`` is there where
+    hidden rows are wanted, however many: ``Dims`` does not count them."""
 
     dims: Dims
     arrays: Mapping[str, Array]
@@ -321,7 +322,8 @@ class StepInputs:
 @dataclass(frozen=True)
 class StepResult:
     """The head's outputs on the host: tokens i32 [R], status i32 [R] (0 good, 1 non-finite, 2 fully masked), logprob f32
-    [R], top_ids i32 [R, K], top_logprobs f32 [R, K]; ``values`` holds program outputs asked for by name (tests)."""
+    [R], top_ids i32 [R, K], top_logprobs f32 [R, K]; ``values`` holds program outputs asked for by name (tests).
+    ``embeddings`` (api 1.1): f32 [embedding rows, hidden], or None where there are none or the session gives none."""
 
     tokens: Array
     status: Array
@@ -329,6 +331,7 @@ class StepResult:
     top_ids: Array
     top_logprobs: Array
     values: Mapping[str, Array] = field(default_factory=dict)
+    embeddings: Array | None = None
 
 
 class Ticket(Protocol):
@@ -395,7 +398,8 @@ class Plan:
     runs, has their names for "device". ``round_trip`` forces every reference op's operands through the device, and
     ``round_trips`` (api 1.1) names the places of which that is true. ``keep``: names of values to return with each step
     (tests). ``buckets`` (api 1.1): the sizes of T that ``StepSession`` pads steps to; where there are any, block 0 of each
-    cache and the last slot of the history are padding's.
+    cache and the last slot of the history are padding's. ``embedding`` (api 1.1): segments that run after the body where a
+    step has ``embedding_rows``, as often as these take with at most ``limits.dims.R`` at a time: R is their number there.
     """
 
     body: tuple[Segment, ...]
@@ -407,6 +411,7 @@ class Plan:
     keep: tuple[str, ...] = ()
     round_trips: frozenset[str] = frozenset()
     buckets: tuple[int, ...] = ()
+    embedding: tuple[Segment, ...] = ()
 
 
 def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:

@@ -120,8 +120,9 @@ def _weights(loaded: Loaded) -> dict[str, dict[str, int]]:
 
 
 def _segments(loaded: Loaded) -> list[dict[str, Any]]:
-    """Each segment with the values that are copied to its place from another, besides the step inputs."""
-    segments: list[Segment] = [*loaded.plan.body, *loaded.plan.head]
+    """Each segment with the values that are copied to its place from another, besides the step inputs. The last ones run
+    for embeddings only."""
+    segments: list[Segment] = [*loaded.plan.body, *loaded.plan.head, *loaded.plan.embedding]
     return [
         {
             "name": segment.name,

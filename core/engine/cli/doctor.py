@@ -129,9 +129,10 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     for segment in model["segments"]:
         entering = f"; transfers {', '.join(segment['transfers'])}" if segment["transfers"] else ""
         lines.append(f"  {segment['name']:<10}{segment['place']:<8} {segment['calls']} ops{entering}")
-    count = sum(len(segment["transfers"]) for segment in model["segments"])
+    steps = [segment for segment in model["segments"] if not segment["name"].startswith("embedding.")]
+    count = sum(len(segment["transfers"]) for segment in steps)
     if count:
-        moved = sum(segment["transfer_bytes_a_token"] for segment in model["segments"])
+        moved = sum(segment["transfer_bytes_a_token"] for segment in steps)
         lines.append(f"  {count} transfers a step, {_size(moved)} a token")
     lines += ["", "Fallbacks to the reference" if model["fallbacks"] else "No op falls back to the reference."]
     lines += [f"  {fall['count']} {fall['op']}: {fall['reason']}" for fall in model["fallbacks"]]

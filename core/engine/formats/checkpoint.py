@@ -18,6 +18,7 @@ from engine.formats.quantformats import Bytes, Floats, Format
 
 if TYPE_CHECKING:
     from engine.formats.chat_template import ChatTemplate
+    from engine.formats.pooling import Embedding
     from engine.formats.tokenizer import Tokenizer
 
 
@@ -114,6 +115,7 @@ class Checkpoint:
     sampling: Mapping[str, float]
     load_tokenizer: Callable[[], Tokenizer]
     load_chat_template: Callable[[], ChatTemplate | None]
+    load_embedding: Callable[[], Embedding]
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -123,6 +125,10 @@ class Checkpoint:
     def _chat_template(self) -> ChatTemplate | None:
         return self.load_chat_template()
 
+    @cached_property
+    def _embedding(self) -> Embedding:
+        return self.load_embedding()
+
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, built once; TokenizerError if the files describe none."""
         return self._tokenizer
@@ -130,6 +136,10 @@ class Checkpoint:
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, or None if it has none."""
         return self._chat_template
+
+    def embedding(self) -> Embedding:
+        """How the files would have texts embedded; FormatError where they want what is not there."""
+        return self._embedding
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.errors import FormatError
-from engine.formats import recommended, tokenizer_hf
+from engine.formats import pooling, recommended, tokenizer_hf
 from engine.formats.checkpoint import Checkpoint, Tensor
 from engine.formats.jsonfile import read_object
 from engine.formats.quantized import compose
@@ -42,6 +42,7 @@ def open_folder(folder: Path) -> Checkpoint:
         sampling=recommended.of_generation_config(generation),
         load_tokenizer=partial(tokenizer_hf.build_tokenizer, folder, config, ends),
         load_chat_template=partial(tokenizer_hf.chat_template, folder),
+        load_embedding=partial(pooling.of_folder, folder),
     )
 
 

@@ -1,4 +1,4 @@
-"""JSON files from outside: bounded, and objects only."""
+"""JSON files from outside: bounded, and of the kind that is expected."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def parse_object(text: bytes, what: str, unique: bool = False, max_values: int = _MAX_VALUES) -> dict[str, Any]:
     """A JSON object from UTF-8; FormatError naming `what` if it is anything else, may have more than `max_values` values
     within it, or with `unique` has a key twice."""
+    value = _parse(text, what, unique, max_values)
+    if not isinstance(value, dict):
+        raise FormatError(f"{what} must be a JSON object.")
+    return value
+
+
+def _parse(text: bytes, what: str, unique: bool, max_values: int) -> Any:
     if text.count(b",") + text.count(b"[") + text.count(b"{") > max_values:
         raise FormatError(f"{what} has more than {max_values} values.")
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique if unique else None)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_unique if unique else None)
     except UnicodeDecodeError as error:
         raise FormatError(f"{what} is not valid UTF-8.") from error
     except RecursionError as error:
         raise FormatError(f"{what} is nested too deep.") from error
     except ValueError as error:
         raise FormatError(f"{what} is not valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise FormatError(f"{what} must be a JSON object.")
-    return value
 
 
 def read_text(path: Path) -> bytes:
@@ -53,3 +57,11 @@ def read_text(path: Path) -> bytes:
 def read_object(path: Path, max_values: int = _MAX_VALUES) -> dict[str, Any]:
     """The JSON object that a file holds."""
     return parse_object(read_text(path), str(path), max_values=max_values)
+
+
+def read_list(path: Path) -> list[Any]:
+    """The JSON list that a file holds."""
+    value = _parse(read_text(path), str(path), False, _MAX_VALUES)
+    if not isinstance(value, list):
+        raise FormatError(f"{path} must be a JSON list.")
+    return value

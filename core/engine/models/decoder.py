@@ -207,6 +207,8 @@ def output_head(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:
 
 
 def logits(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:
-    """The projection to the vocabulary; a tied head uses the embedding table."""
-    head = w.first("output.weight", "token_embd.weight") if c.may_tie else w("output.weight")
+    """The projection to the vocabulary; a tied head uses the embedding table, which also stands where a file has none at
+    all, and nothing is to be generated."""
+    tied = c.may_tie or w.without_head
+    head = w.first("output.weight", "token_embd.weight") if tied else w("output.weight")
     return b.finish(x, head, c.logit_scale, c.logit_softcap)

@@ -16,7 +16,6 @@ from .fields import flag
 from .weights import Weights
 
 HF_KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
-HF_PREFIX = "model."
 HF_NAMES = {
     "token_embd.weight": "model.decoder.embed_tokens.weight",
     "position_embd.weight": "model.decoder.embed_positions.weight",

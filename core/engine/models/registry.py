@@ -1,9 +1,9 @@
 """From a checkpoint to its family: which file builds it, with which names and which configuration.
 
 A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and ``build``. Where it needs them it has
-``HF_KEYS`` (common key -> its own in config.json), ``configure`` (completes the configuration), ``HF_PREFIX`` (which some
-files leave out of all names), ``HF_TRANSPOSED`` (ends of canonical names of matrices that lie transposed) and ``unused``
-(beginnings of the names of tensors that are not run).
+``HF_KEYS`` (common key -> its own in config.json), ``configure`` (completes the configuration), ``HF_PREFIX`` (which files
+of a model without its head leave out of all names; "model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical
+names of matrices that lie transposed) and ``unused`` (beginnings of the names of tensors that are not run).
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ class Model:
                 found.append(CacheGroup(kind, kind, block_size, layers=own))
         return tuple(found)
 
+    @property
+    def generates(self) -> bool:
+        """Whether there is a head. Without one, as models for embeddings are often saved, only hidden states have a meaning."""
+        return self.config.may_tie or not self._weights.without_head
+
     def weight(self, name: str) -> WeightRef | None:
         """The weight of a canonical name, or None if the checkpoint has none."""
         return self._weights.maybe(name)
@@ -96,6 +101,7 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     context that the checkpoint names.
     """
     family = _family(checkpoint)
+    _check_causal(checkpoint)
     module: Any = import_module(f".{family.name}", __package__)
     if checkpoint.kind == "gguf":
         config = config_from_gguf(checkpoint, family, max_model_len)
@@ -103,10 +109,27 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
         config = config_from_hf(checkpoint, family, getattr(module, "HF_KEYS", {}), max_model_len)
     if hasattr(module, "configure"):
         config = module.configure(config, checkpoint)
-    prefix, transposed = getattr(module, "HF_PREFIX", ""), getattr(module, "HF_TRANSPOSED", ())
+    prefix, transposed = getattr(module, "HF_PREFIX", "model."), getattr(module, "HF_TRANSPOSED", ())
     unused = module.unused(config, checkpoint) if hasattr(module, "unused") else ()
     weights = Weights(checkpoint, module.HF_NAMES, config.experts, prefix, transposed, unused)
     return Model(family.name, config, checkpoint, weights, module.build)
+
+
+def _check_causal(checkpoint: Checkpoint) -> None:
+    """ModelError for what was trained to look both ways, as some models for embeddings are."""
+    data = checkpoint.metadata
+    keys = {
+        "use_bidirectional_attention": False,
+        "is_causal": True,
+        f"{checkpoint.architecture}.attention.causal": True,
+    }
+    given = {key: data.get(key) for key in keys}
+    wrong = next((key for key, value in given.items() if isinstance(value, int) and bool(value) != keys[key]), None)
+    if wrong is not None:
+        raise ModelError(
+            f"The checkpoint {checkpoint.path} attends in both directions ({wrong} is {data[wrong]}), which is not supported;"
+            " use a causal decoder."
+        )
 
 
 def _family(checkpoint: Checkpoint) -> Family:

@@ -66,6 +66,13 @@ class Weights:
         """The first of ``names`` that the checkpoint has, as for tied heads."""
         return next((w for w in map(self.maybe, names) if w is not None), None) or self(names[-1])
 
+    @property
+    def without_head(self) -> bool:
+        """Whether a Hugging Face file is of the model below the head: ``prefix`` is left out, and there is no such matrix."""
+        names = self._candidates("token_embd.weight")
+        headless = self.checkpoint.kind == "hf" and self._source("output.weight") not in self.checkpoint.tensors
+        return headless and names[0].removeprefix(self.prefix) in self.checkpoint.tensors and names[0] != names[-1]
+
     def check_all_used(self) -> None:
         """After building: ModelError when a tensor was not asked for, since the model would be another without it."""
         used = {tensor.name for weight in self._found.values() for tensor in weight.tensors}

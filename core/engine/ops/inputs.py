@@ -19,6 +19,10 @@ STEP_INPUTS: Mapping[str, tuple[tuple[int | str, ...], str]] = {
     "fill_positions": (("F",), "i32"),
     "fill_ids": (("F",), "i32"),
     "rows": (("R",), "i32"),  # token index of each row that reaches the head
+    "embedding_rows": (
+        ("R",),
+        "i32",
+    ),  # the same of hidden rows for the host, R of them at a time; only where there are any
     "prompt_lengths": (("R",), "i32"),
     "temperature": (("R",), "f32"),  # 0: greedy
     "top_k": (("R",), "i32"),  # 0: off

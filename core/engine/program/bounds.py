@@ -31,6 +31,8 @@ class Bounds:
         _within(arrays["fill_slots"], self._slots, "slot")
         _within(arrays["fill_positions"], self._context, "position")
         _within(arrays["rows"], dims.T, "row")
+        if "embedding_rows" in arrays:
+            _within(arrays["embedding_rows"], dims.T, "row")
         starts, offsets = arrays["seq_starts"], arrays["query_offsets"]
         counts = offsets[1:] - offsets[:-1]
         if offsets[0] != 0 or offsets[-1] != dims.T:

@@ -30,10 +30,12 @@ class KVLayer:
 
 @dataclass(frozen=True)
 class Program:
-    """``body`` ends in hidden rows; ``head`` is the output projection, logits processing and sampling."""
+    """``body`` ends in hidden rows; ``head`` is the output projection, logits processing and sampling. ``embedding`` gives
+    hidden rows of the body to the host, after the final norm; it runs in steps that have such rows alone."""
 
     body: tuple[Call, ...]
     head: tuple[Call, ...]
+    embedding: tuple[Call, ...]
     inputs: tuple[Value, ...]
     kv_layers: tuple[KVLayer, ...]
     groups: tuple[CacheGroup, ...]
@@ -47,7 +49,7 @@ class Program:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        return self.body + self.head
+        return self.body + self.head + self.embedding
 
 
 class Builder:
@@ -377,10 +379,15 @@ class Builder:
             out = [("logits", logits.shape, "act")]
             logits = self.call("scale_softcap", {"x": logits}, out, scale=logit_scale, softcap=logit_softcap)[0]
         self._sample(Value(logits.id, "logits", logits.shape, logits.dtype))
+        head_end = len(self._calls)
+        self._scope = ""
+        chosen = {"x": x, "rows": self.input("embedding_rows")}
+        self.call("gather_rows", chosen, [("embeddings", ("R", self._hidden), "act")])
         copies = self._kv_copies()
         return Program(
             body=(self._calls[0], *copies, *self._calls[1 : self._body_end]),
-            head=tuple(self._calls[self._body_end :]),
+            head=tuple(self._calls[self._body_end : head_end]),
+            embedding=tuple(self._calls[head_end:]),
             inputs=tuple(self._inputs.values()),
             kv_layers=tuple(self._kv_layers),
             groups=self._groups,

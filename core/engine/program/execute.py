@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..backend.v1 import (
     Array,
     BlockAccess,
     Device,
+    Dims,
     Frame,
     Plan,
     Segment,
@@ -92,12 +93,10 @@ class StepSession:
                 else self._devices[place].alloc(state.shape, state.dtype)
             )
         segments = (*plan.body, *plan.head)
-        bound = [
-            _Bound(segment, self._bind(segment), entering)
-            for segment, entering in zip(segments, transfers(segments), strict=True)
-        ]
+        bound = self._bound(segments)
         self._body, self._head = bound[: len(plan.body)], bound[len(plan.body) :]
-        self._inputs = {v.name: v for segment in segments for v in segment.inputs}
+        self._embedding = self._bound((*plan.body, *plan.embedding), len(plan.body))
+        self._inputs = {v.name: v for segment in (*segments, *plan.embedding) for v in segment.inputs}
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step")
 
     def submit(self, inputs: StepInputs) -> StepTicket:
@@ -134,6 +133,11 @@ class StepSession:
         self._states = {place: {} for place in self._states}
 
     # -- one step --------------------------------------------------------------------------------------------------
+
+    def _bound(self, segments: Sequence[Segment], first: int = 0) -> list[_Bound]:
+        """Segments from ``first`` on, bound to run after those before them."""
+        pairs = list(zip(segments, transfers(segments), strict=True))[first:]
+        return [_Bound(segment, self._bind(segment), entering) for segment, entering in pairs]
 
     def _access_of(self, place: str) -> BlockAccess | None:
         return None if place in self._plan.round_trips else block_access_of(self._devices[place])
@@ -219,15 +223,43 @@ class StepSession:
             if value is not None:
                 frames["host"].values[value.id] = array
         for bound in self._body + self._head if sampled else self._body:
-            frame = frames[bound.segment.place]
-            for one in bound.entering:
-                array = self._on_host(one, frames[one.source].values[one.value.id])
-                if one.place != "host":
-                    array = self._devices[one.place].copy_in(array)
-                    copied.append((one.place, array))
-                frame.values[one.value.id] = array
-            bound.run(frame)
-        return self._result(frames, sampled)
+            self._enter(bound, frames, copied)
+            bound.run(frames[bound.segment.place])
+        result = self._result(frames, sampled)
+        rows = inputs.arrays.get("embedding_rows")
+        if rows is None or not self._embedding:
+            return result
+        return replace(result, embeddings=self._embed(rows, inputs.dims, frames, copied))
+
+    def _embed(self, rows: Array, dims: Dims, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> Array:
+        """The hidden rows f32 [rows, hidden]: as many at a time as the head may have, with buckets exactly as many."""
+        most = self._plan.limits.dims.R if self._padding is None else dims.R
+        found = []
+        for start in range(0, len(rows), most):
+            chosen = rows[start : start + most]
+            if self._padding is not None:
+                chosen = np.pad(chosen, (0, most - len(chosen)))
+            counts = replace(dims, R=len(chosen))
+            own = {place: Frame(counts, dict(frame.values), frame.states) for place, frame in frames.items()}
+            own["host"].values[self._inputs["embedding_rows"].id] = chosen
+            for bound in self._embedding:
+                self._enter(bound, own, copied)
+                bound.run(own[bound.segment.place])
+            output = self._plan.embedding[-1].outputs[-1]
+            found.append(converted(self._fetch(own, output), output.dtype, "f32"))
+            for place in self._plan.round_trips:
+                for key in own[place].values.keys() - frames[place].values.keys():
+                    self._devices[place].free(own[place].values[key])
+        return np.concatenate(found)[: len(rows)]
+
+    def _enter(self, bound: _Bound, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> None:
+        """Brings to a segment's place what it needs there."""
+        for one in bound.entering:
+            array = self._on_host(one, frames[one.source].values[one.value.id])
+            if one.place != "host":
+                array = self._devices[one.place].copy_in(array)
+                copied.append((one.place, array))
+            frames[one.place].values[one.value.id] = array
 
     def _on_host(self, one: Transfer, value: Any) -> Array:
         """As the reader stores it, whatever the source does."""

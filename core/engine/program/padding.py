@@ -57,7 +57,7 @@ class Padding:
         return self._padded(inputs, self.sizes(inputs.dims))
 
     def cut(self, result: StepResult, dims: Dims) -> StepResult:
-        """Results of the true rows alone, values kept included."""
+        """Results of the true rows alone, values kept included; embeddings are as many as were asked for."""
         kept = {name: array[tuple(map(slice, dims.of(self._outputs[name])))] for name, array in result.values.items()}
         return StepResult(
             result.tokens[: dims.R],
@@ -66,12 +66,13 @@ class Padding:
             result.top_ids[: dims.R, : dims.K],
             result.top_logprobs[: dims.R, : dims.K],
             kept,
+            result.embeddings,
         )
 
     def empty_steps(self) -> Iterator[StepInputs]:
         """Steps of nothing but padding: each T with each width of the page table, and with each size of what few steps have.
         What a device compiles of a step depends on one of these at a time, or it will compile more later."""
-        empty = StepInputs(Dims(), self._empty)
+        empty = StepInputs(Dims(), self._empty | {"embedding_rows": np.zeros(1, np.int32)})
         for bucket in self._buckets:
             for width in self._widths:
                 yield self._padded(empty, self._sizes(bucket, width, Dims()))
@@ -120,6 +121,8 @@ class Padding:
         arrays["query_offsets"][dims.S :] = self._offsets(dims, sizes)
         arrays["rows"][dims.R :] = _spare_token(dims, sizes, inputs.arrays["rows"])
         arrays["bias_offsets"][dims.R :] = dims.B
+        if "embedding_rows" in inputs.arrays:  # padded where they run
+            arrays["embedding_rows"] = inputs.arrays["embedding_rows"]
         return StepInputs(sizes, arrays)
 
     def _filled(self, name: str, array: Array, sizes: Dims) -> Array:

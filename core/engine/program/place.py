@@ -38,6 +38,7 @@ class Placement:
 
     body: tuple[PlacedCall, ...]
     head: tuple[PlacedCall, ...]
+    embedding: tuple[PlacedCall, ...]
     program: Program
     layer_layouts: Mapping[int, KVLayout]
     state_places: Mapping[str, str]
@@ -46,7 +47,7 @@ class Placement:
 
     @property
     def calls(self) -> tuple[PlacedCall, ...]:
-        return self.body + self.head
+        return self.body + self.head + self.embedding
 
     def fallbacks(self) -> tuple[PlacedCall, ...]:
         """Calls that should be on the device and are not."""
@@ -142,11 +143,12 @@ class Placer:
         body = tuple(part for call in body for part in _by_home(call, homes))
         chosen_body = self._choose(body, homes, program.values)
         chosen_head = self._choose(head, homes, program.values + 10_000)
+        embedding = self._choose(program.embedding, homes, program.values + 20_000)
         if fused:
             chosen_body, chosen_head = self._packed_where_made(chosen_body), self._packed_where_made(chosen_head)
         trips = frozenset(place for place, site in self._sites.items() if site.round_trip)
         main = wanted["history"]
-        placement = Placement(chosen_body, chosen_head, program, homes.layouts, homes.places, main, trips)
+        placement = Placement(chosen_body, chosen_head, embedding, program, homes.layouts, homes.places, main, trips)
         falls = placement.fallbacks()
         if strict and falls:
             first = falls[0]

@@ -160,9 +160,10 @@ def make_plan(
     program = placement.program
     states = _kv_states(program, placement, kv_dtype, blocks)
     history = StateSpec("history", "history", (limits.slots + bool(buckets), limits.max_context), "i32")
-    body, head = segments(placement, packed, keep)
+    body, head, embedding = segments(placement, packed, keep)
     trips = placement.round_trips
-    plan = Plan(body, head, (*states, history), placement.state_places, limits, bool(trips), keep, trips, buckets)
+    every, places = (*states, history), placement.state_places
+    plan = Plan(body, head, every, places, limits, bool(trips), keep, trips, buckets, embedding)
     groups = []
     sizes = map(sum, zip(*kv_bytes_a_block(program, placement, kv_dtype).values(), strict=True))
     for spec, count, size in zip(program.groups, blocks, sizes, strict=True):

@@ -13,11 +13,10 @@ from .place import PlacedCall, Placement
 
 def segments(
     placement: Placement, packed: Mapping[tuple[str, str, str], Packed], keep: Sequence[str]
-) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Body and head segments. Values named in ``keep`` count as used outside."""
-    body = [tuple(run) for _, run in groupby(placement.body, key=_where)]
-    head = [tuple(run) for _, run in groupby(placement.head, key=_where)]
-    runs = [("body", run) for run in body] + [("head", run) for run in head]
+) -> tuple[tuple[Segment, ...], tuple[Segment, ...], tuple[Segment, ...]]:
+    """Segments of the body, the head and the embedding. Values named in ``keep`` count as used outside."""
+    parts = {"body": placement.body, "head": placement.head, "embedding": placement.embedding}
+    runs = [(part, tuple(run)) for part, calls in parts.items() for _, run in groupby(calls, key=_where)]
     readers = [_reads(run) for _, run in runs]
     built: list[Segment] = []
     for n, (part, run) in enumerate(runs):
@@ -28,14 +27,15 @@ def segments(
         outputs = tuple(v for i, v in made.items() if i in later or v in results)
         calls = tuple(_bound(placed, packed) for placed in run)
         built.append(Segment(f"{part}.{n}", run[0].place, calls, inputs, outputs))
-    return tuple(built[: len(body)]), tuple(built[len(body) :])
+    body, head, embedding = (tuple(s for s in built if s.name.startswith(f"{part}.")) for part in parts)
+    return body, head, embedding
 
 
 def _where(placed: PlacedCall) -> tuple[str, bool]:
     return placed.place, isinstance(placed.provider, CollectiveProvider)
 
 
-_RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
+_RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs", "embeddings")
 
 
 def _reads(run: Sequence[PlacedCall]) -> dict[int, Value]:

@@ -50,11 +50,13 @@ class _Sharder:
         self._kv_heads: dict[int, int] = {}
 
     def program(self) -> Program:
-        body, head = self._rewrite(self._program.body), self._rewrite(self._program.head)
+        parts = (self._program.body, self._program.head, self._program.embedding)
+        body, head, embedding = map(self._rewrite, parts)
         layers = tuple(
             replace(kv, kv_heads=self._kv_heads.get(kv.layer, kv.kv_heads)) for kv in self._program.kv_layers
         )
-        return replace(self._program, body=body, head=head, kv_layers=layers, values=self._count)
+        found = replace(self._program, body=body, head=head, embedding=embedding)
+        return replace(found, kv_layers=layers, values=self._count)
 
     def _rewrite(self, calls: Sequence[Call]) -> tuple[Call, ...]:
         self._calls = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..backend.v1 import Array
+from ..formats.pooling import Pooling
 from ..formats.tokenizer import Tokenizer
 from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
@@ -18,7 +20,8 @@ from .core import Health
 from .engine import Engine, Params
 from .load import Progress, load
 from .outputs import RequestOutput
-from .prompt import Prompt, plain
+from .pooling import PoolingParams, stacked
+from .prompt import Prompt, listed, plain
 from .request import Request
 
 
@@ -62,6 +65,37 @@ class AsyncLLM:
         async with aclosing(prepared.outputs()) as outputs:
             return await anext(outputs)
 
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        priority: int = 0,
+    ) -> Array:
+        """As ``LLM.embed``. Cancelling aborts all that have not ended."""
+        params = PoolingParams(pooling, normalize, dimensions)
+        prepared = [await self.prepare_embedding(prompt, params, priority) for prompt in listed(prompts)]
+        working = [asyncio.ensure_future(one.last()) for one in prepared]
+        try:
+            return stacked(await asyncio.gather(*working))
+        finally:
+            for one in working:
+                one.cancel()
+
+    async def prepare_embedding(
+        self,
+        prompt: Prompt,
+        params: PoolingParams,
+        priority: int = 0,
+        salt: bytes = b"",
+        gate: asyncio.Semaphore | None = None,
+    ) -> Prepared:
+        """``prepare`` for an embedding. ``gate``: held while it is in the engine. Raises RequestError or AdmissionError."""
+        latest = _Latest()
+        make = partial(self.engine.embedding, plain(prompt), params, latest.put, priority, salt)
+        return Prepared(self.engine, await asyncio.to_thread(make), latest, gate)
+
     async def prepare(
         self,
         prompt: Prompt,
@@ -95,16 +129,30 @@ class AsyncLLM:
 
 
 class Prepared:
-    """A checked request that is not admitted yet."""
+    """A checked request that is not admitted yet; with a ``gate`` it is admitted when that lets it in."""
 
-    def __init__(self, engine: Engine, request: Request, latest: _Latest) -> None:
+    def __init__(
+        self, engine: Engine, request: Request, latest: _Latest, gate: asyncio.Semaphore | None = None
+    ) -> None:
         self.request = request
         self._engine = engine
         self._latest = latest
+        self._gate = gate or nullcontext()
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """Admits the request and gives its outputs; may be called once. Leaving the iterator aborts the request. Raises
         AdmissionError if it can never fit."""
+        async with self._gate, aclosing(self._outputs()) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def last(self) -> RequestOutput:
+        """The last of ``outputs``."""
+        async with aclosing(self.outputs()) as outputs:
+            found = [output async for output in outputs]
+        return found[-1]
+
+    async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         finished = False
         try:
             await self._admit()

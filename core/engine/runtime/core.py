@@ -18,6 +18,7 @@ from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Upd
 from .beams import BeamGroup, make_search
 from .load import Loaded
 from .pace import Pace
+from .pooling import Pooler, take_states
 from .request import Request
 from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
@@ -25,7 +26,7 @@ from .swap import HostBlocks, SwapTickets
 
 NO_TOKEN = 2
 STATUS = {
-    1: "The model gave logits that are not finite numbers; the checkpoint or this prompt is damaged.",
+    1: "The model gave numbers that are not finite; the checkpoint or this prompt is damaged.",
     NO_TOKEN: "No token is left to choose: the logit bias, the mask or the n-grams ban them all.",
 }
 
@@ -276,13 +277,14 @@ class EngineCore:
         if self._pace is not None:
             decodes = flight.step.decode_count
             self._pace.note(decodes, flight.step.num_tokens - decodes, self._progress - started)
-        if self._suspects and flight.rows:  # a token came: it has run past where the step broke
+        if self._suspects and (flight.rows or result.embeddings is not None):  # it has run past where the step broke
             self._suspects.popleft()
         emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None}
         values = result.tokens.tolist()
         tokens = {seq: values[n] for seq, n in emitted.items()}
         failed = {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(flight, result) if code}
         self._score(flight, result)
+        failed |= take_states(flight.step, result.embeddings, self._pooler)
         for update in self.scheduler.complete(flight.step, tokens, failed):
             self._publish(update, result, emitted)
         self._host.keep(self.scheduler.swapper.held)
@@ -304,6 +306,10 @@ class EngineCore:
                 want, token = request.params.prompt_logprobs, request.prompt_ids[row.position]
                 request.prompt_logprobs[row.position] = _logprobs(result, n, want, token)
 
+    def _pooler(self, seq_id: int) -> Pooler | None:
+        member = self._members.get(seq_id)
+        return None if member is None else member.request.pooler
+
     def _fault(self, seq_id: int, status: int) -> str:
         """Why a row has failed; its sequence may have ended meanwhile."""
         member = self._members.get(seq_id)
@@ -322,6 +328,12 @@ class EngineCore:
                 self._event(member.request, member.index, None, None, False, "error", update.error)
             else:
                 self._end(member.request, "error", update.error)
+            return
+        if member.request.pooler is not None:
+            self._drop(seq.seq_id)
+            member.request.embedding = vector = member.request.pooler.vector()
+            fault = STATUS[1] if vector is None else None
+            self._event(member.request, 0, None, None, False, "error" if fault else "stop", fault)
             return
         if update.token_id is None:
             return
@@ -398,16 +410,20 @@ class EngineCore:
         if request.beam is not None:
             tokenizer = self._loaded.checkpoint.tokenizer() if params.stop else None
             group = BeamGroup(make_search(request, request.beam, limit, tokenizer), [self._next_id])
+        ids, pooler = request.prompt_ids, request.pooler
+        if pooler is not None:
+            ids, limit = pooler.begin(ids), 0
         first = Sequence(
             self._next_id,
             request.request_id,
-            list(request.prompt_ids),
+            list(ids),
             limit,
             request.priority,
             request.salt,
             synchronous=bool(request.processors or request.matchers) or group is not None,
             beam=group is not None,
             scores_prompt=params.prompt_logprobs is not None,
+            embeds_from=None if pooler is None else pooler.first(len(ids)),
         )
         added = self.scheduler.add(first, 1 if group is not None else params.samples)
         self._next_id += len(added)
@@ -461,11 +477,8 @@ class EngineCore:
             except Exception:  # lost with the state; its sequences are recomputed
                 continue
         self._in_flight.clear()
-        ids = list(
-            dict.fromkeys(
-                self._members[p.seq_id].request.request_id for p in step.sequences if p.seq_id in self._members
-            )
-        )
+        members = [self._members[part.seq_id] for part in step.sequences if part.seq_id in self._members]
+        ids = list(dict.fromkeys(member.request.request_id for member in members))
         self.scheduler.reset()
         self._host.keep(self.scheduler.swapper.held)
         self._session.close()

@@ -6,7 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 
-from ..errors import RequestError, TokenizerError
+from ..errors import AdmissionError, FormatError, RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
 from ..sampling import BeamSearchParams, SamplingParams
 from ..sampling.grammar import GrammarCompiler, Matcher
@@ -15,6 +15,7 @@ from ..scheduler import SchedulerStats
 from .core import EngineCore, Health
 from .detokenize import continuation
 from .load import Loaded
+from .pooling import Pooler, PoolingParams
 from .request import Request, Sink
 from .stage3 import Stage3
 
@@ -85,6 +86,7 @@ class Engine:
         priority: int = 0,
         stream: bool = True,
         salt: bytes = b"",
+        pooler: Pooler | None = None,
     ) -> Request:
         """A request, checked but not admitted; ``sink`` will get its outputs on stage 3's thread, each token's or,
         without ``stream``, the last alone. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
@@ -95,6 +97,8 @@ class Engine:
             raise RequestError(
                 "best_of above n and beam search choose at the end, so their outputs cannot be streamed."
             )
+        if pooler is None and not self.loaded.model.generates:
+            raise RequestError("This checkpoint has no head (lm_head); it can embed texts, and not generate any.")
         self._check(params)
         with self._lock:
             self._ids += 1
@@ -121,8 +125,32 @@ class Engine:
             ranked=ranked,
             processors=make_processors(params.logits_processors, self.loaded.program.vocab),
             prompt_logprobs=None if params.prompt_logprobs is None else [None] * len(prompt_ids),
+            pooler=pooler,
             salt=salt,
         )
+
+    def embedding(
+        self,
+        prompt: str | tuple[int, ...],
+        params: PoolingParams,
+        sink: Sink,
+        priority: int = 0,
+        salt: bytes = b"",
+    ) -> Request:
+        """A request for the embedding of a text or of token ids, checked but not admitted; ``sink`` gets its one output.
+        Raises RequestError, or AdmissionError where the input is longer than the context: it is never cut."""
+        ids, room = self.encode(prompt), self.loaded.max_model_len
+        if not prompt or not ids:
+            raise RequestError("input is empty; give a text or token ids to embed.")
+        if len(ids) > room:
+            raise AdmissionError(f"The input has {len(ids)} tokens, and the context holds {room}; shorten it.")
+        try:
+            usual = self.loaded.checkpoint.embedding()
+        except FormatError as error:
+            raise RequestError(str(error)) from error
+        pooler = params.pooler(usual, self.loaded.program.hidden)
+        text = prompt if isinstance(prompt, str) else None
+        return self.request(text, ids, SamplingParams(), sink, None, priority, False, salt, pooler)
 
     def _matchers(self, params: SamplingParams) -> list[Matcher]:
         """A grammar's state for each sample; RequestError says what is wrong with the grammar."""

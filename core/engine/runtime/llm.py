@@ -8,7 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from ..backend.v1 import Array
 from ..errors import RequestError
+from ..formats.pooling import Pooling
 from ..formats.tokenizer import Tokenizer
 from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
@@ -16,7 +18,9 @@ from .config import EngineConfig
 from .engine import Engine, Params
 from .load import Loaded, Progress, load
 from .outputs import RequestOutput
+from .pooling import PoolingParams, stacked
 from .prompt import Prompt, listed, plain
+from .request import Request
 
 Message = Mapping[str, Any]
 P = TypeVar("P", SamplingParams, BeamSearchParams)
@@ -76,6 +80,22 @@ class LLM:
         encoded = [self.engine.encode(text, parse_special=True) for text in texts]
         return self._run(texts, encoded, _params(sampling_params, SamplingParams, len(texts)), on_output, None)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+    ) -> Array:
+        """The embedding of each text (or token ids), f32 [prompts, hidden or ``dimensions``]: of the hidden states after the
+        final norm the "last", the "mean", or the first ("cls"), of length 1 where ``normalize``. None: as the model's files
+        say, else the last, normalized. ``dimensions``: only the first ones, as Matryoshka models allow. A text is never cut:
+        AdmissionError where one is longer than the context; RequestError where it is empty, or another setting wrong."""
+        params = PoolingParams(pooling, normalize, dimensions)
+        outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        requests = [self.engine.embedding(prompt, params, outputs.put) for prompt in listed(prompts)]
+        return stacked(self._finished(requests, outputs, None))
+
     def render(self, messages: Sequence[Message], **template: Any) -> str:
         """The prompt that the model's chat template makes of a conversation."""
         found = self.loaded.checkpoint.chat_template()
@@ -117,6 +137,15 @@ class LLM:
             self.engine.request(text, prompt, param, outputs.put, None, rank, stream=on_output is not None)
             for text, prompt, param, rank in zip(texts, encoded, params, ranks, strict=True)
         ]
+        return self._finished(requests, outputs, on_output)
+
+    def _finished(
+        self,
+        requests: Sequence[Request],
+        outputs: queue.SimpleQueue[RequestOutput],
+        on_output: Callable[[RequestOutput], None] | None,
+    ) -> list[RequestOutput]:
+        """Admits requests whose outputs come by the queue, and gives the last one of each."""
         ids = [request.request_id for request in requests]
         finished: dict[str, RequestOutput] = {}
         try:

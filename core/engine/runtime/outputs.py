@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..backend.v1 import Array
+
 
 @dataclass(frozen=True)
 class CompletionOutput:
@@ -34,7 +36,8 @@ class RequestMetrics:
 @dataclass(frozen=True)
 class RequestOutput:
     """The state of a request: all that it has given so far, not only what is new. ``prompt_logprobs``, where asked for:
-    for each prompt token but the first, which has None, its own log-probability and the best ones of its place."""
+    for each prompt token but the first, which has None, its own log-probability and the best ones of its place.
+    ``embedding``, f32 [dimensions]: of a request for one, which has an output without tokens, once it is finished."""
 
     request_id: str
     prompt: str | None
@@ -44,3 +47,4 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None = None
+    embedding: Array | None = None

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ..backend.v1 import Array
 from ..sampling import BeamSearchParams, SamplingParams
 from ..sampling.grammar import Matcher
 from ..sampling.processors import NamedProcessor
 from .detokenize import Continuation
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
+from .pooling import Pooler
 
 Sink = Callable[[RequestOutput], None]
 
@@ -37,6 +39,9 @@ class Request:
     processors: tuple[NamedProcessor, ...] = ()
     prompt_logprobs: list[Mapping[int, float] | None] | None = None
     """Of each prompt token, filled by the step loop; of the first there is none."""
+    pooler: Pooler | None = None
+    """Of a request for an embedding, fed by the step loop."""
+    embedding: Array | None = None
     salt: bytes = b""
     """Keeps its cached prefix apart from that of requests with another salt."""
     num_cached: int = 0
@@ -65,6 +70,7 @@ class Request:
             self.num_cached,
             RequestMetrics(self.arrival, self.first_token, self.last_token),
             self._scores(),
+            self.embedding,
         )
 
     def _chosen(self) -> tuple[CompletionOutput, ...]:

@@ -97,6 +97,13 @@ def step_inputs(
         "rows": np.array([row.token for row in rows], I32),
         "history_copies": np.array(step.history_copies, I32).reshape(-1, 2),
     }
+    hidden = [
+        first + n - part.start
+        for part, first in zip(parts, offsets.tolist(), strict=False)
+        for n in range(*part.embedded)
+    ]
+    if hidden:
+        arrays["embedding_rows"] = np.array(hidden, I32)
     width = max((len(table) for part in parts for table in part.tables), default=1)
     for g in range(groups):
         arrays[f"page_table.{g}"] = _tables([part.tables[g] for part in parts], width)

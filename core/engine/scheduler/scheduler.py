@@ -201,6 +201,9 @@ class Scheduler:
                 if finished:
                     self._end(sequence)
                 updates.append(Update(sequence, tokens[part.seq_id], finished))
+            elif sequence.embeds_from is not None and part.start + part.count == sequence.num_prompt:
+                self._end(sequence)
+                updates.append(Update(sequence, None, finished=True))
         return updates
 
     def reset(self) -> None:
@@ -209,8 +212,9 @@ class Scheduler:
         for step, sequences in reversed(self._in_flight):
             for part, sequence in zip(step.sequences, sequences, strict=True):
                 sequence.steps_in_flight = sequence.num_pending = 0
-                if part.scored[0] < part.scored[1]:
-                    sequence.num_scored = part.scored[0]
+                for start, stop in (part.scored, part.embedded):
+                    if start < stop:
+                        sequence.num_scored = start
         self._in_flight.clear()
         for sequence in tuple(self._running):
             self._preempt(sequence, swap=False)
@@ -263,7 +267,7 @@ class Scheduler:
             raise AdmissionError(f"n is {n}; a request has at least 1 sample.")
         if prompt == 0:
             raise AdmissionError("the prompt has no tokens; it needs at least 1.")
-        if sequence.max_tokens < 1:
+        if sequence.max_tokens < 1 and sequence.embeds_from is None:
             raise AdmissionError(f"max_tokens is {sequence.max_tokens}; it must be at least 1.")
         if min(sequence.token_ids) < 0 or max(sequence.token_ids) > MAX_TOKEN_ID:
             raise AdmissionError(f"the prompt has a token id outside of 0 to {MAX_TOKEN_ID}.")
@@ -344,7 +348,7 @@ class Scheduler:
     def _chunk(self, draft: StepDraft, sequence: Sequence, start: int) -> int:
         """How many tokens from ``start`` on the step can take."""
         wanted = sequence.goal - start
-        fits = sequence.first_row - start + draft.rows
+        fits = wanted if sequence.embeds_from is not None else sequence.first_row - start + draft.rows
         return max(min(wanted, draft.budget, self.config.long_prefill_chunk or wanted, fits), 0)
 
     def _take(self, draft: StepDraft, sequence: Sequence, count: int) -> None:
@@ -354,15 +358,19 @@ class Scheduler:
         token_ids = tuple(known[start:end])
         if len(token_ids) < count:
             token_ids += (FROM_HISTORY,) * (count - len(token_ids))
-        emits = end == len(known) + sequence.num_pending
-        draft.rows -= max(end - sequence.first_row, 0)
-        scored = self._score(sequence, end)
+        embeds = sequence.embeds_from is not None
+        emits = end == len(known) + sequence.num_pending and not embeds
+        if not embeds:
+            draft.rows -= max(end - sequence.first_row, 0)
+        scored, embedded = self._score(sequence, end), self._embed(sequence, end)
         sequence.num_computed = end
         sequence.num_pending += emits
         sequence.steps_in_flight += 1
         draft.budget -= count
         tables = self.allocator.tables(sequence.seq_id)
-        part = ScheduledSequence(sequence.seq_id, sequence.slot, start, count, token_ids, emits, tables, scored)
+        part = ScheduledSequence(
+            sequence.seq_id, sequence.slot, start, count, token_ids, emits, tables, scored, embedded
+        )
         draft.sequences[sequence.seq_id] = part
 
     @staticmethod
@@ -373,6 +381,14 @@ class Scheduler:
             return 0, 0
         start, sequence.num_scored = sequence.first_row, stop
         return start, stop
+
+    @staticmethod
+    def _embed(sequence: Sequence, end: int) -> tuple[int, int]:
+        """The positions before ``end`` whose hidden state is wanted of this step."""
+        if sequence.embeds_from is None or sequence.first_row >= end:
+            return 0, 0
+        start, sequence.num_scored = sequence.first_row, end
+        return start, end
 
     def _last_held(self) -> Sequence | None:
         return next((sequence for sequence in reversed(self._running) if sequence.held), None)

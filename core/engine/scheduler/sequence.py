@@ -22,8 +22,9 @@ class Sequence:
     first; ``salt`` keeps the cached prefix apart from that of sequences with another salt. A ``synchronous`` sequence's
     token must be known on the host before the next one is computed, since what may come next depends on it there; it
     never reads a token from the device's history. A ``beam`` is synchronous, and ``Scheduler.continue_beams`` chooses
-    its tokens. With ``scores_prompt`` every prompt token but the last has a row of its own in the head. The scheduler
-    sets the rest.
+    its tokens. With ``scores_prompt`` every prompt token but the last has a row of its own in the head. With
+    ``embeds_from``, an embedding, nothing is sampled (``max_tokens`` is 0), and the hidden state of each token from that
+    position on is wanted. The scheduler sets the rest.
     """
 
     seq_id: int
@@ -36,6 +37,7 @@ class Sequence:
     synchronous: bool = False
     beam: bool = False
     scores_prompt: bool = False
+    embeds_from: int | None = None
 
     branch: int = 0
     """Index among the parallel samples of the request."""
@@ -49,7 +51,7 @@ class Sequence:
     held: bool = False
     """A beam whose row has come; it waits for the other beams."""
     num_scored: int = 0
-    """Prompt tokens that had their own rows, in the steps scheduled so far."""
+    """Prompt tokens that had their own rows, or whose hidden state was given, in the steps scheduled so far."""
     num_pending: int = 0
     """Tokens sampled by steps in flight, not known here yet."""
     steps_in_flight: int = 0
@@ -97,7 +99,10 @@ class Sequence:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the last output token is sampled already, if only by a step in flight."""
+        """Whether the last output token is sampled already, if only by a step in flight; of an embedding the last token
+        computed."""
+        if self.embeds_from is not None:
+            return self.num_computed == self.num_prompt
         return self.num_output + self.num_pending >= self.max_tokens
 
     @property
@@ -109,7 +114,10 @@ class Sequence:
 
     @property
     def first_row(self) -> int:
-        """The position from which on each token has a row in the head: the last one's alone, unless the prompt is scored."""
+        """The position from which on each token has a row in the head, or a hidden state that is wanted: the last one's
+        alone, unless the prompt is scored, or embedded from an earlier one on."""
+        if self.embeds_from is not None:
+            return max(self.num_computed, self.num_scored, self.embeds_from)
         if self.scores_prompt and self.num_scored < self.num_prompt - 1:
             return max(self.num_computed, self.num_scored)
         return len(self.token_ids) + self.num_pending - 1

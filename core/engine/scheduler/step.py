@@ -18,7 +18,8 @@ class ScheduledSequence:
 
     ``token_ids``: ``count`` ids or FROM_HISTORY. ``emits``: the chunk reaches the last token, so its last row is
     sampled. ``tables``: a block table a cache group, over ``start`` + ``count`` tokens. ``scored``: positions (from, to)
-    whose rows are wanted for the logprobs of the prompt tokens after them.
+    whose rows are wanted for the logprobs of the prompt tokens after them. ``embedded``: those whose hidden state is
+    wanted on the host.
     """
 
     seq_id: int
@@ -29,6 +30,7 @@ class ScheduledSequence:
     emits: bool
     tables: tuple[BlockTable, ...]
     scored: tuple[int, int] = (0, 0)
+    embedded: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class ScheduledStep:
 @dataclass(frozen=True, slots=True)
 class Update:
     """A completed step's news of one sequence: its next token (of a beam the device's, which means nothing), or why it
-    failed. ``finished``: it has left the
-    scheduler, with its last token (max_tokens) or by ``error``."""
+    failed. ``finished``: it has left the scheduler, with its last token (max_tokens; of an embedding there is none) or by
+    ``error``."""
 
     sequence: Sequence
     token_id: int | None

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from engine import __version__
 
-from . import chat_completions, completions, health, messages, models, ollama, page, responses, tokens
+from . import chat_completions, completions, embeddings, health, messages, models, ollama, page, responses, tokens
 from .errors import add_handlers
 from .gate import Gate
 from .keys import Keys
@@ -28,6 +28,7 @@ def make_app(
         completions.routes(served),
         messages.routes(served),
         responses.routes(served),
+        embeddings.routes(served),
         models.routes(served),
         ollama.routes(served),
         tokens.routes(served),

@@ -46,7 +46,7 @@ class ServedModel:
         self.admission = admission
         self.metrics = metrics
         self.created = int(time.time())
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
 
     @property
     def loaded(self) -> bool:
@@ -146,7 +146,7 @@ class ServedModel:
         no room; ``Generation.close`` must be called in the end."""
         start = time.monotonic()
         stream = stream and params.samples == params.n
-        salt = _salt(caller, cache_salt)
+        salt = salt_of(caller, cache_salt)
         for prompt in prompts:
             self._check_length(len(prompt), params)
         place = self.admission.enter(caller, len(prompts) * params.samples)
@@ -157,7 +157,7 @@ class ServedModel:
         except BaseException:
             place.leave()
             raise
-        return Generation(self, prepared, place, start, self._deadline_s)
+        return Generation(self, prepared, place, start, self.deadline_s)
 
     def _check_length(self, prompt: int, params: SamplingParams) -> None:
         """What the scheduler would refuse too, but only once it is the request's turn."""
@@ -173,7 +173,7 @@ class ServedModel:
             )
 
 
-def _salt(caller: str, given: str) -> bytes:
+def salt_of(caller: str, given: str) -> bytes:
     """What keeps callers from probing each other's cached prompts; the same for all where no keys are used."""
     if caller == ANYONE and not given:
         return b""

@@ -27,6 +27,10 @@ class Models:
         await model.ready()
         return model
 
+    async def find_tagged(self, name: str) -> ServedModel:
+        """``find`` for Ollama's programs, which put a tag behind names that have none."""
+        return await self.find(name.removesuffix(":latest") if name not in self.by_name else name)
+
     def known(self, name: str | None) -> ServedModel:
         """ApiError 404 for a name that is not served."""
         if name is None:

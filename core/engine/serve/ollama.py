@@ -135,12 +135,8 @@ class ShowAsked(Body):
 def routes(models: Models) -> APIRouter:
     router = APIRouter()
 
-    async def find(name: str) -> ServedModel:
-        """Programs put a tag behind names that have none."""
-        return await models.find(name.removesuffix(":latest") if name not in models.by_name else name)
-
     async def answer(asked: ChatAsked | GenerateAsked, request: Request) -> Response:
-        chat = await prepare(await find(asked.model), asked.chat(), request.state.caller)
+        chat = await prepare(await models.find_tagged(asked.model), asked.chat(), request.state.caller)
         form = _Form(chat, chatting=isinstance(asked, ChatAsked))
         if asked.stream:
             return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
@@ -169,10 +165,11 @@ def routes(models: Models) -> APIRouter:
 
     @router.post("/api/show")
     async def show(body: ShowAsked) -> dict[str, Any]:
-        model = await find(body.model)
+        model = await models.find_tagged(body.model)
         family = model.llm.engine.loaded.model.family
+        able = ["completion", "embedding"] if model.llm.engine.loaded.model.generates else ["embedding"]
         info = {"general.architecture": family, f"{family}.context_length": model.max_model_len}
-        return {"details": _described(model)["details"], "model_info": info, "capabilities": ["completion"]}
+        return {"details": _described(model)["details"], "model_info": info, "capabilities": able}
 
     @router.get("/api/version")
     async def version() -> dict[str, str]:

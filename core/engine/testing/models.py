@@ -12,6 +12,8 @@ import numpy as np
 from ..backend.v1 import DeviceInfo
 from ..runtime.llm import LLM
 from ..runtime.outputs import RequestOutput
+from ..runtime.pooling import KINDS
+from ..runtime.prompt import Prompt
 from ..sampling import SamplingParams
 from .checkpoints import VOCAB
 
@@ -93,6 +95,21 @@ def check_batching(model: Path, backend: str, prompts: Sequence[Sequence[int]], 
         alone = answers(model, backend, [prompt], **settings)[0]
         for other, how in ((alone, "alone"), (small[n], "in steps of 5 tokens")):
             _same(f"prompt {n} {how}", other, together[n])
+
+
+def check_embeddings(model: Path, backend: str, prompts: Sequence[Sequence[int]], tolerance: float) -> None:
+    """Embeddings of all prompts at once, of length 1, are the reference's within ``tolerance``; where rows claim not to depend
+    on each other, each prompt's alone has the same bits."""
+    settings: dict[str, Any] = {"kv_cache_dtype": "f32", "max_num_seqs": 8, "max_model_len": 96, "warm_up": False}
+    given: list[Prompt] = [list(p) for p in prompts]
+    with LLM(model, backend=backend, **settings) as llm, LLM(model, backend="reference", **settings) as reference:
+        invariant = all(placed.provider.batch_invariant for placed in llm.loaded.placement.calls)
+        for pooling in KINDS:
+            got, want = llm.embed(given, pooling), reference.embed(given, pooling)
+            worst = float(np.abs(got - want).max())
+            assert worst <= tolerance, f"the embeddings' {pooling} is {worst:.3g} from the reference's."
+            for n, prompt in enumerate(given if invariant else ()):
+                assert (llm.embed([prompt], pooling)[0] == got[n]).all(), f"prompt {n}, {pooling}: other bits alone."
 
 
 def _same(where: str, got: RequestOutput, want: RequestOutput) -> None:

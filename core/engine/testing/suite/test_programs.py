@@ -33,3 +33,8 @@ def test_alone_as_in_a_batch(model, backend, rng):
     if not models.claims_invariance(model, backend):
         pytest.skip("not every provider claims that rows are independent of the batch")
     models.check_batching(model, backend, models.random_prompts(rng))
+
+
+def test_embeddings_are_the_reference_s(tmp_path, backend, device, rng):
+    model = write_checkpoint("qwen3", tmp_path / "qwen3", rng)
+    models.check_embeddings(model, backend, models.random_prompts(rng), models.tolerance_of(device.describe()))

@@ -1,0 +1,51 @@
+"""What requests for embeddings may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from engine.formats.pooling import Pooling
+
+from .fields import Body, Prompts
+
+
+class EmbeddingBody(Body):
+    """POST /v1/embeddings: OpenAI's fields, vLLM's ``normalize``, ``priority`` and ``cache_salt``, and ``pooling``."""
+
+    model: str | None = None
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    """Taken, and without effect."""
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class NoOptions(Body):
+    """Ollama's options: an embedding has none."""
+
+
+class EmbedAsked(Body):
+    """POST /api/embed. ``truncate`` cannot be true: a text is never cut."""
+
+    model: str
+    input: str | list[str]
+    truncate: Literal[False] | None = None
+    dimensions: int | None = None
+    options: NoOptions | None = None
+    keep_alive: str | int | float | None = None
+    """Taken, and without effect: a served model stays loaded."""
+
+
+class OneEmbedAsked(Body):
+    """POST /api/embeddings, Ollama's older form."""
+
+    model: str
+    prompt: str = Field(min_length=1)
+    options: NoOptions | None = None
+    keep_alive: str | int | float | None = None

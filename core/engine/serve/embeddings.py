@@ -1,0 +1,138 @@
+"""POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from engine.backend.v1 import Array
+from engine.runtime.outputs import RequestOutput
+from engine.runtime.pooling import PoolingParams, stacked
+
+from .embedding_fields import EmbedAsked, EmbeddingBody, OneEmbedAsked
+from .errors import ApiError
+from .model import Generation, ServedModel, salt_of
+from .models import Models
+from .respond import note
+from .sse import answered
+
+MAX_INPUTS = 2048  # of a request, as OpenAI has it
+Inputs = Sequence[str | list[int]]
+
+
+def routes(models: Models) -> APIRouter:
+    router = APIRouter()
+
+    async def embed(
+        model: ServedModel,
+        inputs: Inputs,
+        params: PoolingParams,
+        request: Request,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        salt = salt_of(request.state.caller, cache_salt or "")
+        generation = await begin(model, inputs, params, request.state.caller, model.priority(priority), salt)
+        try:
+            outputs = await answered(request, generation.last())
+        finally:
+            generation.close()
+        note(request, outputs)
+        return outputs
+
+    @router.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+        """A vector for each text, or for each list of token ids."""
+        model = await models.find(body.model)
+        params = PoolingParams(body.pooling, body.normalize, body.dimensions)
+        outputs = await embed(model, _listed(body.input), params, request, body.priority, body.cache_salt)
+        tokens = _tokens(outputs)
+        answer = {
+            "object": "list",
+            "model": model.name,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+        write = _coded if body.encoding_format == "base64" else _plain
+        return await _json(answer, "data", lambda: [_item(n, value) for n, value in enumerate(write(stacked(outputs)))])
+
+    @router.post("/api/embed")
+    async def api_embed(body: EmbedAsked, request: Request) -> Response:
+        """The same in Ollama's form."""
+        start = time.monotonic()
+        model = await models.find_tagged(body.model)
+        outputs = await embed(model, _listed(body.input), PoolingParams(dimensions=body.dimensions), request)
+        answer = {
+            "model": model.name,
+            "total_duration": int((time.monotonic() - start) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": _tokens(outputs),
+        }
+        return await _json(answer, "embeddings", lambda: _plain(stacked(outputs)))
+
+    @router.post("/api/embeddings")
+    async def api_embeddings(body: OneEmbedAsked, request: Request) -> Response:
+        """One text's, in Ollama's older form."""
+        model = await models.find_tagged(body.model)
+        outputs = await embed(model, [body.prompt], PoolingParams(), request)
+        return await _json({}, "embedding", lambda: _plain(stacked(outputs))[0])
+
+    return router
+
+
+async def begin(
+    model: ServedModel, inputs: Inputs, params: PoolingParams, caller: str, priority: int, salt: bytes
+) -> Generation:
+    """Takes places for a request, for half of all at most: its inputs run so many at a time. ApiError or EngineError where
+    it is wrong or there is no room; ``Generation.close`` must be called in the end."""
+    start = time.monotonic()
+    weight = min(len(inputs), max(model.admission.capacity // 2, 1))
+    place = model.admission.enter(caller, weight)
+    try:
+        gate = asyncio.Semaphore(weight)
+        prepared = [await model.llm.prepare_embedding(given, params, priority, salt, gate) for given in inputs]
+    except BaseException:
+        place.leave()
+        raise
+    return Generation(model, prepared, place, start, model.deadline_s)
+
+
+def _listed(given: Any) -> Inputs:
+    """ApiError 400 where there is nothing, or too much, to embed."""
+    one = isinstance(given, str) or (given and isinstance(given[0], int))
+    inputs = [given] if one else given
+    if not inputs:
+        raise ApiError(400, "The input is empty; give a text or token ids to embed.", "input")
+    if len(inputs) > MAX_INPUTS:
+        raise ApiError(400, f"There are {len(inputs)} inputs; at most {MAX_INPUTS} are taken.", "input")
+    return inputs
+
+
+def _tokens(outputs: Sequence[RequestOutput]) -> int:
+    return sum(len(output.prompt_token_ids) for output in outputs)
+
+
+def _plain(vectors: Array) -> list[Any]:
+    return list(vectors.tolist())
+
+
+def _coded(vectors: Array) -> list[Any]:
+    """Each as little-endian f32 in base64."""
+    return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+
+
+def _item(index: int, embedding: Any) -> dict[str, Any]:
+    return {"object": "embedding", "index": index, "embedding": embedding}
+
+
+async def _json(answer: Mapping[str, Any], name: str, make: Callable[[], Any]) -> Response:
+    """The answer with what ``make`` gives under ``name``, written down beside the event loop: a million numbers take a
+    while."""
+    text = await asyncio.to_thread(lambda: json.dumps({**answer, name: make()}))
+    return Response(text, media_type="application/json")
