@@ -18,8 +18,8 @@ from .chat_completions import Chat, finish_reason, prepare
 from .errors import ApiError
 from .fields import Body, ChatBody
 from .models import Models
-from .respond import note, usage
-from .sse import Event, EventStream, answered, encoded
+from .respond import last_outputs, note, usage
+from .sse import Event, EventStream, encoded
 
 
 class Text(Body):
@@ -159,11 +159,7 @@ def routes(models: Models) -> APIRouter:
         head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
         if body.stream:
             return EventStream(_events(chat, head, request), chat.generation.close, _named)
-        try:
-            output = (await answered(request, chat.generation.last()))[0]
-        finally:
-            chat.generation.close()
-        note(request, [output])
+        output = (await last_outputs(request, chat.generation))[0]
         parts = chat.reader.read(output.outputs[0].text, finished=True)
         content = [_content(block, block.text) for block in blocks(parts)]
         return JSONResponse({**head, "content": content, **_ending(output, bool(parts.calls)), "usage": _usage(output)})

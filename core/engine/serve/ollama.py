@@ -22,8 +22,8 @@ from .errors import ApiError
 from .fields import Body, ChatBody, Tool
 from .model import ServedModel
 from .models import Models
-from .respond import note
-from .sse import Event, EventStream, answered
+from .respond import last_outputs, note
+from .sse import Event, EventStream
 
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
@@ -144,11 +144,7 @@ def routes(models: Models) -> APIRouter:
         form = _Form(chat, chatting=isinstance(asked, ChatAsked))
         if asked.stream:
             return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
-        try:
-            output = (await answered(request, chat.generation.last()))[0]
-        finally:
-            chat.generation.close()
-        note(request, [output])
+        output = (await last_outputs(request, chat.generation))[0]
         parts = chat.reader.read(output.outputs[0].text, finished=True)
         return JSONResponse(form.piece(Parts(), parts, done=True) | form.ending(output))
 
