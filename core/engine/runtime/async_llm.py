@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Executor
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -70,9 +71,10 @@ class AsyncLLM:
         priority: int = 0,
         stream: bool = True,
         salt: bytes = b"",
+        threads: Executor | None = None,
     ) -> Prepared:
-        """A request whose prompt is tokenized and whose parameters are checked; ``outputs`` admits it. Requests of
-        different ``salt`` share no cached prefix. Raises RequestError."""
+        """A request whose prompt is tokenized and whose parameters are checked, on one of ``threads``; ``outputs`` admits
+        it. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
         latest = _Latest()
         given = plain(prompt)
 
@@ -81,7 +83,8 @@ class AsyncLLM:
             ids = self.engine.encode(given)
             return self.engine.request(text, ids, params, latest.put, request_id, priority, stream, salt)
 
-        return Prepared(self.engine, await asyncio.to_thread(make), latest)
+        made = await asyncio.get_running_loop().run_in_executor(threads, make)
+        return Prepared(self.engine, made, latest)
 
     async def abort(self, request_id: str) -> None:
         await asyncio.to_thread(self.engine.abort, request_id)

@@ -7,17 +7,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..backend.v1 import Session, StepResult, Ticket
 from ..errors import EngineError, EngineStoppedError, RequestError
-from ..kv import HostPool
-from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
+from ..scheduler import ScheduledStep, Sequence, SequenceStatus, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
 from .request import Request
+from .restarts import Restarts
 from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
 from .swap import HostBlocks, SwapTickets
@@ -31,9 +32,12 @@ STATUS = {
 
 @dataclass(frozen=True)
 class Health:
-    """``stalled_s``: seconds since a step finished while there was work; 0 when idle."""
+    """``stalled_s``: seconds since a step finished while there was work; 0 when idle. ``ready``: there is a session, so
+    that steps can be run; ``restarts``: how often the loop has failed and begun anew."""
 
     alive: bool
+    ready: bool
+    restarts: int
     stalled_s: float
     steps: int
     waiting: int
@@ -67,24 +71,12 @@ class EngineCore:
     def __init__(self, loaded: Loaded, emit: Callable[[TokenEvent], None]) -> None:
         self._loaded = loaded
         self._emit = emit
-        config = loaded.config
         self._groups = len(loaded.program.groups)
         self._mask_words = (loaded.program.vocab + 31) // 32
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_batch_tokens=loaded.plan.limits.dims.T,
-                max_sequences=config.max_num_seqs,
-                max_model_len=loaded.max_model_len,
-                policy=config.policy,
-                max_rows=loaded.plan.limits.dims.R,
-            ),
-            loaded.allocator(),
-            HostPool(int(config.swap_space * 2**30), loaded.memory.block_bytes)
-            if config.preemption == "swap"
-            else None,
-        )
+        self.scheduler = loaded.scheduler()
         self._host = HostBlocks()
-        self._session: Session = loaded.session()
+        self._session: Session | None = loaded.session()
+        self._restarts = Restarts()
         self._max_in_flight = max(loaded.device.describe().max_in_flight, 1)
         self._members: dict[int, _Member] = {}
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -134,7 +126,9 @@ class EngineCore:
         stats = self.scheduler.stats()
         busy = bool(self._members or self._in_flight)
         stalled = time.monotonic() - self._progress if busy else 0.0
-        return Health(self._thread.is_alive() and not self._failure, stalled, self._steps, stats.waiting, stats.running)
+        alive = self._thread.is_alive() and not self._failure
+        ready = alive and self._session is not None
+        return Health(alive, ready, self._restarts.count, stalled, self._steps, stats.waiting, stats.running)
 
     def check_progress(self) -> None:
         """EngineStoppedError when the loop has ended, or no step has finished for as long as the watchdog allows; what
@@ -185,10 +179,10 @@ class EngineCore:
     def _main(self) -> None:
         try:
             while not self._stopping:
-                self._take_commands()
-                self._submit()
-                if self._in_flight:
-                    self._finish_step()
+                try:
+                    self._turn()
+                except Exception as error:
+                    self._restart(error)
         except Exception as error:  # the loop itself is broken: every request is told, and none waits for ever
             sentence = f"The step loop failed: {type(error).__name__}: {error}"
             self._failure = error if isinstance(error, EngineStoppedError) else EngineStoppedError(sentence)
@@ -197,16 +191,50 @@ class EngineCore:
                 self._abort(
                     request.request_id, "error" if self._failure else "abort", str(self._failure or "shut down")
                 )
-            for flight in self._in_flight:
-                try:
-                    flight.ticket.wait()
-                except Exception:  # its requests have been told already
-                    continue
-            self._session.close()
+            self._close_session()
             while not self._commands.empty():
                 command = self._commands.get()
                 if command is not None and not self._failure:
                     command()
+
+    def _turn(self) -> None:
+        self._session = self._session or self._loaded.session()
+        self._take_commands()
+        self._submit()
+        if self._in_flight:
+            self._finish_step()
+
+    def _close_session(self) -> None:
+        """Frees the device's state; what is in flight is lost."""
+        for flight in self._in_flight:
+            with suppress(Exception):  # its requests are told, or computed again
+                flight.ticket.wait()
+        self._in_flight.clear()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _restart(self, error: Exception) -> None:
+        """The loop has failed, and not by a request: those that have begun end, as what the scheduler knows of them may be
+        wrong. The others are kept for a new session. Raises the error where there have been too many."""
+        with suppress(Exception):  # a device that is lost may fail here, too
+            self._close_session()
+        requests = {id(m.request): m.request for m in self._members.values()}
+        begun = {
+            id(self._members[seq_id].request)
+            for seq_id, seq in self.scheduler.sequences.items()
+            if seq_id in self._members and (seq.status is SequenceStatus.RUNNING or seq.num_output)
+        }
+        self._restarts.wait(error)
+        self._members, self._suspects, self._host = {}, deque(), HostBlocks()
+        self.scheduler = self._loaded.scheduler()
+        sentence = f"The step loop failed, and has begun anew; ask again ({type(error).__name__}: {error})."
+        for key, request in requests.items():
+            if key in begun:
+                for index in range(len(request.continuations)):
+                    self._event(request, index, None, None, False, "error", sentence)
+            else:
+                self._add(request)
 
     def _take_commands(self) -> None:
         while not self._stopping:
@@ -221,6 +249,7 @@ class EngineCore:
                 command()
 
     def _submit(self) -> None:
+        assert self._session is not None
         while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
             step = self.scheduler.schedule(suspect)
             if step is None:
@@ -448,12 +477,7 @@ class EngineCore:
     def _recover(self, step: ScheduledStep, error: Exception) -> None:
         """The device lost its state: recompute. The step's requests then run one at a time, so that the one at fault
         fails alone."""
-        for flight in self._in_flight:
-            try:
-                flight.ticket.wait()
-            except Exception:  # lost with the state; its sequences are recomputed
-                continue
-        self._in_flight.clear()
+        self._close_session()
         ids = list(
             dict.fromkeys(
                 self._members[p.seq_id].request.request_id for p in step.sequences if p.seq_id in self._members
@@ -461,13 +485,12 @@ class EngineCore:
         )
         self.scheduler.reset()
         self._host.keep(self.scheduler.swapper.held)
-        self._session.close()
-        self._session = self._loaded.session()
         if len(ids) == 1:
             sentence = f"The device failed on this request: {type(error).__name__}: {error}"
             self._abort(ids[0], "error", sentence)
         else:
             self._suspects = deque(ids)
+        self._session = self._loaded.session()
 
 
 def _logprobs(result: StepResult, row: int, want: int, token: int) -> Mapping[int, float] | None:

@@ -16,7 +16,7 @@ from engine.runtime.outputs import RequestOutput
 from .blocks import Block, Blocks, Step, blocks
 from .chat_completions import Chat, finish_reason, prepare
 from .errors import ApiError
-from .fields import Body, ChatBody
+from .fields import Body, ChatBody, Listed
 from .models import Models
 from .respond import last_outputs, note, usage
 from .sse import Event, EventStream, encoded
@@ -48,7 +48,7 @@ class ToolUse(Body):
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Text] | None = None
+    content: str | Listed[Text] | None = None
     is_error: bool | None = None
     cache_control: dict[str, Any] | None = None
 
@@ -58,7 +58,7 @@ Part = Annotated[Text | Thinking | ToolUse | ToolResult, Field(discriminator="ty
 
 class Turn(Body):
     role: Literal["user", "assistant"]
-    content: str | list[Part]
+    content: str | Listed[Part]
 
 
 class ToolOfMessages(Body):
@@ -83,9 +83,9 @@ class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: str
-    messages: list[Turn] = Field(min_length=1)
-    system: str | list[Text] | None = None
-    tools: list[ToolOfMessages] | None = None
+    messages: Listed[Turn] = Field(min_length=1)
+    system: str | Listed[Text] | None = None
+    tools: Listed[ToolOfMessages] | None = None
     tool_choice: Choice | None = None
     thinking: NoThinking | None = None
 
@@ -126,7 +126,7 @@ class MessagesBody(CountBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Listed[str] | None = None
     metadata: dict[str, Any] | None = None
 
     def chat(self) -> ChatBody:
