@@ -136,7 +136,8 @@ class Prepared:
     async def _next(self) -> RequestOutput:
         while True:
             try:
-                return await asyncio.wait_for(self._latest.get(), timeout=1.0)
+                async with asyncio.timeout(1.0):  # wait_for loses a cancellation that comes with an output
+                    return await self._latest.get()
             except TimeoutError:
                 self._engine.check_progress()
 
