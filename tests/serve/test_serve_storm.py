@@ -87,7 +87,7 @@ async def answered_soon(running) -> None:
     """Seconds of this process's work, since others may hold the machine up."""
     start = time.process_time()
     assert await status(running, "/v1/completions", json.dumps(SHORT).encode()) == 200
-    assert time.process_time() - start < 2.0  # of two cores
+    assert time.process_time() - start < 4.0  # of two cores, with what the large request itself takes
 
 
 @pytest.mark.parametrize("aborts", [200, pytest.param(2000, marks=pytest.mark.slow)])
