@@ -153,8 +153,9 @@ def test_a_suspect_that_is_aborted_does_not_stop_the_search(faulty):
 def test_a_device_that_is_gone_fails_every_request_and_hangs_none(monkeypatch, llama):
     with LLM(llama, backend="reference", kv_cache_tokens=1024) as llm:
         monkeypatch.setattr(FaultySession, "submit", lambda self, inputs: 1 / 0)
-        llm.engine._core._session = FaultySession(llm.engine._core._session, "submit")
-        monkeypatch.setattr(Loaded, "session", lambda self: FaultySession(llm.engine._core._session.session, "submit"))
+        whole = llm.engine._core._session
+        llm.engine._core._session = FaultySession(whole, "submit")
+        monkeypatch.setattr(Loaded, "session", lambda self: FaultySession(whole, "submit"))
         outputs = llm.generate(PROMPTS, GREEDY)
         assert {out.outputs[0].finish_reason for out in outputs} == {"error"}
         assert all("ZeroDivisionError" in out.outputs[0].stop_reason for out in outputs)

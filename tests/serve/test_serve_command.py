@@ -55,6 +55,16 @@ def test_wrong_settings_are_refused_in_a_line(talker, capsys, flags):
     assert err.startswith("engine: ") and err.count("\n") == 1
 
 
+def test_the_server_takes_all_the_files_it_may():
+    """In a process of its own, whose soft limit is low."""
+    code = (
+        "import resource as r; from engine.serve.run import raise_file_limit as f; n = r.RLIMIT_NOFILE\n"
+        "r.setrlimit(n, (64, r.getrlimit(n)[1])); f(); print(len(set(r.getrlimit(n))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "1\n"
+
+
 def test_an_address_that_is_taken(talker, running, capsys):
     port = running.url.rsplit(":", 1)[1]
     assert run(["serve", str(talker), "--port", port]) == 2

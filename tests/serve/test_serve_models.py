@@ -26,6 +26,7 @@ def test_models_load_when_they_are_asked_for(several):
     client, served = several.openai, several.models.by_name
     assert [model.id for model in client.models.list()] == ["tiny", "other", "broken"]
     assert [model.loaded for model in served.values()] == [True, False, False]
+    assert [model.loaded for model in client.models.list()] == [True, False, False]
     with several.http as http:
         assert http.get("/health").status_code == http.get("/metrics").status_code == 200
         assert [model["kv_blocks"] > 0 for model in http.get("/stats").json()["models"]] == [True, False, False]

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+import tiny_models
 from browser import Browser
 
 from engine.serve.keys import load_keys
@@ -41,8 +42,10 @@ def test_a_chat_with_live_figures(running, browser):
     assert browser.faults() == []
 
 
-def test_stop_ends_the_answer(start, browser):
-    running = start(backend="reference", max_model_len=32768, kv_cache_tokens=33000)
+def test_stop_ends_the_answer(start, browser, tmp_path):
+    model = tiny_models.write_talker(tmp_path)
+    (model / "generation_config.json").write_text('{"top_k": 1}')  # greedily, it never ends by itself
+    running = start(model=model, backend="reference", max_model_len=32768, kv_cache_tokens=33000)
     browser.open(running.url)
     browser.wait("return document.getElementById('model').value === 'tiny'")
     browser.type("#text", "Go on for ever.\n")

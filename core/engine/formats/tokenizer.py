@@ -22,6 +22,7 @@ from engine.errors import TokenizerError, library_errors
 SPACE = "\u2581"  # how SentencePiece writes a space inside a token
 CONTINUES = "##"  # how WordPiece writes that a token goes on a word
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_LONG = 1 << 15  # characters
 _NO_TOKEN = "\ufffd".encode()
 
 
@@ -128,7 +129,11 @@ class Tokenizer:
             raise TokenizerError(f"the text has the byte {min(missing):#04x}, which the vocabulary cannot express.")
         with native_errors("tokenizing"):
             pipeline = self._parsing if parse_special else self._plain
-            ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+            if len(text) <= _LONG:
+                ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+            else:  # other threads may run meanwhile
+                [encoding] = pipeline.encode_batch_fast([text], add_special_tokens=False)
+                ids = encoding.ids
         if add_special:
             return [*self._vocabulary.prefix_ids, *ids, *self._vocabulary.suffix_ids]
         return ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from concurrent.futures import Executor
 from contextlib import aclosing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -104,9 +105,10 @@ class AsyncLLM:
         priority: int = 0,
         stream: bool = True,
         salt: bytes = b"",
+        threads: Executor | None = None,
     ) -> Prepared:
-        """A request whose prompt is tokenized and whose parameters are checked; ``outputs`` admits it. Requests of
-        different ``salt`` share no cached prefix. Raises RequestError."""
+        """A request whose prompt is tokenized and whose parameters are checked, on one of ``threads``; ``outputs`` admits
+        it. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
         latest = _Latest()
         given = plain(prompt)
 
@@ -115,7 +117,8 @@ class AsyncLLM:
             ids = self.engine.encode(given)
             return self.engine.request(text, ids, params, latest.put, request_id, priority, stream, salt)
 
-        return Prepared(self.engine, await asyncio.to_thread(make), latest)
+        made = await asyncio.get_running_loop().run_in_executor(threads, make)
+        return Prepared(self.engine, made, latest)
 
     async def abort(self, request_id: str) -> None:
         await asyncio.to_thread(self.engine.abort, request_id)
@@ -181,7 +184,8 @@ class Prepared:
     async def _next(self) -> RequestOutput:
         while True:
             try:
-                return await asyncio.wait_for(self._latest.get(), timeout=1.0)
+                async with asyncio.timeout(1.0):  # wait_for loses a cancellation that comes with an output
+                    return await self._latest.get()
             except TimeoutError:
                 self._engine.check_progress()
 

@@ -7,19 +7,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from ..backend.v1 import Session, StepResult, Ticket
 from ..errors import EngineError, EngineStoppedError, RequestError
-from ..kv import HostPool
-from ..scheduler import ScheduledStep, Scheduler, SchedulerConfig, Sequence, Update
+from ..scheduler import ScheduledStep, Sequence, SequenceStatus, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
+from .member import Member, logprobs, row_params
 from .pace import Pace
 from .pooling import Pooler, take_states
 from .request import Request
+from .restarts import Restarts
 from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
 from .swap import HostBlocks, SwapTickets
@@ -33,9 +33,12 @@ STATUS = {
 
 @dataclass(frozen=True)
 class Health:
-    """``stalled_s``: seconds since a step finished while there was work; 0 when idle."""
+    """``stalled_s``: seconds since a step finished while there was work; 0 when idle. ``ready``: there is a session, so
+    that steps can be run; ``restarts``: how often the loop has failed and begun anew."""
 
     alive: bool
+    ready: bool
+    restarts: int
     stalled_s: float
     steps: int
     waiting: int
@@ -51,16 +54,6 @@ class _InFlight:
     submitted: float
 
 
-@dataclass
-class _Member:
-    """A sequence of a request, as the loop knows it; all beams of a request have the same."""
-
-    request: Request
-    index: int
-    row: RowParams
-    beams: BeamGroup | None = None
-
-
 Command = Callable[[], None]
 
 
@@ -70,33 +63,21 @@ class EngineCore:
     def __init__(self, loaded: Loaded, emit: Callable[[TokenEvent], None]) -> None:
         self._loaded = loaded
         self._emit = emit
-        config = loaded.config
         self._groups = len(loaded.program.groups)
         self._mask_words = (loaded.program.vocab + 31) // 32
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_batch_tokens=loaded.plan.limits.dims.T,
-                max_sequences=config.max_num_seqs,
-                max_model_len=loaded.max_model_len,
-                policy=config.policy,
-                max_rows=loaded.plan.limits.dims.R,
-            ),
-            loaded.allocator(),
-            HostPool(int(config.swap_space * 2**30), loaded.memory.block_bytes)
-            if config.preemption == "swap"
-            else None,
-        )
+        self.scheduler = loaded.scheduler()
         self._host = HostBlocks()
-        self._session: Session = loaded.session()
+        self._session: Session | None = loaded.session()
+        self._restarts = Restarts()
         self._max_in_flight = max(loaded.device.describe().max_in_flight, 1)
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._in_flight: deque[_InFlight] = deque()
         self._suspects: deque[str] = deque()
         self._next_id = 0
         self._steps = 0
         self._progress = time.monotonic()
-        self._pace = None if config.decode_slowdown is None else Pace(config.decode_slowdown)
+        self._pace = Pace(slowdown) if (slowdown := loaded.config.decode_slowdown) else None
         self._failure: EngineError | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine-loop", daemon=True)
@@ -138,7 +119,9 @@ class EngineCore:
         stats = self.scheduler.stats()
         busy = bool(self._members or self._in_flight)
         stalled = time.monotonic() - self._progress if busy else 0.0
-        return Health(self._thread.is_alive() and not self._failure, stalled, self._steps, stats.waiting, stats.running)
+        alive = self._thread.is_alive() and not self._failure
+        ready = alive and self._session is not None
+        return Health(alive, ready, self._restarts.count, stalled, self._steps, stats.waiting, stats.running)
 
     def check_progress(self) -> None:
         """EngineStoppedError when the loop has ended, or no step has finished for as long as the watchdog allows; what
@@ -189,10 +172,10 @@ class EngineCore:
     def _main(self) -> None:
         try:
             while not self._stopping:
-                self._take_commands()
-                self._submit()
-                if self._in_flight:
-                    self._finish_step()
+                try:
+                    self._turn()
+                except Exception as error:
+                    self._restart(error)
         except Exception as error:  # the loop itself is broken: every request is told, and none waits for ever
             sentence = f"The step loop failed: {type(error).__name__}: {error}"
             self._failure = error if isinstance(error, EngineStoppedError) else EngineStoppedError(sentence)
@@ -201,16 +184,50 @@ class EngineCore:
                 self._abort(
                     request.request_id, "error" if self._failure else "abort", str(self._failure or "shut down")
                 )
-            for flight in self._in_flight:
-                try:
-                    flight.ticket.wait()
-                except Exception:  # its requests have been told already
-                    continue
-            self._session.close()
+            self._close_session()
             while not self._commands.empty():
                 command = self._commands.get()
                 if command is not None and not self._failure:
                     command()
+
+    def _turn(self) -> None:
+        self._session = self._session or self._loaded.session()
+        self._take_commands()
+        self._submit()
+        if self._in_flight:
+            self._finish_step()
+
+    def _close_session(self) -> None:
+        """Frees the device's state; what is in flight is lost."""
+        for flight in self._in_flight:
+            with suppress(Exception):  # its requests are told, or computed again
+                flight.ticket.wait()
+        self._in_flight.clear()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _restart(self, error: Exception) -> None:
+        """The loop has failed, and not by a request: those that have begun end, as what the scheduler knows of them may be
+        wrong. The others are kept for a new session. Raises the error where there have been too many."""
+        with suppress(Exception):  # a device that is lost may fail here, too
+            self._close_session()
+        requests = {id(m.request): m.request for m in self._members.values()}
+        begun = {
+            id(self._members[seq_id].request)
+            for seq_id, seq in self.scheduler.sequences.items()
+            if seq_id in self._members and (seq.status is SequenceStatus.RUNNING or seq.num_output)
+        }
+        self._restarts.wait(error)
+        self._members, self._suspects, self._host = {}, deque(), HostBlocks()
+        self.scheduler = self._loaded.scheduler()
+        sentence = f"The step loop failed, and has begun anew; ask again ({type(error).__name__}: {error})."
+        for key, request in requests.items():
+            if key in begun:
+                for index in range(len(request.continuations)):
+                    self._event(request, index, None, None, False, "error", sentence)
+            else:
+                self._add(request)
 
     def _take_commands(self) -> None:
         while not self._stopping:
@@ -225,6 +242,7 @@ class EngineCore:
                 command()
 
     def _submit(self) -> None:
+        assert self._session is not None
         while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
             joining = None if self._pace is None else self._pace.allowance(self.scheduler.decodes)
             step = self.scheduler.schedule(suspect, joining)
@@ -304,7 +322,7 @@ class EngineCore:
                 request = member.request
                 assert request.prompt_logprobs is not None and request.params.prompt_logprobs is not None
                 want, token = request.params.prompt_logprobs, request.prompt_ids[row.position]
-                request.prompt_logprobs[row.position] = _logprobs(result, n, want, token)
+                request.prompt_logprobs[row.position] = logprobs(result, n, want, token)
 
     def _pooler(self, seq_id: int) -> Pooler | None:
         member = self._members.get(seq_id)
@@ -353,10 +371,10 @@ class EngineCore:
             reason = "length"
         if reason is not None:
             self._drop(seq.seq_id)
-        logprobs = _logprobs(result, rows[seq.seq_id], member.row.want, token)
-        self._event(member.request, member.index, token, logprobs, is_stop, reason, why)
+        found = logprobs(result, rows[seq.seq_id], member.row.want, token)
+        self._event(member.request, member.index, token, found, is_stop, reason, why)
 
-    def _advance(self, member: _Member, group: BeamGroup) -> None:
+    def _advance(self, member: Member, group: BeamGroup) -> None:
         """The next round of a beam search, or its end: then its best sequences go out whole."""
         request = member.request
         for seq_id in group.ids:
@@ -427,25 +445,11 @@ class EngineCore:
         )
         added = self.scheduler.add(first, 1 if group is not None else params.samples)
         self._next_id += len(added)
-        row = self._row(request, group)
+        row = row_params(request, group)
         for seq in added:
             matcher = request.matchers[seq.branch] if request.matchers else None
             own = replace(row, branch=seq.branch, matcher=matcher)
-            self._members[seq.seq_id] = _Member(request, seq.branch, own, group)
-
-    def _row(self, request: Request, group: BeamGroup | None) -> RowParams:
-        params = request.params
-        return RowParams(
-            params,
-            prompt_length=len(request.prompt_ids),
-            branch=0,
-            seed=request.seed,
-            banned=tuple(sorted(request.stop_ids)),
-            bias=(np.array(list(params.logit_bias), np.int32), np.array(list(params.logit_bias.values()), np.float32)),
-            want=-1 if group is not None else request.want,
-            candidates=group.search.candidates if group is not None else 0,
-            prompt_ids=request.prompt_ids if params.prompt_logprobs is not None else (),
-        )
+            self._members[seq.seq_id] = Member(request, seq.branch, own, group)
 
     def _abort(self, request_id: str, reason: str, why: str | None) -> None:
         requests = {id(m.request): m.request for m in self._members.values() if m.request.request_id == request_id}
@@ -465,33 +469,20 @@ class EngineCore:
                 self.scheduler.finish(seq_id)
                 self._drop(seq_id)
 
-    def _drop(self, seq_id: int) -> _Member:
+    def _drop(self, seq_id: int) -> Member:
         return self._members.pop(seq_id)
 
     def _recover(self, step: ScheduledStep, error: Exception) -> None:
         """The device lost its state: recompute. The step's requests then run one at a time, so that the one at fault
         fails alone."""
-        for flight in self._in_flight:
-            try:
-                flight.ticket.wait()
-            except Exception:  # lost with the state; its sequences are recomputed
-                continue
-        self._in_flight.clear()
+        self._close_session()
         members = [self._members[part.seq_id] for part in step.sequences if part.seq_id in self._members]
         ids = list(dict.fromkeys(member.request.request_id for member in members))
         self.scheduler.reset()
         self._host.keep(self.scheduler.swapper.held)
-        self._session.close()
-        self._session = self._loaded.session()
         if len(ids) == 1:
             sentence = f"The device failed on this request: {type(error).__name__}: {error}"
             self._abort(ids[0], "error", sentence)
         else:
             self._suspects = deque(ids)
-
-
-def _logprobs(result: StepResult, row: int, want: int, token: int) -> Mapping[int, float] | None:
-    if want < 0:
-        return None
-    best = zip(result.top_ids[row, :want].tolist(), result.top_logprobs[row, :want].tolist(), strict=True)
-    return {token: float(result.logprob[row]), **dict(best)}
+        self._session = self._loaded.session()

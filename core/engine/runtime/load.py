@@ -13,7 +13,7 @@ from ..backend.registry import open_device, open_place
 from ..backend.v1 import Device, DeviceInfo, Group, Plan, Session
 from ..errors import BackendError, ConfigError, EngineError, EngineStoppedError
 from ..formats import Checkpoint, open_checkpoint
-from ..kv import AllocatorSpec, KVAllocator, find_allocator, find_predictor
+from ..kv import AllocatorSpec, HostPool, KVAllocator, find_allocator, find_predictor
 from ..models import Model, load_model
 from ..program.build import Program
 from ..program.execute import StepSession, swap_refusal
@@ -25,6 +25,7 @@ from ..program.plan import MemoryPlan, Pools, check_device, kv_bytes_a_block, ma
 from ..program.shard import shard
 from ..program.weights import stored_bytes
 from ..sampling.beam import MAX_CANDIDATES
+from ..scheduler import Scheduler, SchedulerConfig
 from .config import EngineConfig
 from .ranks import Ranks
 
@@ -61,6 +62,14 @@ class Loaded:
         predictor = find_predictor(self.config.length_predictor)
         spec = AllocatorSpec(self.program.groups, self.memory.num_blocks, self.plan.limits.dims.T, predictor)
         return find_allocator(self.config.kv_allocator).make(spec)
+
+    def scheduler(self) -> Scheduler:
+        """A new scheduler of the plan, without any sequence."""
+        config, dims = self.config, self.plan.limits.dims
+        settings = SchedulerConfig(dims.T, config.max_num_seqs, self.max_model_len, config.policy, max_rows=dims.R)
+        swaps = config.preemption == "swap"
+        host = HostPool(int(config.swap_space * 2**30), self.memory.block_bytes) if swaps else None
+        return Scheduler(settings, self.allocator(), host)
 
     def session(self) -> Session:
         """A new session of the plan, once its weights are packed; states start empty, and what devices compile for steps of

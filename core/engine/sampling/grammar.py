@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _CACHED = 32  # compiled grammars that are kept
 _MARKER = "\x02"  # no vocabulary joins it with what follows
 _WHITESPACE = r"(\x20|\r?\n[\x20\t]{0,32})"  # between JSON's parts; without a bound a model may never end it
+_FUEL = 250_000  # for the first tokens' automaton, each step of which each sequence takes anew: about 0.1 s
 _SECONDS, _SECONDS_A_TOKEN = 2.0, 0.005  # of this thread's time for a text; others wait for it
 
 
@@ -168,7 +169,7 @@ def _compile(wanted: StructuredOutputs, vocabulary: llguidance.LLTokenizer) -> l
     import llguidance
 
     with library_errors(_unusable):
-        limits = llguidance.LLParserLimits(verbose_errors=False)
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
         matcher = llguidance.LLMatcher(vocabulary, _source(wanted), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # it tells whether there is any text

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from engine import __version__
 
 from . import chat_completions, completions, embeddings, health, messages, models, ollama, page, responses, tokens
-from .errors import add_handlers
+from .errors import Fault, OllamaFault, add_handlers
 from .gate import Gate
 from .keys import Keys
 from .log import log
@@ -30,10 +32,14 @@ def make_app(
         responses.routes(served),
         embeddings.routes(served),
         models.routes(served),
-        ollama.routes(served),
         tokens.routes(served),
         health.routes(served, metrics),
         page.routes(served, metrics),
     ):
-        app.include_router(router)
+        app.include_router(router, responses=_refusals(Fault))
+    app.include_router(ollama.routes(served), responses=_refusals(OllamaFault))
     return Gate(app, keys, max_body, logs)
+
+
+def _refusals(form: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": form, "description": "A refusal, or a fault of the server"} for status in ("4XX", "5XX")}

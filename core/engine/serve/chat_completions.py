@@ -20,8 +20,8 @@ from .errors import ApiError
 from .fields import ChatBody, NamedTool, Tool
 from .model import Generation, ServedModel
 from .models import Models
-from .respond import chat_logprobs, note, shown_tokens, usage
-from .sse import Event, EventStream, answered
+from .respond import chat_logprobs, last_outputs, note, shown_tokens, usage
+from .sse import Event, EventStream
 
 
 def routes(models: Models) -> APIRouter:
@@ -35,11 +35,7 @@ def routes(models: Models) -> APIRouter:
         head = {"id": f"chatcmpl-{request.state.request_id}", "created": int(time.time()), "model": model.name}
         if body.stream:
             return EventStream(_events(chat, head, request, body.with_usage), chat.generation.close)
-        try:
-            output = (await answered(request, chat.generation.last()))[0]
-        finally:
-            chat.generation.close()
-        note(request, [output])
+        output = (await last_outputs(request, chat.generation))[0]
         choices = [chat.choice(completion) for completion in output.outputs]
         return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage([output])})
 

@@ -17,8 +17,8 @@ from .errors import ApiError
 from .fields import MAX_LISTED, CompletionBody
 from .model import Generation, ServedModel
 from .models import Models
-from .respond import note, shown_tokens, text_logprobs, usage
-from .sse import Event, EventStream, answered
+from .respond import last_outputs, note, shown_tokens, text_logprobs, usage
+from .sse import Event, EventStream
 
 Prompt = tuple[str, tuple[int, ...]]
 """A prompt as text and as ids."""
@@ -40,11 +40,7 @@ def routes(models: Models) -> APIRouter:
         }
         if body.stream:
             return EventStream(_events(work, head, request, body.with_usage), work.generation.close)
-        try:
-            outputs = await answered(request, work.generation.last())
-        finally:
-            work.generation.close()
-        note(request, outputs)
+        outputs = await last_outputs(request, work.generation)
         choices = [
             choice
             for prompt, output in enumerate(outputs)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from engine.formats.pooling import Pooling
 
-from .fields import Body, Prompts
+from .fields import Body, Listed, Prompts
 
 
 class EmbeddingBody(Body):
@@ -34,7 +34,7 @@ class EmbedAsked(Body):
     """POST /api/embed. ``truncate`` cannot be true: a text is never cut."""
 
     model: str
-    input: str | list[str]
+    input: Listed[str]
     truncate: Literal[False] | None = None
     dimensions: int | None = None
     options: NoOptions | None = None

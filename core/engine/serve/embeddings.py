@@ -18,10 +18,10 @@ from engine.runtime.pooling import PoolingParams, stacked
 
 from .embedding_fields import EmbedAsked, EmbeddingBody, OneEmbedAsked
 from .errors import ApiError
+from .lanes import beside
 from .model import Generation, ServedModel, salt_of
 from .models import Models
-from .respond import note
-from .sse import answered
+from .respond import last_outputs
 
 MAX_INPUTS = 2048  # of a request, as OpenAI has it
 Inputs = Sequence[str | list[int]]
@@ -40,12 +40,7 @@ def routes(models: Models) -> APIRouter:
     ) -> list[RequestOutput]:
         salt = salt_of(request.state.caller, cache_salt or "")
         generation = await begin(model, inputs, params, request.state.caller, model.priority(priority), salt)
-        try:
-            outputs = await answered(request, generation.last())
-        finally:
-            generation.close()
-        note(request, outputs)
-        return outputs
+        return await last_outputs(request, generation)
 
     @router.post("/v1/embeddings")
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
@@ -134,5 +129,5 @@ def _item(index: int, embedding: Any) -> dict[str, Any]:
 async def _json(answer: Mapping[str, Any], name: str, make: Callable[[], Any]) -> Response:
     """The answer with what ``make`` gives under ``name``, written down beside the event loop: a million numbers take a
     while."""
-    text = await asyncio.to_thread(lambda: json.dumps({**answer, name: make()}))
+    text = await beside(lambda: json.dumps({**answer, name: make()}))
     return Response(text, media_type="application/json")

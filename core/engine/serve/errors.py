@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from engine.errors import (
@@ -26,6 +26,28 @@ from engine.errors import (
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
 _FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
+
+
+class FaultDetail(BaseModel):
+    """What is wrong, in a sentence, and the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Fault(BaseModel):
+    """A refusal; ``type`` is there in Anthropic's protocol alone."""
+
+    type: Literal["error"] | None = None
+    error: FaultDetail
+
+
+class OllamaFault(BaseModel):
+    """A refusal in Ollama's protocol."""
+
+    error: str
 
 
 class ApiError(Exception):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from engine.errors import RequestError
 from engine.sampling import SamplingParams, StructuredOutputs
@@ -14,12 +15,43 @@ from engine.sampling import SamplingParams, StructuredOutputs
 from .errors import ApiError
 
 MAX_LISTED = 1024  # prompts, or stop strings, of a request
+_MAX_FIELDS = 1024  # of an object
+_MAX_ITEMS = 16384  # of a list, such as the messages of a conversation
+
+
+class _FirstFault:
+    """A list is checked up to its first fault: a body has room for millions, and nobody else is answered while they are
+    written down."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return {**handler(source), "fail_fast": True}
+
+
+T = TypeVar("T")
+Many = Annotated[list[T], _FirstFault()]
+"""As many as a body holds."""
+Listed = Annotated[list[T], _FirstFault(), Field(max_length=_MAX_ITEMS)]
+
+
+def _few(given: Any) -> Any:
+    """For the same reason: each field may be a fault of its own."""
+    if isinstance(given, dict) and len(given) > _MAX_FIELDS:
+        raise PydanticCustomError("too_many", f"it has {len(given)} fields, and at most {_MAX_FIELDS} are taken")
+    return given
+
+
+Few = Annotated[dict[str, T], BeforeValidator(_few)]
 
 
 class Body(BaseModel):
     """Types are not bent, numbers are finite, and fields that are not known are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, given: Any) -> Any:
+        return _few(given)
 
 
 class StreamOptions(Body):
@@ -56,7 +88,7 @@ class Form(Body):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -79,10 +111,10 @@ class SamplingFields(Body):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     no_repeat_ngram_size: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Few[float] | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_LISTED)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[Many[str], Field(max_length=MAX_LISTED)] | None = None
+    stop_token_ids: Listed[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -174,9 +206,9 @@ class Message(Body):
     """A message of a conversation. What OpenAI's answers have beside it is taken where it is null."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Listed[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[CallOfMessage] | None = None
+    tool_calls: Listed[CallOfMessage] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
@@ -234,11 +266,11 @@ class NamedTool(Body):
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Listed[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -248,7 +280,7 @@ class ChatBody(SamplingFields):
         return [message.templated() for message in self.messages]
 
 
-Prompts = str | list[str] | list[int] | list[list[int]]
+Prompts = str | Many[str] | Many[int] | Listed[Many[int]]
 
 
 class CompletionBody(SamplingFields):
@@ -265,8 +297,8 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: Listed[Message] | None = None
+    tools: Listed[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -277,4 +309,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Many[int]

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, api_error
 from .keys import Keys
+from .lanes import body_bytes
 from .log import log, log_defect
 from .sse import ClientGoneError
 
@@ -104,6 +105,7 @@ class Gate:
                         break
         except TimeoutError as error:
             raise ApiError(408, f"The body did not come within {_BODY_S:g} s.") from error
+        body_bytes.set(len(body))
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def replay() -> Message:

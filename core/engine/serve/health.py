@@ -24,12 +24,14 @@ def routes(models: Models, metrics: Metrics) -> APIRouter:
         health = [(model, model.llm.health()) for model in models.loaded]
         return {
             "live": all(each.alive for _, each in health),
-            "ready": all(each.alive and not model.admission.draining for model, each in health),
+            "ready": all(each.ready and not model.admission.draining for model, each in health),
             "progress": all(each.stalled_s < STALL_S for _, each in health),
         }
 
     def answer(good: bool, found: dict[str, bool]) -> Response:
-        return JSONResponse({"status": "ok" if good else "failing", **found}, 200 if good else 503)
+        restarts = sum(model.llm.health().restarts for model in models.loaded)
+        status = "ok" if good else "failing"
+        return JSONResponse({"status": status, **found, "restarts": restarts}, 200 if good else 503)
 
     @router.get("/health")
     async def health() -> Response:

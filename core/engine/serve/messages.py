@@ -16,10 +16,10 @@ from engine.runtime.outputs import RequestOutput
 from .blocks import Block, Blocks, Step, blocks
 from .chat_completions import Chat, finish_reason, prepare
 from .errors import ApiError
-from .fields import Body, ChatBody
+from .fields import Body, ChatBody, Listed
 from .models import Models
-from .respond import note, usage
-from .sse import Event, EventStream, answered, encoded
+from .respond import last_outputs, note, usage
+from .sse import Event, EventStream, encoded
 
 
 class Text(Body):
@@ -48,7 +48,7 @@ class ToolUse(Body):
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Text] | None = None
+    content: str | Listed[Text] | None = None
     is_error: bool | None = None
     cache_control: dict[str, Any] | None = None
 
@@ -58,7 +58,7 @@ Part = Annotated[Text | Thinking | ToolUse | ToolResult, Field(discriminator="ty
 
 class Turn(Body):
     role: Literal["user", "assistant"]
-    content: str | list[Part]
+    content: str | Listed[Part]
 
 
 class ToolOfMessages(Body):
@@ -83,9 +83,9 @@ class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
     model: str
-    messages: list[Turn] = Field(min_length=1)
-    system: str | list[Text] | None = None
-    tools: list[ToolOfMessages] | None = None
+    messages: Listed[Turn] = Field(min_length=1)
+    system: str | Listed[Text] | None = None
+    tools: Listed[ToolOfMessages] | None = None
     tool_choice: Choice | None = None
     thinking: NoThinking | None = None
 
@@ -126,7 +126,7 @@ class MessagesBody(CountBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Listed[str] | None = None
     metadata: dict[str, Any] | None = None
 
     def chat(self) -> ChatBody:
@@ -159,11 +159,7 @@ def routes(models: Models) -> APIRouter:
         head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
         if body.stream:
             return EventStream(_events(chat, head, request), chat.generation.close, _named)
-        try:
-            output = (await answered(request, chat.generation.last()))[0]
-        finally:
-            chat.generation.close()
-        note(request, [output])
+        output = (await last_outputs(request, chat.generation))[0]
         parts = chat.reader.read(output.outputs[0].text, finished=True)
         content = [_content(block, block.text) for block in blocks(parts)]
         return JSONResponse({**head, "content": content, **_ending(output, bool(parts.calls)), "usage": _usage(output)})

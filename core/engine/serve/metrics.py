@@ -127,6 +127,7 @@ class _State(Collector):
         }
         preempted = CounterMetricFamily("vllm:num_preemptions", "Sequences that had to make room.", labels=_LABEL)
         refused = CounterMetricFamily("engine:requests_refused", "Requests answered with 429.", labels=_LABEL)
+        restarted = CounterMetricFamily("engine:restarts", "Step loops begun anew after a failure.", labels=_LABEL)
         for name, model in self._metrics.models.items():
             state = snapshot(model)
             gauges["num_requests_running"].add_metric([name], state["running"])
@@ -134,15 +135,26 @@ class _State(Collector):
             gauges["kv_cache_usage_perc"].add_metric([name], state["kv_usage"])
             preempted.add_metric([name], state["preemptions"])
             refused.add_metric([name], model.admission.refused)
-        return [*gauges.values(), preempted, refused]
+            restarted.add_metric([name], state["restarts"])
+        return [*gauges.values(), preempted, refused, restarted]
 
 
 def snapshot(model: ServedModel) -> dict[str, float]:
     """The state of a model as of now; zeros as long as it is not loaded."""
     if not model.loaded:
-        names = ("running", "waiting", "kv_blocks", "kv_used", "kv_cached", "kv_usage", "preemptions", "steps")
+        names = (
+            "running",
+            "waiting",
+            "kv_blocks",
+            "kv_used",
+            "kv_cached",
+            "kv_usage",
+            "preemptions",
+            "steps",
+            "restarts",
+        )
         return dict.fromkeys(names, 0.0)
-    stats = model.llm.engine.scheduler_stats()
+    stats, health = model.llm.engine.scheduler_stats(), model.llm.health()
     total, used = sum(pool.total for pool in stats.pools), sum(pool.used for pool in stats.pools)
     return {
         "running": stats.running,
@@ -152,5 +164,6 @@ def snapshot(model: ServedModel) -> dict[str, float]:
         "kv_cached": sum(pool.cached for pool in stats.pools),
         "kv_usage": used / total if total else 0.0,
         "preemptions": stats.preemptions,
-        "steps": model.llm.health().steps,
+        "steps": health.steps,
+        "restarts": health.restarts,
     }

@@ -20,6 +20,7 @@ from engine.sampling import SamplingParams
 from .admission import Admission, Place
 from .errors import ApiError
 from .keys import ANYONE
+from .lanes import beside, lane
 from .metrics import Metrics
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
@@ -127,11 +128,11 @@ class ServedModel:
             text = self.render(messages, tools, variables, add_generation_prompt)
             return text, self.llm.engine.encode(text, parse_special=True)
 
-        return await asyncio.to_thread(make)
+        return await beside(make)
 
     async def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         tokenizer = self.llm.engine.tokenizer
-        return tuple(await asyncio.to_thread(tokenizer.encode, text, add_special))
+        return tuple(await beside(lambda: tokenizer.encode(text, add_special)))
 
     async def begin(
         self,
@@ -151,8 +152,10 @@ class ServedModel:
             self._check_length(len(prompt), params)
         place = self.admission.enter(caller, len(prompts) * params.samples)
         try:
+            threads = lane(slow=params.structured_outputs is not None)
             prepared = [
-                await self.llm.prepare(list(prompt), params, None, priority, stream, salt) for prompt in prompts
+                await self.llm.prepare(list(prompt), params, None, priority, stream, salt, threads)
+                for prompt in prompts
             ]
         except BaseException:
             place.leave()

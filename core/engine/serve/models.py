@@ -47,6 +47,7 @@ def described(model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "engine",
+        "loaded": model.loaded,
         "max_model_len": model.max_model_len if model.loaded else None,
     }
 

@@ -19,11 +19,11 @@ from engine.runtime.outputs import RequestOutput
 from .answers import Parts
 from .chat_completions import Chat, prepare
 from .errors import ApiError
-from .fields import Body, ChatBody, Tool
+from .fields import Body, ChatBody, Listed, Tool
 from .model import ServedModel
 from .models import Models
-from .respond import note
-from .sse import Event, EventStream, answered
+from .respond import last_outputs, note
+from .sse import Event, EventStream
 
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
@@ -41,7 +41,7 @@ class Options(Body):
     frequency_penalty: float | None = None
     seed: int | None = None
     num_predict: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Listed[str] | None = None
 
     def fields(self) -> dict[str, Any]:
         """As a chat's; -1 tokens is no limit there."""
@@ -64,7 +64,7 @@ class Turn(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    tool_calls: list[CallOfTurn] | None = None
+    tool_calls: Listed[CallOfTurn] | None = None
     tool_name: str | None = None
 
     def message(self) -> dict[str, Any]:
@@ -100,8 +100,8 @@ class Asked(Body):
 class ChatAsked(Asked):
     """POST /api/chat."""
 
-    messages: list[Turn] = Field(min_length=1)
-    tools: list[Tool] | None = None
+    messages: Listed[Turn] = Field(min_length=1)
+    tools: Listed[Tool] | None = None
     think: bool | None = None
 
     def chat(self) -> ChatBody:
@@ -140,11 +140,7 @@ def routes(models: Models) -> APIRouter:
         form = _Form(chat, chatting=isinstance(asked, ChatAsked))
         if asked.stream:
             return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
-        try:
-            output = (await answered(request, chat.generation.last()))[0]
-        finally:
-            chat.generation.close()
-        note(request, [output])
+        output = (await last_outputs(request, chat.generation))[0]
         parts = chat.reader.read(output.outputs[0].text, finished=True)
         return JSONResponse(form.piece(Parts(), parts, done=True) | form.ending(output))
 

@@ -10,6 +10,9 @@ from fastapi import Request
 from engine.formats.tokenizer import Tokenizer
 from engine.runtime.outputs import CompletionOutput, RequestOutput
 
+from .model import Generation
+from .sse import answered
+
 Logprobs = Mapping[int, float]
 
 
@@ -24,6 +27,16 @@ def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
     }
+
+
+async def last_outputs(request: Request, generation: Generation) -> list[RequestOutput]:
+    """The last output of each prompt, for an answer that is given whole. ClientGoneError if the client leaves before."""
+    try:
+        outputs = await answered(request, generation.last())
+    finally:
+        generation.close()
+    note(request, outputs)
+    return outputs
 
 
 def note(request: Request, outputs: Iterable[RequestOutput]) -> None:

@@ -15,9 +15,9 @@ from engine.runtime.outputs import RequestOutput
 from .blocks import Block, Blocks, Step, blocks
 from .chat_completions import Chat, prepare
 from .models import Models
-from .respond import note, usage
+from .respond import last_outputs, note, usage
 from .responses_body import ResponsesBody
-from .sse import Event, EventStream, answered, encoded
+from .sse import Event, EventStream, encoded
 
 
 def routes(models: Models) -> APIRouter:
@@ -31,11 +31,7 @@ def routes(models: Models) -> APIRouter:
         head = _head(body, model.name, request.state.request_id)
         if body.stream:
             return EventStream(_events(chat, head, request), chat.generation.close, _named)
-        try:
-            output = (await answered(request, chat.generation.last()))[0]
-        finally:
-            chat.generation.close()
-        note(request, [output])
+        output = (await last_outputs(request, chat.generation))[0]
         parts = chat.reader.read(output.outputs[0].text, finished=True)
         return JSONResponse(_whole(chat, head, blocks(parts), output))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field
 from pydantic import Tag as Named
 
-from .fields import Body, ChatBody
+from .fields import Body, ChatBody, Few, Listed
 
 
 class Part(Body):
@@ -21,7 +21,7 @@ class Part(Body):
 class Said(Body):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
+    content: str | Listed[Part]
     id: str | None = None
     status: str | None = None
 
@@ -109,7 +109,7 @@ class NamedChoice(Body):
 class ResponsesBody(Body):
     """POST /v1/responses. Nothing is stored, so there is no earlier response to go on from."""
 
-    input: str | list[Item]
+    input: str | Listed[Item]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -117,12 +117,12 @@ class ResponsesBody(Body):
     temperature: float | None = None
     top_p: float | None = None
     text: TextOptions | None = None
-    tools: list[ToolOfResponses] | None = None
+    tools: Listed[ToolOfResponses] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Few[str] | None = None
     user: str | None = None
 
     def chat(self) -> ChatBody:

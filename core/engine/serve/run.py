@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -102,6 +103,16 @@ def listen(options: ServeOptions) -> socket.socket:
         ) from error
 
 
+def raise_file_limit() -> None:
+    """As many open files, and so connections, as the system lets this process have."""
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):  # macOS says more than it gives
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def serve(
     models: Mapping[str, Path], settings: dict[str, Any], options: ServeOptions, keys: Keys, note: Callable[[str], None]
 ) -> None:
@@ -109,6 +120,7 @@ def serve(
     a person what there is to know. UsageError where a file is not there."""
     if wrong := next((path for path in models.values() if not path.exists()), None):
         raise UsageError(f"There is no model {wrong}.")
+    raise_file_limit()
     listening = listen(options)
     listed = ExitStack()
     openers = {name: partial(_open, name, path, settings, note, listed) for name, path in models.items()}

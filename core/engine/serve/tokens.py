@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
 
 from .errors import ApiError
 from .fields import DetokenizeBody, TokenizeBody
+from .lanes import beside
 from .models import Models
 from .respond import token_text
 
@@ -38,6 +38,6 @@ def routes(models: Models) -> APIRouter:
         """The text of token ids."""
         engine = (await models.find(body.model)).llm.engine
         ids = engine.encode(tuple(body.tokens))
-        return {"prompt": await asyncio.to_thread(engine.tokenizer.decode, ids, False)}
+        return {"prompt": await beside(lambda: engine.tokenizer.decode(ids, False))}
 
     return router

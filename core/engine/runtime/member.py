@@ -1,0 +1,47 @@
+"""A sequence as the step loop knows it, and what its rows of the head are asked and give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..backend.v1 import StepResult
+from .beams import BeamGroup
+from .request import Request
+from .step_inputs import RowParams
+
+
+@dataclass
+class Member:
+    """A sequence of a request; all beams of a request have the same."""
+
+    request: Request
+    index: int
+    row: RowParams
+    beams: BeamGroup | None = None
+
+
+def row_params(request: Request, group: BeamGroup | None) -> RowParams:
+    """What the request's rows ask, its samples' alike."""
+    params = request.params
+    return RowParams(
+        params,
+        prompt_length=len(request.prompt_ids),
+        branch=0,
+        seed=request.seed,
+        banned=tuple(sorted(request.stop_ids)),
+        bias=(np.array(list(params.logit_bias), np.int32), np.array(list(params.logit_bias.values()), np.float32)),
+        want=-1 if group is not None else request.want,
+        candidates=group.search.candidates if group is not None else 0,
+        prompt_ids=request.prompt_ids if params.prompt_logprobs is not None else (),
+    )
+
+
+def logprobs(result: StepResult, row: int, want: int, token: int) -> Mapping[int, float] | None:
+    """Of the token that came in a row, and of the ``want`` likeliest; None where none are wanted (-1)."""
+    if want < 0:
+        return None
+    best = zip(result.top_ids[row, :want].tolist(), result.top_logprobs[row, :want].tolist(), strict=True)
+    return {token: float(result.logprob[row]), **dict(best)}

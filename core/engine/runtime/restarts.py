@@ -1,0 +1,32 @@
+"""How often a step loop that has failed may begin anew."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from ..errors import EngineStoppedError
+
+MOST = 3
+WITHIN_S = 60.0
+_PAUSE_S = 0.5
+
+
+class Restarts:
+    """``count``: restarts so far. ``WITHIN_S`` holds at most ``MOST`` of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._times: deque[float] = deque()
+
+    def wait(self, error: Exception) -> None:
+        """Counts one more, after a pause that grows, since a device may need a while; raises the error where there have
+        been too many, or where it says that nothing more can be done."""
+        now = time.monotonic()
+        while self._times and now - self._times[0] > WITHIN_S:
+            self._times.popleft()
+        if isinstance(error, EngineStoppedError) or len(self._times) >= MOST:
+            raise error
+        time.sleep(_PAUSE_S * len(self._times))
+        self._times.append(now)
+        self.count += 1

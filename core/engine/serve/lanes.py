@@ -1,0 +1,26 @@
+"""Threads for what takes long: large requests, and grammars, go one after the other, so that nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
+body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
+"""Size of the body of the request that this task answers."""
+_LARGE = 256 << 10
+_slow = ThreadPoolExecutor(1, thread_name_prefix="engine-large")
+
+
+def lane(slow: bool = False) -> Executor | None:
+    """Where work for this task's request is done; None is the event loop's own threads. ``slow``: it may take long, though
+    the request is small."""
+    return _slow if slow or body_bytes.get() > _LARGE else None
+
+
+async def beside(work: Callable[[], T]) -> T:
+    """What ``work`` gives, done beside the event loop."""
+    return await asyncio.get_running_loop().run_in_executor(lane(), work)
