@@ -26,7 +26,7 @@ from engine.serve.bench.load import Ask, arrivals, conversation_asks, random_ask
 from engine.serve.bench.report import DEFAULT_GOALS, summary
 from engine.serve.bench.run import How, run
 
-SLOTS = (2, 8, 16, 32)
+SLOTS = (8, 16, 32)
 CONTEXT = 1024  # tokens of a conversation, with its answer
 SHARE_OF_CAPACITY = 0.7  # of llama-server's: the rate at which both are asked
 BATCH = 16

@@ -34,7 +34,7 @@ class EmbedAsked(Body):
     """POST /api/embed. ``truncate`` cannot be true: a text is never cut."""
 
     model: str
-    input: Listed[str]
+    input: str | Listed[str]
     truncate: Literal[False] | None = None
     dimensions: int | None = None
     options: NoOptions | None = None
