@@ -184,7 +184,13 @@ def profile() -> str:
 
 
 TABLES = {
-    "README.md": {"cpu-peers": peers, "accuracy": accuracy, "startup": startup, "chat-times": chat_times},
+    "README.md": {
+        "cpu-peers": peers,
+        "accuracy": accuracy,
+        "startup": startup,
+        "chat-times": chat_times,
+        "serving-peers": serving,
+    },
     "docs/performance.md": {"step-profile": profile, "cpu-peers-epyc": epyc, "opencl-peers": opencl},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -103,10 +104,10 @@ def start(talker) -> Iterator[Callable[..., Running]]:
         server.should_exit = True
         thread.join(WAIT_S)
         for model in models.loaded:
-            model.llm.engine.close()
+            model.close()
 
 
-def opened(model: Path, settings: dict[str, Any]) -> Engine:
+def opened(model: Path, settings: dict[str, Any], _: ExitStack) -> Engine:
     return Engine(load(EngineConfig(model=model, **settings)))
 
 

@@ -10,6 +10,7 @@ import pytest
 import tiny_models
 
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+GREEDY = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture
@@ -65,3 +66,55 @@ def test_a_model_that_has_stopped_is_told(start):
         assert http.get("/health").status_code == http.get("/health/live").status_code == 503
         assert http.get("/version").status_code == 200
     running.wait_until(lambda: not running.models.known(None).admission.running)
+
+
+def test_a_model_that_idles_is_unloaded_and_comes_back(start, tmp_path):
+    tiny_models.write_llama(tmp_path, np.random.default_rng())
+    running = start(further={"other": tmp_path}, options={"idle_unload": 0.5}, max_model_len=512)
+    client, served = running.openai, running.models.by_name
+    first = client.completions.create(model="other", **ASK).choices[0].text
+    with client.completions.create(model="tiny", prompt="a", max_tokens=500, stream=True, **GREEDY) as stream:
+        next(stream)
+        running.wait_until(lambda: not served["other"].loaded)  # while a request keeps the first one
+        assert served["tiny"].loaded and served["tiny"].users == 1
+    running.wait_until(lambda: not running.models.loaded)
+    with running.http as http:
+        assert http.get("/health").status_code == 200
+        assert [model["loaded"] for model in http.get("/v1/models").json()["data"]] == [False, False]
+    assert client.completions.create(model="other", **ASK).choices[0].text == first
+
+
+def test_models_make_room_for_each_other(start, tmp_path):
+    folders = {name: tmp_path / name for name in ("second", "third")}
+    for folder in folders.values():
+        folder.mkdir()
+        tiny_models.write_llama(folder, np.random.default_rng())
+    alone = start(max_model_len=256)
+    each = alone.models.known(None).bytes
+    # Two of them, and not three.
+    budget = {"memory_budget": 2.5 * each / 2**30}
+    running = start(
+        model=folders["second"], further={"second": folders["second"], "third": folders["third"]}, options=budget
+    )
+    client, served = running.openai, running.models.by_name
+
+    def loaded() -> list[str]:
+        return [name for name, model in served.items() if model.loaded]
+
+    client.completions.create(model="second", **ASK)
+    assert loaded() == ["tiny", "second"]
+    client.completions.create(model="tiny", **ASK)
+    client.completions.create(model="third", **ASK)
+    assert loaded() == ["tiny", "third"], "the one last used longest ago has gone"
+    long = {"max_tokens": 900, "stream": True, **GREEDY}
+    with (
+        client.completions.create(model="tiny", prompt="a", **long) as one,
+        client.completions.create(model="third", prompt="a", **long) as other,
+    ):
+        next(one), next(other)
+        with pytest.raises(openai.InternalServerError, match=r"second takes .* no room now") as refused:
+            client.completions.create(model="second", **ASK)
+        assert refused.value.status_code == 503 and refused.value.response.headers["retry-after"]
+        assert loaded() == ["tiny", "third"]
+    running.wait_until(lambda: not any(model.users for model in served.values()))
+    assert client.completions.create(model="second", **ASK).usage.completion_tokens == 8

@@ -15,6 +15,7 @@ from .errors import ApiError, api_error
 from .keys import Keys
 from .lanes import body_bytes
 from .log import log, log_defect
+from .models import in_use
 from .sse import ClientGoneError
 
 _OPEN = ("/health", "/health/live", "/health/ready", "/health/progress", "/")
@@ -56,7 +57,9 @@ class Gate:
 
         try:
             scope["state"]["caller"] = self._caller(scope, headers)
-            await self._app(scope, await self._whole(headers, receive), tell)
+            whole = await self._whole(headers, receive)
+            with in_use():
+                await self._app(scope, whole, tell)
         except ClientGoneError:
             figures["gone"] = True
         except Exception as error:

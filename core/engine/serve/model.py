@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from hashlib import blake2b
 from typing import Any
 
@@ -21,6 +21,7 @@ from .admission import Admission, Place
 from .errors import ApiError
 from .keys import ANYONE
 from .lanes import beside, lane
+from .log import log
 from .metrics import Metrics
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
@@ -30,12 +31,13 @@ Output = tuple[int, RequestOutput]
 
 
 class ServedModel:
-    """A model by the name that requests have for it; ``opener`` loads it when it is first asked for."""
+    """A model by the name that requests have for it; ``opener`` loads it when it is first asked for, and may put on the
+    stack what is to be closed with it."""
 
     def __init__(
         self,
         name: str,
-        opener: Callable[[], Engine],
+        opener: Callable[[ExitStack], Engine],
         admission: Admission,
         metrics: Metrics,
         deadline_s: float | None = None,
@@ -43,7 +45,13 @@ class ServedModel:
         self.name = name
         self._open = opener
         self._llm: AsyncLLM | None = None
+        self._opened = ExitStack()
         self._loading = asyncio.Lock()
+        self.users = 0
+        """Requests that have found the model and not ended."""
+        self.used_at = time.monotonic()
+        self.bytes = 0
+        """Of weights and KV cache, while the model is loaded or as it was last."""
         self.admission = admission
         self.metrics = metrics
         self.created = int(time.time())
@@ -61,18 +69,62 @@ class ServedModel:
 
     def load(self) -> None:
         """Loads the model if it is not loaded. Raises an EngineError where it cannot be."""
-        if self._llm is None:
-            self._llm = AsyncLLM(self._open())
+        if not self.loaded:
+            self._begin(self._opened_engine())
 
-    async def ready(self) -> None:
-        """Returns once the model is loaded. ApiError 503 where it cannot be."""
+    async def ready(self, fits: Callable[[int], Awaitable[bool]] | None = None) -> None:
+        """Returns once the model is loaded. ApiError 503 where it cannot be, or does not fit: ``fits`` takes its bytes."""
         async with self._loading:
             if self.loaded:
                 return
             try:
-                await asyncio.to_thread(self.load)
+                engine = await asyncio.to_thread(self._opened_engine)
             except EngineError as error:
                 raise ApiError(503, f"{self.name} cannot be loaded: {error}", "model", "model_not_loaded") from error
+            if fits is not None and not await fits(self.bytes):
+                await asyncio.to_thread(self._opened.close)
+                raise self.no_room()
+            self._begin(engine)
+
+    def no_room(self) -> ApiError:
+        why = f"{self.name} takes {self.bytes / 2**30:.2f} GiB, for which the memory budget has no room now"
+        return ApiError(503, f"{why}; try again later, or another model.", "model", "model_not_loaded", retry_s=5)
+
+    def _opened_engine(self) -> Engine:
+        try:
+            engine = self._open(self._opened)
+        except BaseException:
+            self._opened.close()
+            raise
+        self._opened.callback(engine.close)
+        memory = engine.loaded.memory
+        self.bytes = memory.weights + memory.kv + memory.history
+        return engine
+
+    def _begin(self, engine: Engine) -> None:
+        self.used_at = time.monotonic()
+        self._llm = AsyncLLM(engine)
+
+    def close(self) -> None:
+        """Frees the model's memory at the server's end."""
+        self._llm = None
+        self._opened.close()
+
+    async def retire(self) -> None:
+        """Frees the model's memory, unless somebody has begun to use it."""
+        async with self._loading:
+            if self.loaded and not self.users:
+                self._llm = None
+                await asyncio.to_thread(self._opened.close)
+                log("unloaded", model=self.name)
+
+    def take(self) -> None:
+        """For a request: keeps the model loaded until ``release``."""
+        self.users += 1
+
+    def release(self) -> None:
+        self.users -= 1
+        self.used_at = time.monotonic()
 
     @property
     def recommended(self) -> Mapping[str, float]:

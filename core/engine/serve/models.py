@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,22 +14,69 @@ from fastapi import APIRouter
 from .errors import ApiError
 from .model import ServedModel
 
+_taken: ContextVar[list[ServedModel]] = ContextVar("taken")
+
+
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Models that are found by this task stay loaded until the end."""
+    taken: list[ServedModel] = []
+    token = _taken.set(taken)
+    try:
+        yield
+    finally:
+        _taken.reset(token)
+        for model in taken:
+            model.release()
+
 
 class Models:
-    """Served models by name; the first is taken where a request names none."""
+    """Served models by name; the first is taken where a request names none. ``budget``: bytes that all which are loaded may
+    take; ``idle_s``: after so many seconds without a request a model is unloaded."""
 
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+    def __init__(
+        self, models: Mapping[str, ServedModel], budget: float | None = None, idle_s: float | None = None
+    ) -> None:
         self.by_name = dict(models)
+        self._budget = budget
+        self._idle_s = idle_s
+        self._making_room = asyncio.Lock()
 
     @property
     def loaded(self) -> list[ServedModel]:
         return [model for model in self.by_name.values() if model.loaded]
 
     async def find(self, name: str | None) -> ServedModel:
-        """A model that is loaded, now if it was not. ApiError 404 for a name that is not served, 503 if it cannot load."""
+        """A model that is loaded, now if it was not, for as long as the task is ``in_use``. ApiError 404 for a name that is
+        not served, 503 if it cannot load."""
         model = self.known(name)
-        await model.ready()
+        model.take()
+        _taken.get().append(model)
+        if self._budget is None or model.loaded:
+            await model.ready()
+            return model
+        async with self._making_room:
+            if not model.loaded and not await self._fits(model.bytes):
+                raise model.no_room()
+            await model.ready(self._fits)  # what it takes is known for certain once it is there
         return model
+
+    async def _fits(self, added: int) -> bool:
+        """Whether there is room for so many bytes; models without a request are unloaded for it, the one last used longest
+        ago first."""
+        assert self._budget is not None
+        while added + sum(model.bytes for model in self.loaded) > self._budget:
+            idle = [model for model in self.loaded if not model.users]
+            if not idle:
+                return False
+            await min(idle, key=lambda model: model.used_at).retire()
+        return True
+
+    async def retire_idle(self) -> None:
+        """Unloads models that nobody has used for long enough."""
+        for model in self.loaded:
+            if self._idle_s is not None and not model.users and time.monotonic() - model.used_at >= self._idle_s:
+                await model.retire()
 
     async def find_tagged(self, name: str) -> ServedModel:
         """``find`` for Ollama's programs, which put a tag behind names that have none."""

@@ -32,17 +32,23 @@ _SPARE = 1.25
 """Sequences that the scheduler is given, for each that it may run: so its next one is there when one ends."""
 
 
+_TICKS = 10
+"""Of a tenth of a second each, between looks for models that idle."""
+
+
 class Server(uvicorn.Server):
     """Serves until SIGTERM or SIGINT, then refuses what is new, and ends once all requests have been answered; a second
     signal ends it at once."""
 
-    def __init__(self, app: ASGIApp, admissions: list[Admission], drain_s: float) -> None:
+    def __init__(self, app: ASGIApp, models: Models, drain_s: float) -> None:
         super().__init__(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False)
         )
-        self._admissions = admissions
+        self._models = models
+        self._admissions = [model.admission for model in models.by_name.values()]
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
+        self._retiring: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if any(admission.draining for admission in self._admissions):
@@ -54,6 +60,8 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._draining is None and all(admission.draining for admission in self._admissions):
             self._draining = asyncio.ensure_future(self._drain())
+        if counter % _TICKS == 0 and (self._retiring is None or self._retiring.done()):
+            self._retiring = asyncio.ensure_future(self._models.retire_idle())
         return await super().on_tick(counter)
 
     async def _drain(self) -> None:
@@ -69,7 +77,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    models: Mapping[str, Callable[[], Engine]],
+    models: Mapping[str, Callable[[ExitStack], Engine]],
     max_num_seqs: int,
     options: ServeOptions,
     keys: Keys,
@@ -81,11 +89,13 @@ def make_server(
         {
             name: ServedModel(name, opener, _admission(max_num_seqs, options), metrics, options.deadline)
             for name, opener in models.items()
-        }
+        },
+        options.memory_budget and options.memory_budget * 2**30,
+        options.idle_unload,
     )
     metrics.models = served.by_name
     app = make_app(served, metrics, keys, int(options.max_body * 2**20), logs)
-    return Server(app, [model.admission for model in served.by_name.values()], options.drain), served
+    return Server(app, served, options.drain), served
 
 
 def _admission(max_num_seqs: int, options: ServeOptions) -> Admission:
@@ -122,11 +132,16 @@ def serve(
         raise UsageError(f"There is no model {wrong}.")
     raise_file_limit()
     listening = listen(options)
-    listed = ExitStack()
-    openers = {name: partial(_open, name, path, settings, note, listed) for name, path in models.items()}
+    openers = {name: partial(_open, name, path, settings, note) for name, path in models.items()}
     server, served = make_server(openers, settings["max_num_seqs"], options, keys)
     try:
-        served.known(None).load()
+        first = served.known(None)
+        first.load()
+        if options.memory_budget is not None and first.bytes > options.memory_budget * 2**30:
+            raise UsageError(
+                f"{first.name} takes {first.bytes / 2**30:.2f} GiB, more than --memory-budget {options.memory_budget:g}; raise"
+                " it, or lower --kv-tokens."
+            )
         if options.host not in _LOCAL and not keys:
             note(
                 f"Anybody who reaches {options.host} may ask: there are no keys. Give some in {VARIABLE} or --key-file."
@@ -136,13 +151,12 @@ def serve(
         server.run([listening])
     finally:
         listening.close()
-        listed.close()
         for model in served.loaded:
-            model.llm.engine.close()
+            model.close()
 
 
-def _open(name: str, path: Path, settings: dict[str, Any], note: Callable[[str], None], listed: ExitStack) -> Engine:
-    """The model's engine; ``engine ps`` shows it until ``listed`` is closed."""
+def _open(name: str, path: Path, settings: dict[str, Any], note: Callable[[str], None], opened: ExitStack) -> Engine:
+    """The model's engine; ``engine ps`` shows it until ``opened`` is closed."""
     from engine.cli.processes import shown
     from engine.cli.progress import Wait
     from engine.runtime.config import EngineConfig
@@ -150,7 +164,7 @@ def _open(name: str, path: Path, settings: dict[str, Any], note: Callable[[str],
 
     with Wait(f"Loading {name}") as wait:
         loaded = load(EngineConfig(model=path, **settings), wait.update)
-    listed.enter_context(shown(loaded))
+    opened.enter_context(shown(loaded))
     for notice in loaded.notices:
         note(notice)
     return Engine(loaded)

@@ -32,6 +32,16 @@ class ServeOptions:
     max_queue: Annotated[int, typer.Option(help="Most sequences that wait; further requests get 429.")] = 256
     max_per_key: Annotated[int | None, typer.Option(help="Most requests of one key at a time.")] = None
     deadline: Annotated[float | None, typer.Option(metavar="SECONDS", help="Most time for a request.")] = None
+    memory_budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB",
+            help="Most memory for the weights and KV caches of all models that are loaded; those used least lately make room.",
+        ),
+    ] = None
+    idle_unload: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Unload a model that had no request for so long.")
+    ] = None
     max_body: Annotated[float, typer.Option(metavar="MIB", help="Largest body of a request.")] = 8.0
     drain: Annotated[
         float, typer.Option(metavar="SECONDS", help="Most time for running requests to finish after SIGTERM.")
@@ -42,6 +52,7 @@ class ServeOptions:
             raise ConfigError(f"--port is {self.port}; it must be from 0 to {MAX_PORT}.")
         least = {"max-queue": self.max_queue, "drain": self.drain}
         above = {"max-per-key": self.max_per_key, "deadline": self.deadline, "max-body": self.max_body}
+        above |= {"memory-budget": self.memory_budget, "idle-unload": self.idle_unload}
         for name, value in (least | above).items():
             if value is not None and not (value > 0 or (value == 0 and name in least)):
                 raise ConfigError(f"--{name} is {value:g}; it must be {'at least' if name in least else 'above'} 0.")
