@@ -69,11 +69,11 @@ def test_a_model_that_has_stopped_is_told(start):
 
 
 def test_a_model_that_idles_is_unloaded_and_comes_back(start, tmp_path):
-    tiny_models.write_llama(tmp_path, np.random.default_rng())
-    running = start(further={"other": tmp_path}, options={"idle_unload": 0.5}, max_model_len=512)
+    other = tiny_models.write_talker(tmp_path)
+    running = start(further={"other": other}, options={"idle_unload": 0.5}, max_model_len=30000, kv_cache_tokens=32768)
     client, served = running.openai, running.models.by_name
     first = client.completions.create(model="other", **ASK).choices[0].text
-    with client.completions.create(model="tiny", prompt="a", max_tokens=500, stream=True, **GREEDY) as stream:
+    with client.completions.create(model="tiny", prompt="a", max_tokens=29000, stream=True, **GREEDY) as stream:
         next(stream)
         running.wait_until(lambda: not served["other"].loaded)  # while a request keeps the first one
         assert served["tiny"].loaded and served["tiny"].users == 1
@@ -84,18 +84,11 @@ def test_a_model_that_idles_is_unloaded_and_comes_back(start, tmp_path):
     assert client.completions.create(model="other", **ASK).choices[0].text == first
 
 
-def test_models_make_room_for_each_other(start, tmp_path):
-    folders = {name: tmp_path / name for name in ("second", "third")}
-    for folder in folders.values():
-        folder.mkdir()
-        tiny_models.write_llama(folder, np.random.default_rng())
-    alone = start(max_model_len=256)
-    each = alone.models.known(None).bytes
-    # Two of them, and not three.
-    budget = {"memory_budget": 2.5 * each / 2**30}
-    running = start(
-        model=folders["second"], further={"second": folders["second"], "third": folders["third"]}, options=budget
-    )
+def test_models_make_room_for_each_other(start, talker):
+    size = {"max_model_len": 30000, "kv_cache_tokens": 32768}
+    each = start(**size).models.known(None).bytes
+    budget = {"memory_budget": 2.5 * each / 2**30}  # two of them, and not three
+    running = start(further={"second": talker, "third": talker}, options=budget, **size)
     client, served = running.openai, running.models.by_name
 
     def loaded() -> list[str]:
@@ -106,7 +99,7 @@ def test_models_make_room_for_each_other(start, tmp_path):
     client.completions.create(model="tiny", **ASK)
     client.completions.create(model="third", **ASK)
     assert loaded() == ["tiny", "third"], "the one last used longest ago has gone"
-    long = {"max_tokens": 900, "stream": True, **GREEDY}
+    long = {"max_tokens": 29000, "stream": True, **GREEDY}
     with (
         client.completions.create(model="tiny", prompt="a", **long) as one,
         client.completions.create(model="third", prompt="a", **long) as other,
