@@ -180,6 +180,16 @@ def test_prefill_and_decode(isa: str, dtype: str, block_size: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_many_tiles_of_a_prompt(isa: str, dtype: str, block_size: int) -> None:
+    """So many that they share keys and values widened to f32."""
+    batch = Batch([200], [100], 4, 2, 40, np.random.default_rng())
+    (got,), (wanted,) = attend(batch, block_size, dtype, isa, threads=1)
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("heads,kv_heads", [(1, 1), (3, 1), (4, 2), (5, 1), (7, 1), (8, 1), (12, 1), (16, 1), (14, 2)])
 @pytest.mark.parametrize("dim", [8, 40, 64, 80, 128, 256])
 def test_shapes(isa: str, heads: int, kv_heads: int, dim: int) -> None:

@@ -16,7 +16,7 @@ def test_decodes_alone_are_timed_first_and_prompts_alone_have_no_limit():
     assert pace.allowance(0) is None
     assert pace.allowance(4) == 0
     pace.note(4, 0, 1.0)
-    assert pace.allowance(4) == 16, "what a prompt's token adds is not known yet"
+    assert pace.allowance(4) == 8, "what a prompt's token adds is not known yet"
     pace.note(0, 100, 1.0)
     assert pace.allowance(4) == 96
     assert pace.allowance(5) == 96 and pace.allowance(8) == 0, "times are kept by powers of two"
@@ -35,8 +35,8 @@ def test_steps_come_near_to_the_slowdown_and_not_above(slowdown: float, token: f
         pace.note(decodes, joining, seconds)
         steps.append((joining, seconds / alone))
     joining, factor = steps[-1]
-    grain = 16 * token / alone
-    assert joining % 16 == 0 and joining >= 16
+    grain = 8 * token / alone
+    assert joining % 8 == 0 and joining >= 8
     assert factor <= max(slowdown, 1 + grain) + 1e-6
     assert factor > slowdown - grain - 1e-6
 
@@ -50,7 +50,18 @@ def test_decodes_are_timed_anew_as_their_contexts_grow():
         joined += 1
     assert joined == 64
     pace.note(1, 0, 3.0)
-    assert pace.allowance(1) == 16 * (1 + 0.3 * 2) // 16 * 16
+    assert pace.allowance(1) == 16 * (1 + 0.3 * 2) // 8 * 8
+
+
+def test_tokens_that_grow_dearer_are_believed_at_once_and_cheaper_ones_by_and_by():
+    pace = Pace(2.0)
+    pace.note(4, 0, 1.0)
+    pace.note(0, 100, 1.0)
+    assert pace.allowance(4) == 96
+    pace.note(4, 50, 2.0)
+    assert pace.allowance(4) == 48
+    pace.note(4, 100, 2.0)
+    assert pace.allowance(4) == int(1 / (0.02 - 0.3 * 0.01)) // 8 * 8
 
 
 def test_an_engine_lets_few_tokens_join_and_gives_the_same(llama):
@@ -73,5 +84,5 @@ def test_an_engine_lets_few_tokens_join_and_gives_the_same(llama):
     with LLM(llama, backend="reference") as llm:
         assert got == [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
     joined = [prompt_tokens for decodes, prompt_tokens in counts if decodes]
-    assert joined[0] == 0 and max(joined) == 16
+    assert joined[0] == 0 and max(joined) == 8
     assert max(prompt_tokens for _, prompt_tokens in counts) == 32

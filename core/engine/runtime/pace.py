@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _WEIGHT = 0.3  # of a new time in a mean
 _AGAIN = 64  # steps with prompts after which the time of decodes alone is measured anew
-_GRAIN = 16  # tokens: a chunk is a multiple of it, since kernels take rows in tiles
+_GRAIN = 8  # tokens: a chunk is a multiple of it, since kernels take rows in tiles
 
 
 class Pace:
@@ -41,7 +41,8 @@ class Pace:
             self._since[size] = 0
         elif decodes == 0 or size in self._alone:
             added = max(seconds - self._alone[size], 0.0) if decodes else seconds
-            self._token = max(_mean(self._token, added / prompt_tokens), 1e-9)
+            # dearer at once, cheaper by and by: the further a prompt is, the more its tokens take
+            self._token = max(_mean(self._token, added / prompt_tokens), added / prompt_tokens, 1e-9)
             self._since[size] = self._since.get(size, 0) + 1
 
 

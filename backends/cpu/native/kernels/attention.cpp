@@ -259,23 +259,24 @@ Following Attention::following(const Frame& frame, const AttentionPlan& plan, co
   return {chunk_blocks(frame, static_cast<int32_t>(sequence), chunk), left, index % layout_.heads};
 }
 
-// All chunks of a block's tiles, merged as they come. Several tiles share a chunk's keys and values in f32.
+// All chunks of a block's tiles, merged as they come. Many tiles share a chunk's keys and values in f32.
 template <class T>
 void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& block, const Workspace& work,
                           const Following& next, T* type) const {
   const int64_t q_stride = kTileRows * layout_.dim, state_stride = kTileRows * (width_ + 16);
+  const bool widened = block.tiles >= (layout_.lanes == 16 ? kPanelTiles : 2);  // other keys are put in order first
   for (int32_t i = 0; i < block.tiles; ++i) load_queries(frame, plan.tile(block, i), work.q + i * q_stride);
   for (int64_t chunk = block.first_chunk; chunk < block.first_chunk + block.chunks; ++chunk) {
-    if (block.tiles > 1) widen_chunk(frame, plan, block, chunk, work, type);
+    if (widened) widen_chunk(frame, plan, block, chunk, work, type);
     for (int32_t i = 0; i < block.tiles; ++i) {
       const TileTask tile = plan.tile(block, i);
       float* state = work.state + i * state_stride;
       float* partials = chunk == tile.first_chunk ? state : work.chunk;
-      if (block.tiles > 1)
+      if (widened)
         dispatch<true>(frame, plan, tile, chunk, work, work.q + i * q_stride, partials, next,
                        static_cast<float*>(nullptr));
       else
-        dispatch<false>(frame, plan, tile, chunk, work, work.q, partials, next, type);
+        dispatch<false>(frame, plan, tile, chunk, work, work.q + i * q_stride, partials, next, type);
       if (partials != state) add_chunk(frame, plan, tile, chunk, work, state);
     }
   }

@@ -14,7 +14,8 @@ namespace ENGINE_ISA {
 
 constexpr int kChunk = 256;    // tokens whose softmax is computed on its own, cut at multiples of it
 constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load
-constexpr int kBlockTiles = 16;  // tiles that share a chunk's keys and values once they are widened to f32
+constexpr int kBlockTiles = 16;  // tiles that take a chunk's keys and values one after another, from the nearest cache
+constexpr int kPanelTiles = 7;   // so many share them in f32: fewer take less time to widen what they read than that takes
 
 // Rows whose sums fit in registers together; more are computed in halves.
 constexpr int kRowsInRegisters = kWideRegisters >= 32 ? kTileRows : kWideRegisters >= 8 ? 6 : 2;
