@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,7 +18,9 @@ from typing import IO
 from urllib.error import URLError
 from urllib.request import urlopen
 
-_START_S = 300.0
+from sides import hf_config, vllm_environment
+
+_START_S = 600.0  # vLLM compiles when it first starts
 _STOP_S = 20.0
 
 
@@ -90,3 +93,23 @@ def llama_server(folder: Path, model: Path, threads: int, slots: int, context: i
     command = [str(folder / "bin" / "llama-server"), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
     command += ["-np", str(slots), "-c", str(slots * context), "-a", "peer", "--no-webui", "--host", "127.0.0.1"]
     return Server(f"llama-server, {slots} slots", tuple(command), "peer", {"LD_LIBRARY_PATH": str(folder / "bin")})
+
+
+def vllm_server(environment: Path, model: Path, threads: int, context: int) -> Server:
+    """vLLM's server for the processor: the model's shape with weights of its own, in bf16, and the model's tokenizer, which
+    transformers reads in vLLM's environment (that needs gguf)."""
+    folder = environment / "served"  # a lasting place: what vLLM compiles it keeps by the model's path
+    folder.mkdir(exist_ok=True)
+    python = str(environment / "bin/python")
+    settings = vllm_environment(environment, threads)
+    (folder / "config.json").unlink(missing_ok=True)
+    read = "import sys, transformers as t; t.AutoTokenizer.from_pretrained(sys.argv[1], gguf_file=sys.argv[2])"
+    read += ".save_pretrained(sys.argv[3])"
+    command = [python, "-c", read, str(model.parent), model.name, str(folder)]
+    done = subprocess.run(command, check=False, env=settings, capture_output=True, text=True)
+    if done.returncode:
+        raise ServerError(f"vLLM's environment cannot read the tokenizer: {done.stderr.strip().splitlines()[-1]}")
+    (folder / "config.json").write_text(json.dumps(hf_config(model)))
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--load-format", "dummy"]
+    command += ["--dtype", "bfloat16", "--max-model-len", str(context), "--max-num-seqs", "64", "--generation-config"]
+    return Server("vLLM, bf16", (*command, "vllm", "--served-model-name", "peer"), "peer", settings)

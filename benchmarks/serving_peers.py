@@ -1,9 +1,10 @@
-"""`engine serve` beside llama-server: the same conversations asked by the same client, servers in turn, one at a time.
+"""`engine serve` beside llama-server and vLLM: the same conversations asked by the same client, servers in turn, one at a time.
 
-usage: serving_peers.py MODEL --dataset SHAREGPT.json [--llama DIR]      (DIR: of build_llama_cpp.sh; needs the extra serve)
+usage: serving_peers.py MODEL --dataset SHAREGPT.json [--llama DIR] [--vllm VENV]      (needs the extra serve)
 
-Measured are: all requests at once, against llama-server's best number of slots; both at one rate that both hold;
-continuous batching against static batches; and decodes while a long prompt arrives.
+DIR is of build_llama_cpp.sh, VENV as in cpu_peers.py with gguf. Measured are: all requests at once, against llama-server's
+best number of slots and vLLM; the engine and llama-server at one rate that both hold; continuous batching against static
+batches; and decodes while a long prompt arrives. Each server has answered other prompts, about as many tokens, before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from result import write
-from servers import Server, ServerError, engine_server, llama_server
+from servers import Server, ServerError, engine_server, llama_server, vllm_server
 
 from engine.formats import open_checkpoint
 from engine.serve.bench.client import Answer, Target
@@ -31,7 +32,8 @@ CONTEXT = 1024  # tokens of a conversation, with its answer
 SHARE_OF_CAPACITY = 0.7  # of llama-server's: the rate at which both are asked
 BATCH = 16
 LONG_PROMPT, STREAM = 4096, 512
-BARS = {"requests": 4.0, "static": 2.0, "itl": 3.0}
+WARM = (16, 384)  # prompts, tokens of each
+BARS = {"requests": 4.0, "vllm": 3.0, "static": 2.0, "itl": 3.0}
 _TIMEOUT_S = 1800.0
 
 
@@ -42,9 +44,11 @@ def how(url: str, server: Server, concurrency: int | None = None) -> How:
 
 
 def measured(server: Server, work: Callable[[str], Any]) -> Any:
-    """What ``work`` gives for the server's URL, once it has answered a first request."""
+    """What ``work`` gives for the server's URL, once its memory has been written to."""
+    count, tokens = WARM
+    asks = random_asks(np.random.default_rng(), count, (tokens, 4), 0.0, 1000)
     with server.started() as url:
-        asyncio.run(run(how(url, server), [Ask("Once upon a time", 4)], [0.0]))
+        checked(server, asks, *asyncio.run(run(how(url, server), asks, [0.0] * count)))
         return work(url)
 
 
@@ -71,24 +75,36 @@ def checked(server: Server, asks: Sequence[Ask], answers: Sequence[Answer], seco
     return summary(answers, seconds, DEFAULT_GOALS)
 
 
-def at_once(engine: Server, peers: Sequence[Server], asks: Sequence[Ask], rounds: int) -> tuple[dict[str, Any], Server]:
+def at_once(
+    engine: Server, peers: Sequence[Server], vllm: Server | None, asks: Sequence[Ask], rounds: int
+) -> tuple[dict[str, Any], Server]:
     """Rates with all requests sent at once: the first round tries each peer, the others the one that was best."""
     times = [0.0] * len(asks)
     first = {peer.name: load(peer, asks, times) for peer in peers}
     best = max(peers, key=lambda peer: float(first[peer.name]["request_throughput"]))
-    ours, theirs = [load(engine, asks, times)], [first[best.name]]
-    for _ in range(rounds - 1):
-        theirs.append(load(best, asks, times))
-        ours.append(load(engine, asks, times))
-    ratios = [a["request_throughput"] / b["request_throughput"] for a, b in zip(ours, theirs, strict=True)]
+    ours, theirs, others = [load(engine, asks, times)], [first[best.name]], []
+    for number in range(rounds):
+        if number:
+            theirs.append(load(best, asks, times))
+            ours.append(load(engine, asks, times))
+        if vllm is not None:
+            others.append(load(vllm, asks, times))
     figures = {
         "engine": middle(ours),
         "peer": middle(theirs),
         "peer_name": best.name,
         "tried": {name: found["request_throughput"] for name, found in first.items()},
-        "times_requests": statistics.median(ratios),
+        "times_requests": times_requests(ours, theirs),
     }
+    if others:
+        figures |= {"vllm": middle(others), "times_vllm": times_requests(ours, others)}
     return figures, best
+
+
+def times_requests(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> float:
+    return statistics.median(
+        a["request_throughput"] / b["request_throughput"] for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def middle(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -153,6 +169,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--dataset", type=Path, required=True)
     parser.add_argument("--llama", type=Path)
+    parser.add_argument("--vllm", type=Path)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--scale", type=float, default=0.25, help="of the answers' length")
     parser.add_argument("--rounds", type=int, default=3)
@@ -174,8 +191,9 @@ def main() -> None:
     }
     if given.llama:
         peers = [llama_server(given.llama, given.model, given.threads, slots, CONTEXT) for slots in SLOTS]
+        vllm = vllm_server(given.vllm, given.model, given.threads, CONTEXT) if given.vllm else None
         print("All at once", flush=True)
-        figures["at_once"], best = at_once(engine, peers, asks, given.rounds)
+        figures["at_once"], best = at_once(engine, peers, vllm, asks, given.rounds)
         rate = SHARE_OF_CAPACITY * figures["at_once"]["peer"]["request_throughput"]
         print(f"At {rate:.2f} requests/s", flush=True)
         figures["same_rate"] = same_rate(engine, best, asks, rate, given.seed)

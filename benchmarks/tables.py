@@ -144,6 +144,12 @@ def serving() -> str:
             None,
         ),
     ]
+    if "vllm" in once:
+        other, x = once["vllm"]["request_throughput"], once["times_vllm"]
+        judged = (f"{bars['vllm']:g} x", x >= bars["vllm"])
+        rows.insert(
+            1, ("... beside vLLM in bf16", f"{ours['request_throughput']:.2f}", f"{other:.2f}", f"{x:.2f} x", judged)
+        )
     for name, title in (("ttft", "first token"), ("tpot", "a further token")):
         a, b = rate["engine"][f"{name}_ms"]["p99"], rate["peer"][f"{name}_ms"]["p99"]
         what = f"{title}, p99 at {rate['rate']:.2f} requests/s"
@@ -159,7 +165,7 @@ def serving() -> str:
     rows.append(
         (what, values, "", f"{long['times']:.2f} x", (f"at most {bars['itl']:g} x", long["times"] <= bars["itl"]))
     )
-    lines = ["| work | engine | llama-server | | bar |", "|---|---|---|---|---|"]
+    lines = ["| work | engine | peer: llama-server | | bar |", "|---|---|---|---|---|"]
     for what, a, b, x, bar in rows:
         judged = "" if bar is None else f"{bar[0]}: {'met' if bar[1] else '**missed**'}"
         lines.append(f"| {what} | {a} | {b} | {x} | {judged} |")
