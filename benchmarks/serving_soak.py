@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
             drain.wait(60)
     print({name: figures[name] for name in ("answers", "memory_before", "memory_after", "same", "different", "passed")})
     if not given.no_write:
-        result.write("serving_soak", figures)
+        result.write("serving-soak", figures)
     return 0 if all(figures["passed"].values()) else 1
 
 

@@ -174,6 +174,29 @@ def serving() -> str:
     return "\n".join([*lines, "", f"{how}; {origin(result)}"])
 
 
+def soak() -> str:
+    """What was answered in minutes at twice what a server takes, and what was left of it."""
+    result = load("serving-soak")
+    answers, free = result["answers"], "none" if result["passed"]["all_free"] else "some"
+    others = sum(answers.values()) - answers["completed"] - answers["429"]
+    rows = [
+        ("connections, seconds", f"{result['connections']}, {result['seconds']:.0f}"),
+        ("requests answered; refused with 429; anything else", f"{answers['completed']}; {answers['429']}; {others}"),
+        ("resident memory, most of the second quarter; of the last", mebibytes(result, "before", "after")),
+        (
+            "greedy answers in the midst with the tokens they have alone; with others",
+            f"{result['same']}; {result['different']}",
+        ),
+        ("requests and blocks of the cache left in use", free),
+    ]
+    lines = ["| what | seen |", "|---|---|", *(f"| {what} | {seen} |" for what, seen in rows)]
+    return "\n".join([*lines, "", origin(result)])
+
+
+def mebibytes(result: dict[str, Any], *names: str) -> str:
+    return "; ".join(f"{result[f'memory_{name}'] / 2**20:.0f} MiB" for name in names)
+
+
 def profile() -> str:
     """Milliseconds a step by kernel, a column a work."""
     result = load("step-profile")
@@ -197,7 +220,12 @@ TABLES = {
         "chat-times": chat_times,
         "serving-peers": serving,
     },
-    "docs/performance.md": {"step-profile": profile, "cpu-peers-epyc": epyc, "opencl-peers": opencl},
+    "docs/performance.md": {
+        "step-profile": profile,
+        "cpu-peers-epyc": epyc,
+        "opencl-peers": opencl,
+        "serving-soak": soak,
+    },
 }
 
 
