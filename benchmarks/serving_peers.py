@@ -14,6 +14,8 @@ import asyncio
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,27 +120,35 @@ def same_rate(engine: Server, peer: Server, asks: Sequence[Ask], rate: float, se
 
 
 def static(engine: Server, asks: Sequence[Ask], rounds: int) -> dict[str, Any]:
-    """So many requests at a time: the next sent when one ends, or, static, when all of them have."""
+    """So many requests at a time: the next sent when one ends; or, static, when all of a batch have, where an answer that has
+    ended is computed on with the others until the longest ends (Orca's request-level scheduling), or leaves its batch."""
 
-    def in_batches(url: str) -> float:
+    def in_batches(url: str, padded: bool) -> float:
         seconds = 0.0
         for start in range(0, len(asks), BATCH):
             batch = asks[start : start + BATCH]
+            longest = max(ask.output_tokens for ask in batch)
+            batch = [replace(ask, output_tokens=longest) for ask in batch] if padded else batch
             answers, taken = asyncio.run(run(how(url, engine), batch, [0.0] * len(batch)))
             checked(engine, batch, answers, taken)
             seconds += taken
         return len(asks) / seconds
 
-    pairs = []
+    found = []
     for _ in range(rounds):
         continuous = load(engine, asks, [0.0] * len(asks), BATCH)["request_throughput"]
-        pairs.append((continuous, measured(engine, in_batches)))
-        print(f"  in static batches of {BATCH}: {pairs[-1][1]:.2f} requests/s", flush=True)
+        rates = [measured(engine, partial(in_batches, padded=padded)) for padded in (True, False)]
+        print(
+            "  in static batches of {}: {:.2f} requests/s; {:.2f} where ended ones leave".format(BATCH, *rates),
+            flush=True,
+        )
+        found.append((continuous, *rates))
+    middles = [statistics.median(column) for column in zip(*found, strict=True)]
     return {
         "batch": BATCH,
-        "continuous": statistics.median(a for a, _ in pairs),
-        "static": statistics.median(b for _, b in pairs),
-        "times": statistics.median(a / b for a, b in pairs),
+        **dict(zip(("continuous", "static", "leaving"), middles, strict=True)),
+        "times": statistics.median(rate / padded for rate, padded, _ in found),
+        "times_leaving": statistics.median(rate / leaving for rate, _, leaving in found),
     }
 
 
