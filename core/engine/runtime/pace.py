@@ -20,6 +20,7 @@ class Pace:
         self._alone: dict[int, float] = {}  # seconds of a step, by the number of decodes in powers of two
         self._since: dict[int, int] = {}  # steps with prompts since that was measured
         self._token: float | None = None  # seconds that a prompt's token adds
+        self._allowed = 0  # tokens of prompts, the last time: at most twice as many the next, whatever one step took
 
     def allowance(self, decodes: int) -> int | None:
         """Most tokens of prompts in a step with so many decodes; None for no limit."""
@@ -28,10 +29,9 @@ class Pace:
         size = decodes.bit_length()
         if self._since.get(size, _AGAIN) >= _AGAIN:
             return 0
-        if self._token is None:
-            return _GRAIN
-        tokens = int((self._slowdown - 1) * self._alone[size] / self._token)
-        return max(tokens // _GRAIN * _GRAIN, _GRAIN)
+        tokens = 0 if self._token is None else int((self._slowdown - 1) * self._alone[size] / self._token)
+        self._allowed = max(min(tokens, 2 * self._allowed) // _GRAIN * _GRAIN, _GRAIN)
+        return self._allowed
 
     def note(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
         """Takes what a step was and how long it took."""
