@@ -15,7 +15,7 @@ from engine.runtime.outputs import CompletionOutput, RequestOutput
 
 from .errors import ApiError
 from .fields import MAX_LISTED, CompletionBody
-from .model import Generation, ServedModel
+from .model import Generation, ServedModel, salt_of
 from .models import Models
 from .respond import last_outputs, note, shown_tokens, text_logprobs, usage
 from .sse import Event, EventStream
@@ -75,7 +75,8 @@ async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work
     prompts = [await _prompt(model, given, echo) for given in _listed(body.prompt)]
     ids = [prompt[1] for prompt in prompts]
     priority = model.priority(body.priority)
-    generation = await model.begin(ids, params, caller, bool(body.stream), priority, body.cache_salt or "")
+    salt = salt_of(caller, body.cache_salt or "")
+    generation = await model.begin(ids, params, caller, bool(body.stream), priority, salt)
     return Work(model, generation, prompts, params.n, echo, body.logprobs)
 
 
