@@ -22,6 +22,7 @@ from .model import Generation, ServedModel, salt_of
 from .models import Models
 from .respond import chat_logprobs, last_outputs, note, shown_tokens, usage
 from .sse import Event, EventStream
+from .tracing import current
 
 
 def routes(models: Models) -> APIRouter:
@@ -77,7 +78,10 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     described = [tool.model_dump(exclude_none=True) for tool in tools]
     add = body.add_generation_prompt is not False
     salt = salt_of(caller, body.cache_salt or "")
-    text, ids = await model.chat_prompt(body.templated(), described, variables, add, salt)
+    messages = body.templated()
+    if trace := current.get():
+        trace.asked(messages)
+    text, ids = await model.chat_prompt(messages, described, variables, add, salt)
     room = model.max_model_len - len(ids)
     if params.max_tokens is None and room < 1:
         raise ApiError(

@@ -17,6 +17,7 @@ from .lanes import body_bytes
 from .log import log, log_defect
 from .models import in_use
 from .sse import ClientGoneError
+from .tracing import Tracing, current
 
 _OPEN = ("/health", "/health/live", "/health/ready", "/health/progress", "/")
 """Paths that ask for no key."""
@@ -29,11 +30,19 @@ class Gate:
     """Around an application: ``scope["state"]`` gets ``request_id``, ``caller`` and ``figures``, a dict for the log. The
     body is read whole before the application sees the request."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, max_body: int, logs: Callable[..., None] = log) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        max_body: int,
+        logs: Callable[..., None] = log,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._app = app
         self._keys = keys
         self._max_body = max_body
         self._log = logs
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,6 +54,10 @@ class Gate:
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         figures: dict[str, object] = {}
         scope.setdefault("state", {}).update(request_id=request_id, figures=figures)
+        trace = self._tracing and self._tracing.begin(scope["method"], scope["path"], headers, request_id)
+        if trace:
+            current.set(trace)
+            figures["trace_id"] = trace.trace_id
         status: list[int] = []
 
         async def tell(message: Message) -> None:
@@ -67,6 +80,8 @@ class Gate:
             if not status:
                 await api_error(error).response(scope["path"])(scope, receive, tell)
         finally:
+            if trace:
+                trace.close(status[0] if status else None, "gone" in figures)
             self._log(
                 "request",
                 request_id=request_id,

@@ -20,11 +20,12 @@ from engine.runtime.turns import Turns
 from engine.sampling import SamplingParams
 
 from .admission import Admission, Place
-from .errors import ApiError
+from .errors import ApiError, api_error
 from .keys import ANYONE
 from .lanes import beside, lane
 from .log import log
 from .metrics import Metrics
+from .tracing import current
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 """What ``chat_template_kwargs`` may not set."""
@@ -283,15 +284,24 @@ class Generation:
         deadline has passed, and 400 or 500 when the engine ends a sequence by a fault."""
         source = self._single() if len(self._prepared) == 1 else self._merged()
         observed = self._model.metrics.request(self._model.name, self._start, self._place)
+        first = self._prepared[0].request
+        if trace := current.get():
+            trace.begun(self._model.name, first.params, first.stream, self._place)
         async with aclosing(source), aclosing(self._timed(source)) as outputs:
             try:
                 async for index, output in outputs:
                     observed.take(index, output)
+                    if trace:
+                        trace.take(index, output)
                     for completion in output.outputs:
                         _check(completion)
                     if output.finished and self._remember is not None:
                         await beside(partial(self._remember, output))
                     yield index, output
+            except Exception as error:
+                if trace:
+                    trace.failed(str(api_error(error).status))
+                raise
             finally:
                 observed.close()
                 self.close()  # before the last event is sent: who has it may ask again at once
