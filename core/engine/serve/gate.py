@@ -11,9 +11,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .bulk import check_bulk
 from .errors import ApiError, api_error
 from .keys import Keys
-from .lanes import body_bytes
+from .lanes import beside, body_bytes, lane
 from .log import log, log_defect
 from .models import in_use
 from .sse import ClientGoneError
@@ -105,7 +106,8 @@ class Gate:
         return caller
 
     async def _whole(self, headers: Headers, receive: Receive) -> Receive:
-        """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 408 if it does not come."""
+        """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 400 if it has too many parts, 408 if
+        it does not come."""
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_body:
             raise self._too_large()
@@ -124,7 +126,12 @@ class Gate:
         except TimeoutError as error:
             raise ApiError(408, f"The body did not come within {_BODY_S:g} s.") from error
         body_bytes.set(len(body))
-        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        given = bytes(body)
+        if lane() is None:
+            check_bulk(given)
+        else:
+            await beside(lambda: check_bulk(given))
+        whole: list[Message] = [{"type": "http.request", "body": given, "more_body": False}]
 
         async def replay() -> Message:
             return whole.pop() if whole else await receive()
