@@ -72,8 +72,9 @@ class Gate:
         try:
             scope["state"]["caller"] = self._caller(scope, headers)
             whole = await self._whole(headers, receive)
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # its body is not sent
             with in_use():
-                await self._app(scope, whole, tell)
+                await self._app(asked, whole, tell)
         except ClientGoneError:
             figures["gone"] = True
         except Exception as error:
