@@ -117,6 +117,14 @@ def cpu(unavailable) -> str:
 
 
 @pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real vocabularies and a real model."""
+    if not SHARED.is_dir():
+        pytest.skip("../shared, which holds real vocabularies and a real model, is not there")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
 def stories() -> Path:
     """The folder of the stories260K model: a GGUF, and hf/ beside it."""
     folder = SHARED / "models" / "stories260K"

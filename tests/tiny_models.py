@@ -227,13 +227,13 @@ TEMPLATE = (
 )
 
 
-def write_talker(folder: Path, template: str = TEMPLATE) -> Path:
-    """A random llama with a chat template that answers in letters and, greedily, never ends by itself; its context is
-    32768 tokens."""
+def write_talker(folder: Path, template: str = TEMPLATE, letters: int = 1) -> Path:
+    """A random llama with a chat template that answers in tokens of at most so many letters and, greedily, never ends by
+    itself; its context is 32768 tokens."""
     tensors = llama_tensors(np.random.default_rng(5), CONFIG)
     write_tokenizer(folder)
     ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    others = [i for token, i in ids.items() if not (len(token) == 1 and token.isascii() and token.isalpha())]
+    others = [i for token, i in ids.items() if not (len(token) <= letters and token.isascii() and token.isalpha())]
     tensors["lm_head.weight"][others] = 0
     write_llama(folder, np.random.default_rng(5), tensors, max_position_embeddings=32768)
     settings = json.loads((folder / "tokenizer_config.json").read_text())

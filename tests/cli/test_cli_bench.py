@@ -29,6 +29,10 @@ def test_json_has_the_promised_shape(engine, llama):
     assert [(c["batch"], c["depth"]) for c in cases] == [(1, 0), (3, 0), (1, 40), (3, 40), (1, 4096), (3, 4096)]
     for case in cases[:4]:
         assert (case["prompt"], case["decode"]) == (20, 6)
+        seconds = sum(
+            case[n] / case[f"{side}_tok_s"]["median"] for n, side in (("prompt", "prefill"), ("decode", "decode"))
+        )
+        assert case["requests_s"] == pytest.approx(1 / seconds)
         for side in ("prefill_tok_s", "decode_tok_s"):
             assert 0 < case[side]["min"] <= case[side]["median"] <= case[side]["max"]
     for case in cases[4:]:

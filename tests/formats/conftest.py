@@ -1,4 +1,4 @@
-"""Where the shared files are, and writers of model files."""
+"""Writers of model files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ from typing import Any
 
 import pytest
 from handmade import gguf_bytes
-
-SHARED = Path(__file__).resolve().parents[3] / "shared"
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    if not SHARED.is_dir():
-        pytest.skip("../shared, which holds real vocabularies and a real model, is not there")
-    return SHARED
 
 
 @pytest.fixture

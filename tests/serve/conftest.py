@@ -23,6 +23,7 @@ from engine.serve.keys import Keys
 from engine.serve.models import Models
 from engine.serve.run import Server, listen, make_server
 from engine.serve.settings import ServeOptions
+from engine.serve.tracing import Tracing
 
 WAIT_S = 60.0
 
@@ -80,6 +81,7 @@ def start(talker) -> Iterator[Callable[..., Running]]:
         keys: Keys | None = None,
         options: dict[str, Any] | None = None,
         further: dict[str, Path] | None = None,
+        tracing: Tracing | None = None,
         **settings: Any,
     ) -> Running:
         defaults = {"backend": "cpu", "threads": 2, "kv_cache_tokens": 4096, "max_model_len": 1024, "max_num_seqs": 64}
@@ -92,7 +94,7 @@ def start(talker) -> Iterator[Callable[..., Running]]:
         def write(event: str, **fields: Any) -> None:
             logs.append({"event": event, **fields})
 
-        server, models = make_server(openers, settings["max_num_seqs"], given, keys or Keys({}), write)
+        server, models = make_server(openers, settings["max_num_seqs"], given, keys or Keys({}), write, tracing)
         models.known(None).load()
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
+from xml.etree import ElementTree
 
+import matplotlib.image
 import numpy as np
 import pytest
 
@@ -14,7 +18,10 @@ from engine.cli.main import run
 from engine.errors import UsageError
 from engine.serve.bench.client import Answer, Target
 from engine.serve.bench.load import arrivals, conversation_asks, random_asks
+from engine.serve.bench.plot import drawn
 from engine.serve.bench.report import goals, summary
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def measured(capsys, *arguments):
@@ -25,12 +32,24 @@ def measured(capsys, *arguments):
 def test_random_prompts_at_several_rates(running, capsys):
     before = running.http.get("/metrics").text
     assert before
-    flags = ["--requests", 12, "--prompt-tokens", 20, "--output-tokens", 9, "--vocab", 300, "--rate", "inf,60"]
+    flags = [
+        "--num-prompts",
+        12,
+        "--random-input-len",
+        20,
+        "--random-output-len",
+        9,
+        "--vocab",
+        300,
+        "--request-rate",
+        "inf,60",
+    ]
     report = measured(capsys, running.url, *flags, "--goodput", "ttft:60000", "--goodput", "e2el:60000")
     assert report["model"] == "tiny" and [r["rate"] for r in report["results"]] == ["inf", 60.0]
     for result in report["results"]:
         assert (result["completed"], result["failed"], result["failures"]) == (12, 0, {})
         assert (result["prompt_tokens"], result["output_tokens"]) == (12 * 20, 12 * 9)
+        assert result["cached_tokens"] == 0  # each rate has prompts of its own
         assert result["request_throughput"] == pytest.approx(12 / result["duration_s"])
         assert result["goodput"] == pytest.approx(result["request_throughput"])
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms"):
@@ -46,22 +65,86 @@ def test_conversations_by_chat_and_few_at_a_time(running, talker, tmp_path, caps
         for n in range(1, 9)
     ]
     file.write_text(json.dumps([*talks, {"conversations": []}]))
-    flags = ["--dataset", file, "--tokenizer", talker, "--requests", 6, "--chat", "--concurrency", 2, "--scale", 0.5]
+    flags = [
+        "--dataset-path",
+        file,
+        "--tokenizer",
+        talker,
+        "--num-prompts",
+        6,
+        "--chat",
+        "--max-concurrency",
+        2,
+        "--scale",
+        0.5,
+    ]
     [result] = measured(capsys, running.url, *flags)["results"]
     assert result["completed"] == 6 and result["output_tokens"] > 6
-    assert run(["bench-serve", running.url, *map(str, flags), "--requests", "99"]) == 2
+    assert run(["bench-serve", running.url, *map(str, flags), "--num-prompts", "99"]) == 2
     assert "has 8 conversations" in capsys.readouterr().err
 
 
+def marks(figure, panel):
+    """Lines of a panel by label: how many points each has that are drawn."""
+    return {line.get_label(): np.isfinite(line.get_ydata()).sum() for line in figure.axes[panel].get_lines()}
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_sweep_over_rates_is_drawn(running, tmp_path, capsys, kind, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    file = tmp_path / f"rates.{kind}"
+    flags = ["--num-prompts", 4, "--random-input-len", 9, "--random-output-len", 5, "--vocab", 300]
+    report = measured(capsys, running.url, *flags, "--request-rate", "80,inf,40", "--plot", file)
+    assert [r["rate"] for r in report["results"]] == [80.0, "inf", 40.0]
+    if kind == "png":
+        pixels = matplotlib.image.imread(file)
+        assert pixels.ndim == 3 and len({tuple(p) for p in pixels.reshape(-1, pixels.shape[2])[::97]}) > 3
+        return
+    texts = ["".join(element.itertext()).strip() for element in ElementTree.parse(file).iter(f"{SVG}text")]
+    for name in ("requests/s", "tokens/s", "good", "output", "p50", "p90", "p99", "goal", "40.0", "80.0", "inf"):
+        assert name in texts
+    assert {"TTFT", "TPOT", "ITL", "E2EL"} <= {text.partition(":")[0] for text in texts}
+
+
+def test_a_drawing_has_every_figure():
+    """Lines as they are drawn: at each rate what the report has, and a gap where it has nothing."""
+    times = [Answer(0.0, 200, "", [n / 4, n / 2, n], n, prompt_tokens=7, output_tokens=3) for n in (1, 2, 3)]
+    short = [Answer(0.0, 200, "", [0.5], 0.5, prompt_tokens=7, output_tokens=1)]
+    results = [{"rate": "inf", **summary(short, 1.0, goals([]))}, {"rate": 2.0, **summary(times, 3.0, goals([]))}]
+    figure = drawn({"model": "m", "num_prompts": 3, "results": results})
+    assert [marks(figure, n) for n in (0, 1)] == [{"completed": 2, "good": 2}, {"output": 2, "prompt and output": 2}]
+    assert marks(figure, 2) == {"p50": 2, "p90": 2, "p99": 2, "goal": 2}
+    assert marks(figure, 3) == {"p50": 1, "p90": 1, "p99": 1, "goal": 2}  # of one token there is no time per token
+    completed, median = figure.axes[0].get_lines()[0], figure.axes[2].get_lines()[0]
+    assert completed.get_xdata()[0] == 2.0 < completed.get_xdata()[1]
+    assert list(completed.get_ydata()) == [1.0, 1.0] and list(median.get_ydata()) == [500.0, 500.0]
+
+
+def test_a_plot_without_its_package(running, tmp_path):
+    """Before anything is sent, and in one sentence."""
+    hidden = (
+        "import sys; sys.modules['matplotlib'] = None; from engine.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    )
+    file = tmp_path / "x.png"
+    ran = subprocess.run(
+        [sys.executable, "-c", hidden, "bench-serve", running.url, "--plot", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2 and "engine[bench]" in ran.stderr and ran.stderr.count("\n") == 1
+    assert not file.exists()
+
+
 def test_a_table_for_people(running, capsys):
-    assert run(["bench-serve", running.url, "--requests", "3", "--vocab", "300", "--output-tokens", "3"]) == 0
+    assert run(["bench-serve", running.url, "--num-prompts", "3", "--vocab", "300", "--random-output-len", "3"]) == 0
     out = capsys.readouterr().out
     assert "TTFT" in out and "output" in out
 
 
 def test_refusals_are_counted(start, capsys):
     running = start(max_num_seqs=1, max_model_len=16384, kv_cache_tokens=16384, options={"max_queue": 1})
-    flags = ["--requests", 8, "--prompt-tokens", 5, "--output-tokens", 400, "--vocab", 300]
+    flags = ["--num-prompts", 8, "--random-input-len", 5, "--random-output-len", 400, "--vocab", 300]
     [result] = measured(capsys, running.url, *flags)["results"]
     assert result["completed"] + result["failed"] == 8
     assert result["failures"] == {"429": result["failed"]} and result["failed"] >= 1
@@ -69,7 +152,16 @@ def test_refusals_are_counted(start, capsys):
 
 @pytest.mark.parametrize(
     "flags",
-    [["--rate", "0"], ["--rate", "x"], ["--chat"], ["--goodput", "ttft"], ["--goodput", "itl:5"], ["--vocab", "9"]],
+    [
+        ["--request-rate", "0"],
+        ["--request-rate", "x"],
+        ["--chat"],
+        ["--goodput", "ttft"],
+        ["--goodput", "itl:5"],
+        ["--vocab", "9"],
+        ["--plot", "x.pdf"],
+        ["--plot", "no/such/folder.png"],
+    ],
 )
 def test_wrong_usage(running, capsys, flags):
     assert run(["bench-serve", running.url, *flags]) == 2
@@ -79,7 +171,7 @@ def test_wrong_usage(running, capsys, flags):
 def test_a_server_that_is_not_there(capsys):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert run(["bench-serve", f"http://127.0.0.1:{port}", "--model", "x", "--requests", "2"]) == 2
+    assert run(["bench-serve", f"http://127.0.0.1:{port}", "--model", "x", "--num-prompts", "2"]) == 2
     assert "Every request failed" in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 from engine.chat.answer import Ask
@@ -78,3 +79,18 @@ def test_logs_hold_no_prompt(running, caplog):
             http.post("/v1/completions", json=body)
     assert "a secret" not in caplog.text and "a secret" not in str(running.logs)
     assert running.logs[-1]["status"] == 400
+
+
+def test_a_log_that_nobody_reads_any_more(talker):
+    """The server answers, and shuts down in order."""
+    command = [sys.executable, "-c", "from engine.cli.main import main; main()", "serve", str(talker), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--backend", "cpu", "--name", "tiny"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        url = next(line.split()[-1] for line in process.stderr if "Serving " in line)
+        process.stderr.close()
+        for _ in range(3):
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=60)
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
+        process.terminate()
+        assert process.wait(30) == 0

@@ -22,6 +22,7 @@ BODIES = {
     "infinity": b'{"prompt": "x", "temperature": Infinity}',
     "huge_number": b'{"prompt": "x", "max_tokens": 1' + b"0" * 5000 + b"}",
     "huge_float": b'{"prompt": "x", "temperature": 1e999}',
+    "utf16": '{"prompt": "x"}'.encode("utf-16"),
     "list": b"[1, 2]",
     "null": b"null",
     "deep": DEEP,

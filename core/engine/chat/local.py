@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from engine.cli.processes import shown
 from engine.errors import RequestError, UsageError
 from engine.hub.names import short_name
+from engine.runtime.turns import Turns
 
 from .answer import OPEN, Answer, Ask, Usage, Wire, split_reasoning
 from .toolcalls import parse_calls
 
 if TYPE_CHECKING:
     from engine import LLM, RequestOutput
-
-
-_KNOWN = 64  # turns whose ids are remembered, for what goes on from them after /undo or /regen
 
 
 class Local:
@@ -31,7 +29,7 @@ class Local:
         self._open = ExitStack()
         self._open.enter_context(llm)
         self._open.enter_context(shown(llm.loaded))
-        self._known: list[tuple[str, tuple[int, ...]]] = []  # what the cache may hold, as text and as ids
+        self._turns = Turns(llm.engine.tokenizer)
 
     @property
     def name(self) -> str:
@@ -76,7 +74,8 @@ class Local:
                     yield self._answer(output, ask, inside, most == room)
         finally:
             if output is not None:
-                self._remember(text, output)
+                completion = output.outputs[0]
+                self._turns.remember(text, completion.text, completion.token_ids)
 
     def _answer(self, output: RequestOutput, ask: Ask, inside: bool, whole: bool) -> Answer:
         completion = output.outputs[0]
@@ -95,29 +94,10 @@ class Local:
         )
         return Answer(completion.text, shown, reasoning, thinking, calls, completion.finish_reason, usage)
 
-    def _remember(self, text: str, output: RequestOutput) -> None:
-        """The ids that were generated stand for the answer's text in the next prompt: tokenizing it again might give
-        others, whose KV is not there."""
-        completion = output.outputs[0]
-        ids = completion.token_ids
-        if ids and ids[-1] in self._llm.engine.eos_ids():
-            ids = ids[:-1]
-        self._known = [(text + completion.text, (*output.prompt_token_ids, *ids)), *self._known[: _KNOWN - 1]]
-
     def _prompt(self, ask: Ask) -> tuple[str, tuple[int, ...]]:
-        """The prompt as text and as ids, which begin with those of an earlier turn where the texts do."""
+        """The prompt as text and as ids."""
         text = self._llm.render([_templated(m) for m in ask.messages], **self._template(ask))
-        engine = self._llm.engine
-        ids = engine.encode(text, parse_special=True)
-        known, before = max(
-            (k for k in self._known if text.startswith(k[0])), key=lambda k: len(k[0]), default=("", ())
-        )
-        if known:
-            joined = (*before, *engine.encode(text[len(known) :], parse_special=True))
-            decode = engine.tokenizer.decode
-            if decode(joined, skip_special=False) == decode(ids, skip_special=False):
-                return text, joined
-        return text, ids
+        return text, self._turns.encode(text)
 
     def _template(self, ask: Ask) -> dict[str, Any]:
         variables = dict(ask.variables or {})

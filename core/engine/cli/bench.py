@@ -42,7 +42,8 @@ def bench(
 
     Rates are tokens a second of all sequences together, with the real scheduler, cache and sampler, on random tokens,
     past any end of sequence. Prefill is timed from submission to the last sequence's first token; decoding, with the
-    prompt in the cache, from the first tokens to the last.
+    prompt in the cache, from the first tokens to the last. Both together give the requests a second of as many identical
+    requests as the batch has, all at once.
 
     Without options that is ten cases, up to 32 sequences of 4,096 tokens: many minutes on a processor.
 
@@ -120,12 +121,13 @@ def _print_table(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     machine = report["machine"]
-    table = Table("batch", "depth", "prompt", "decode", "prefill tok/s", "decode tok/s")
+    table = Table("batch", "depth", "prompt", "decode", "prefill tok/s", "decode tok/s", "requests/s")
     for column in table.columns:
         column.justify = "right"
     for case in report["cases"]:
         sizes = (str(case[name]) for name in ("batch", "depth", "prompt", "decode"))
-        table.add_row(*sizes, _rate(case["prefill_tok_s"]), _rate(case["decode_tok_s"]))
+        requests = "-" if case["requests_s"] is None else f"{case['requests_s']:.2f}"
+        table.add_row(*sizes, _rate(case["prefill_tok_s"]), _rate(case["decode_tok_s"]), requests)
     print(
         f"{report['model']} on {report['backend']}, KV {report['kv_dtype']}; {machine['cpu']}, {machine['cores']} CPUs"
     )

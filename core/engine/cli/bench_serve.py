@@ -23,25 +23,31 @@ def bench_serve(
     url: Annotated[str, typer.Argument(metavar="URL", help="A server that speaks OpenAI's protocol.")],
     *,
     model: Annotated[str | None, typer.Option(help="The model to ask; the server's first if not given.")] = None,
-    rate: Annotated[str, typer.Option(metavar="R,...", help="Requests a second; inf sends all at once.")] = "inf",
+    request_rate: Annotated[
+        str, typer.Option(metavar="R,...", help="Requests a second; inf sends all at once.")
+    ] = "inf",
     burstiness: Annotated[
         float, typer.Option(help="Shape of the times between requests: 1 is Poisson, less comes in bursts.")
     ] = 1.0,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests are sent at each rate.")] = 100,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Most requests at a time.")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a random prompt.")] = 256,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer to it.")] = 128,
-    spread: Annotated[float, typer.Option(min=0, max=1, help="By which part these lengths differ, evenly.")] = 0.0,
+    num_prompts: Annotated[int, typer.Option(min=1, help="How many requests are sent at each rate.")] = 100,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Most requests at a time.")] = None,
+    random_input_len: Annotated[int, typer.Option(min=1, help="Tokens of a random prompt.")] = 256,
+    random_output_len: Annotated[int, typer.Option(min=1, help="Tokens of an answer to it.")] = 128,
+    random_range_ratio: Annotated[
+        float, typer.Option(min=0, max=1, help="By which part these lengths differ, evenly.")
+    ] = 0.0,
     vocab: Annotated[int, typer.Option(help="Random prompts have token ids from 100 to below this.")] = 1000,
-    dataset: Annotated[
+    dataset_path: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Conversations in ShareGPT's form; their first turns are asked.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Of --dataset: whose tokens the answers are counted in.")
+        Path | None, typer.Option(metavar="MODEL", help="Of --dataset-path: whose tokens the answers are counted in.")
     ] = None,
-    scale: Annotated[float, typer.Option(help="Of --dataset: answers are asked for this part of their length.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Of --dataset: longer conversations are left out.")] = 2048,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions; needs --dataset.")] = False,
+    scale: Annotated[
+        float, typer.Option(help="Of --dataset-path: answers are asked for this part of their length.")
+    ] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Of --dataset-path: longer conversations are left out.")] = 2048,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions; needs --dataset-path.")] = False,
     temperature: Annotated[float, typer.Option(help="As requests have it.")] = 0.0,
     eos: Annotated[
         bool,
@@ -55,41 +61,59 @@ def bench_serve(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, lengths and times.")] = 0,
     key: Annotated[str | None, typer.Option(help="The server's key.", envvar="OPENAI_API_KEY")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw rates and times over the request rate; .png or .svg, with the extra bench."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a server under load.
 
     TTFT is the time to the first piece of text, TPOT a request's mean between tokens after it, ITL all times between
-    pieces, E2EL the whole; of each the mean and percentiles 50, 90 and 99. Several rates are measured in turn.
+    pieces, E2EL the whole; of each the mean and percentiles 50, 90 and 99. Several rates are measured in turn,
+    with requests of
+    the same lengths and fresh random tokens, or the same texts. Options that vLLM's bench serve has, too, have its names.
 
     \b
     Examples:
-      engine bench-serve http://127.0.0.1:8000 --requests 200 --rate 1,2,4,inf
-      engine bench-serve http://127.0.0.1:8000 --dataset sharegpt.json --tokenizer model.gguf --scale 0.25 --json
+      engine bench-serve http://127.0.0.1:8000 --num-prompts 200 --request-rate 1,2,4,inf --plot rates.svg
+      engine bench-serve http://127.0.0.1:8000 --dataset-path sharegpt.json --tokenizer model.gguf --scale 0.25 --json
     """
+    import numpy as np
+
     from engine.serve.bench.client import Target
+    from engine.serve.bench.load import renewed
+    from engine.serve.bench.plot import check, draw
     from engine.serve.bench.report import goals
     from engine.serve.bench.run import How
 
-    if chat and dataset is None:
-        raise UsageError("--chat needs texts; give --dataset as well.")
-    if dataset is not None and tokenizer is None:
-        raise UsageError("--dataset needs --tokenizer, a model in whose tokens its answers are counted.")
+    if chat and dataset_path is None:
+        raise UsageError("--chat needs texts; give --dataset-path as well.")
+    if dataset_path is not None and tokenizer is None:
+        raise UsageError("--dataset-path needs --tokenizer, a model in whose tokens its answers are counted.")
     if not (burstiness > 0 and scale > 0):
         raise UsageError("--burstiness and --scale must be above 0.")
-    rates, wanted = [_rate(text) for text in rate.split(",")], goals(goodput or ())
+    if plot is not None:
+        check(plot)
+    rates, wanted = [_rate(text) for text in request_rate.split(",")], goals(goodput or ())
     name = model or _first_model(url, key)
     options: dict[str, Any] = {"temperature": temperature} | ({} if eos else {"ignore_eos": True})
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    how = How(target=Target(url, path, key), model=name, chat=chat, options=options, concurrency=concurrency)
-    lengths = (prompt_tokens, output_tokens)
+    how = How(target=Target(url, path, key), model=name, chat=chat, options=options, concurrency=max_concurrency)
+    lengths = (random_input_len, random_output_len)
+    asks = _asks(seed, num_prompts, lengths, random_range_ratio, vocab, dataset_path, tokenizer, scale, max_tokens)
     results = []
-    for each in rates:
-        asks = _asks(seed, requests, lengths, spread, vocab, dataset, tokenizer, scale, max_tokens)
-        results.append(_measure(how, asks, each, burstiness, seed, wanted))
-    report = {"server": url, "model": name, "requests": requests, "burstiness": burstiness, "seed": seed}
+    for turn, each in enumerate(rates):
+        again = renewed(np.random.default_rng([seed, 2, turn]), asks, vocab)
+        results.append(_measure(how, again, each, burstiness, seed, wanted))
+    report = {"server": url, "model": name, "num_prompts": num_prompts, "burstiness": burstiness, "seed": seed}
+    report["results"] = results
+    if plot is not None:
+        draw(report, plot)
     if as_json:
-        print(json.dumps({**report, "results": results}, ensure_ascii=False))
+        print(json.dumps(report, ensure_ascii=False))
     else:
         _print_tables(results)
 
@@ -100,7 +124,7 @@ def _rate(text: str) -> float:
     except ValueError:
         value = -1.0
     if not value > 0:
-        raise UsageError(f"--rate has {text!r}; rates must be above 0, or inf.")
+        raise UsageError(f"--request-rate has {text!r}; rates must be above 0, or inf.")
     return value
 
 
@@ -121,7 +145,6 @@ def _asks(
     scale: float,
     most: int,
 ) -> list[Ask]:
-    """The same for each rate."""
     import numpy as np
 
     from engine.formats import open_checkpoint

@@ -42,8 +42,19 @@ class Result:
     decode: Sequence[float] = ()
     skipped: str | None = None
 
+    @property
+    def requests_a_second(self) -> float | None:
+        """Of ``batch`` requests with this prompt and this many tokens to generate, all at once, by the medians of what was
+        measured; None where a side was not."""
+        case = self.case
+        sides = ((case.prompt, self.prefill), (case.decode, self.decode))
+        if any(tokens and not rates for tokens, rates in sides):
+            return None
+        return 1 / sum(tokens / statistics.median(rates) for tokens, rates in sides if tokens)
+
     def as_json(self) -> dict[str, Any]:
         found = {**asdict(self.case), "prefill_tok_s": _spread(self.prefill), "decode_tok_s": _spread(self.decode)}
+        found["requests_s"] = self.requests_a_second
         return found if self.skipped is None else {**found, "skipped": self.skipped}
 
 

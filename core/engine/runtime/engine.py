@@ -56,8 +56,8 @@ class Engine:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt, add_special=not parse_special, parse_special=parse_special))
         vocab = self.loaded.program.vocab
-        wrong = next((i for i in prompt if not 0 <= i < vocab), None)
-        if wrong is not None:
+        if prompt and not 0 <= min(prompt) <= max(prompt) < vocab:
+            wrong = next(i for i in prompt if not 0 <= i < vocab)
             raise RequestError(f"The prompt has the token id {wrong}; this model's ids go from 0 to {vocab - 1}.")
         return prompt
 

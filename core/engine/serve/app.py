@@ -17,10 +17,16 @@ from .gate import Gate
 from .keys import Keys
 from .log import log
 from .metrics import Metrics
+from .tracing import Tracing
 
 
 def make_app(
-    served: models.Models, metrics: Metrics, keys: Keys, max_body: int, logs: Callable[..., None] = log
+    served: models.Models,
+    metrics: Metrics,
+    keys: Keys,
+    max_body: int,
+    logs: Callable[..., None] = log,
+    tracing: Tracing | None = None,
 ) -> ASGIApp:
     """All endpoints for these models. ``max_body`` is in bytes."""
     app = FastAPI(title="engine", version=__version__, docs_url=None, redoc_url=None)
@@ -38,7 +44,7 @@ def make_app(
     ):
         app.include_router(router, responses=_refusals(Fault))
     app.include_router(ollama.routes(served), responses=_refusals(OllamaFault))
-    return Gate(app, keys, max_body, logs)
+    return Gate(app, keys, max_body, logs, tracing)
 
 
 def _refusals(form: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

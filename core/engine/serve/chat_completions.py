@@ -18,10 +18,11 @@ from engine.sampling import SamplingParams, StructuredOutputs
 from .answers import Delta, Reader, call_id
 from .errors import ApiError
 from .fields import ChatBody, NamedTool, Tool
-from .model import Generation, ServedModel
+from .model import Generation, ServedModel, salt_of
 from .models import Models
 from .respond import chat_logprobs, last_outputs, note, shown_tokens, usage
 from .sse import Event, EventStream
+from .tracing import current
 
 
 def routes(models: Models) -> APIRouter:
@@ -76,7 +77,11 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     variables = body.chat_template_kwargs
     described = [tool.model_dump(exclude_none=True) for tool in tools]
     add = body.add_generation_prompt is not False
-    text, ids = await model.chat_prompt(body.templated(), described, variables, add)
+    salt = salt_of(caller, body.cache_salt or "")
+    messages = body.templated()
+    if trace := current.get():
+        trace.asked(messages)
+    text, ids = await model.chat_prompt(messages, described, variables, add, salt)
     room = model.max_model_len - len(ids)
     if params.max_tokens is None and room < 1:
         raise ApiError(
@@ -91,9 +96,7 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
         plain=params.structured_outputs is not None,
         one_call=one_call,
     )
-    generation = await model.begin(
-        [ids], params, caller, bool(body.stream), model.priority(body.priority), body.cache_salt or ""
-    )
+    generation = await model.begin([ids], params, caller, bool(body.stream), model.priority(body.priority), salt, text)
     return Chat(model, generation, reader, body.top_logprobs or 0)
 
 

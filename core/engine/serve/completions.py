@@ -15,10 +15,11 @@ from engine.runtime.outputs import CompletionOutput, RequestOutput
 
 from .errors import ApiError
 from .fields import MAX_LISTED, CompletionBody
-from .model import Generation, ServedModel
+from .model import Generation, ServedModel, salt_of
 from .models import Models
 from .respond import last_outputs, note, shown_tokens, text_logprobs, usage
 from .sse import Event, EventStream
+from .tracing import current
 
 Prompt = tuple[str, tuple[int, ...]]
 """A prompt as text and as ids."""
@@ -73,9 +74,12 @@ async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work
     if body.stream and params.samples > params.n:
         raise ApiError(400, "best_of above n chooses at the end, and cannot be streamed.", "best_of")
     prompts = [await _prompt(model, given, echo) for given in _listed(body.prompt)]
+    if trace := current.get():
+        trace.asked({"role": "user", "content": text} for text, _ in prompts)
     ids = [prompt[1] for prompt in prompts]
     priority = model.priority(body.priority)
-    generation = await model.begin(ids, params, caller, bool(body.stream), priority, body.cache_salt or "")
+    salt = salt_of(caller, body.cache_salt or "")
+    generation = await model.begin(ids, params, caller, bool(body.stream), priority, salt)
     return Work(model, generation, prompts, params.n, echo, body.logprobs)
 
 

@@ -25,6 +25,7 @@ from engine.errors import (
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
+_KINDS_OF_VALUE = ("str", "int", "float", "bool")  # with which paths to one of several kinds end
 _FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
 
 
@@ -129,7 +130,9 @@ def add_handlers(app: FastAPI) -> None:
 def _invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first fault that the schema finds, unsupported fields before all others."""
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    where = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    where = [part for part in first["loc"] if part not in ("body", "query", "path") and "[" not in str(part)]
+    if where and where[-1] in _KINDS_OF_VALUE:
+        where.pop()
     if first["type"] == "json_invalid":
         return ApiError(400, "The body is no JSON.")
     param = ".".join(map(str, where)) or None

@@ -56,6 +56,7 @@ class Body(BaseModel):
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchema(Body):
@@ -94,7 +95,8 @@ class Form(Body):
 
 
 class SamplingFields(Body):
-    """What chat and plain completions have in common."""
+    """What chat and plain completions have in common. Of the last ones some name the caller's own things, and the others are
+    taken where they say what is so anyway."""
 
     model: str | None = None
     stream: bool | None = None
@@ -123,6 +125,11 @@ class SamplingFields(Body):
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
+    metadata: Few[str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
 
     def sampling(self, recommended: Mapping[str, float], **others: Any) -> SamplingParams:
         """As sampling parameters, with ``others`` over them and what the model's makers recommend below them. RequestError
@@ -268,6 +275,7 @@ class ChatBody(SamplingFields):
 
     messages: Listed[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
+    modalities: Listed[Literal["text"]] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: Listed[Tool] | None = None

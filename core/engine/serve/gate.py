@@ -11,12 +11,14 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .bulk import check_bulk
 from .errors import ApiError, api_error
 from .keys import Keys
-from .lanes import body_bytes
+from .lanes import beside, body_bytes, lane
 from .log import log, log_defect
 from .models import in_use
 from .sse import ClientGoneError
+from .tracing import Tracing, current
 
 _OPEN = ("/health", "/health/live", "/health/ready", "/health/progress", "/")
 """Paths that ask for no key."""
@@ -29,11 +31,19 @@ class Gate:
     """Around an application: ``scope["state"]`` gets ``request_id``, ``caller`` and ``figures``, a dict for the log. The
     body is read whole before the application sees the request."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, max_body: int, logs: Callable[..., None] = log) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        max_body: int,
+        logs: Callable[..., None] = log,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._app = app
         self._keys = keys
         self._max_body = max_body
         self._log = logs
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,6 +55,10 @@ class Gate:
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
         figures: dict[str, object] = {}
         scope.setdefault("state", {}).update(request_id=request_id, figures=figures)
+        trace = self._tracing and self._tracing.begin(scope["method"], scope["path"], headers, request_id)
+        if trace:
+            current.set(trace)
+            figures["trace_id"] = trace.trace_id
         status: list[int] = []
 
         async def tell(message: Message) -> None:
@@ -58,8 +72,9 @@ class Gate:
         try:
             scope["state"]["caller"] = self._caller(scope, headers)
             whole = await self._whole(headers, receive)
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # its body is not sent
             with in_use():
-                await self._app(scope, whole, tell)
+                await self._app(asked, whole, tell)
         except ClientGoneError:
             figures["gone"] = True
         except Exception as error:
@@ -67,6 +82,8 @@ class Gate:
             if not status:
                 await api_error(error).response(scope["path"])(scope, receive, tell)
         finally:
+            if trace:
+                trace.close(status[0] if status else None, "gone" in figures)
             self._log(
                 "request",
                 request_id=request_id,
@@ -90,7 +107,8 @@ class Gate:
         return caller
 
     async def _whole(self, headers: Headers, receive: Receive) -> Receive:
-        """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 408 if it does not come."""
+        """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 400 if it has too many parts, 408 if
+        it does not come."""
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_body:
             raise self._too_large()
@@ -109,7 +127,12 @@ class Gate:
         except TimeoutError as error:
             raise ApiError(408, f"The body did not come within {_BODY_S:g} s.") from error
         body_bytes.set(len(body))
-        whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        given = bytes(body)
+        if lane() is None:
+            check_bulk(given)
+        else:
+            await beside(lambda: check_bulk(given))
+        whole: list[Message] = [{"type": "http.request", "body": given, "more_body": False}]
 
         async def replay() -> Message:
             return whole.pop() if whole else await receive()

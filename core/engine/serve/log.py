@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import traceback
+from contextlib import suppress
 from typing import Any
 
 from engine.errors import EngineError
@@ -14,10 +15,11 @@ from .errors import ApiError
 
 
 def log(event: str, **fields: Any) -> None:
-    """Writes a line; fields that are None are left out."""
+    """Writes a line; fields that are None are left out. Where nobody reads any more the server goes on."""
     record = {"time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()) + "Z", "event": event}
     record |= {name: value for name, value in fields.items() if value is not None}
-    print(json.dumps(record, ensure_ascii=False), file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(json.dumps(record, ensure_ascii=False), file=sys.stderr, flush=True)
 
 
 def log_defect(error: Exception, request_id: str | None = None) -> None:

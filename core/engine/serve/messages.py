@@ -17,6 +17,7 @@ from .blocks import Block, Blocks, Step, blocks
 from .chat_completions import Chat, finish_reason, prepare
 from .errors import ApiError
 from .fields import Body, ChatBody, Listed
+from .model import salt_of
 from .models import Models
 from .respond import last_outputs, note, usage
 from .sse import Event, EventStream, encoded
@@ -165,12 +166,13 @@ def routes(models: Models) -> APIRouter:
         return JSONResponse({**head, "content": content, **_ending(output, bool(parts.calls)), "usage": _usage(output)})
 
     @router.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountBody) -> dict[str, int]:
+    async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
         """How many tokens the prompt of a conversation has."""
         model = await models.find(body.model)
         chat = ChatBody(**body.fields())
         tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or ()]
-        return {"input_tokens": len((await model.chat_prompt(chat.templated(), tools))[1])}
+        _, ids = await model.chat_prompt(chat.templated(), tools, salt=salt_of(request.state.caller, ""))
+        return {"input_tokens": len(ids)}
 
     return router
 

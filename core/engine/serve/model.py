@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -15,14 +16,16 @@ from engine.runtime.async_llm import AsyncLLM, Prepared
 from engine.runtime.core import NO_TOKEN, STATUS
 from engine.runtime.engine import Engine
 from engine.runtime.outputs import CompletionOutput, RequestOutput
+from engine.runtime.turns import Turns
 from engine.sampling import SamplingParams
 
 from .admission import Admission, Place
-from .errors import ApiError
+from .errors import ApiError, api_error
 from .keys import ANYONE
 from .lanes import beside, lane
 from .log import log
 from .metrics import Metrics
+from .tracing import current
 
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 """What ``chat_template_kwargs`` may not set."""
@@ -45,6 +48,7 @@ class ServedModel:
         self.name = name
         self._open = opener
         self._llm: AsyncLLM | None = None
+        self._turns: Turns | None = None
         self._opened = ExitStack()
         self._loading = asyncio.Lock()
         self.users = 0
@@ -103,7 +107,7 @@ class ServedModel:
 
     def _begin(self, engine: Engine) -> None:
         self.used_at = time.monotonic()
-        self._llm = AsyncLLM(engine)
+        self._llm, self._turns = AsyncLLM(engine), None
 
     def close(self) -> None:
         """Frees the model's memory at the server's end."""
@@ -134,6 +138,13 @@ class ServedModel:
     @property
     def max_model_len(self) -> int:
         return self.llm.engine.loaded.max_model_len
+
+    @property
+    def turns(self) -> Turns:
+        """What has been answered since the model was loaded. TokenizerError if it has no tokenizer."""
+        if self._turns is None:
+            self._turns = Turns(self.llm.engine.tokenizer)
+        return self._turns
 
     def priority(self, given: int | None) -> int:
         """ApiError 400 where a request has one and the scheduler looks at none."""
@@ -173,12 +184,15 @@ class ServedModel:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        salt: bytes = b"",
     ) -> tuple[str, tuple[int, ...]]:
-        """The prompt of a conversation as text and as ids."""
+        """The prompt of a conversation as text and as ids, in which answers that were given under ``salt`` have those that
+        were generated."""
+        turns = self.turns
 
         def make() -> tuple[str, tuple[int, ...]]:
             text = self.render(messages, tools, variables, add_generation_prompt)
-            return text, self.llm.engine.encode(text, parse_special=True)
+            return text, turns.encode(text, salt)
 
         return await beside(make)
 
@@ -193,13 +207,14 @@ class ServedModel:
         caller: str,
         stream: bool,
         priority: int = 0,
-        cache_salt: str = "",
+        salt: bytes = b"",
+        conversation: str | None = None,
     ) -> Generation:
-        """Takes a place for a request with one or several prompts. ApiError or EngineError where it is wrong or there is
-        no room; ``Generation.close`` must be called in the end."""
+        """Takes a place for a request with one or several prompts; ``conversation`` is the text of one whose answers are to
+        be known in its next turn. ApiError or EngineError where it is wrong or there is no room; ``Generation.close`` must be
+        called in the end."""
         start = time.monotonic()
         stream = stream and params.samples == params.n
-        salt = salt_of(caller, cache_salt)
         for prompt in prompts:
             self._check_length(len(prompt), params)
         place = self.admission.enter(caller, len(prompts) * params.samples)
@@ -212,7 +227,8 @@ class ServedModel:
         except BaseException:
             place.leave()
             raise
-        return Generation(self, prepared, place, start, self.deadline_s)
+        remember = None if conversation is None else partial(_remember, self.turns, conversation, salt)
+        return Generation(self, prepared, place, start, self.deadline_s, remember)
 
     def _check_length(self, prompt: int, params: SamplingParams) -> None:
         """What the scheduler would refuse too, but only once it is the request's turn."""
@@ -228,6 +244,11 @@ class ServedModel:
             )
 
 
+def _remember(turns: Turns, conversation: str, salt: bytes, output: RequestOutput) -> None:
+    for completion in output.outputs:
+        turns.remember(conversation, completion.text, completion.token_ids, salt)
+
+
 def salt_of(caller: str, given: str) -> bytes:
     """What keeps callers from probing each other's cached prompts; the same for all where no keys are used."""
     if caller == ANYONE and not given:
@@ -239,7 +260,13 @@ class Generation:
     """The prompts of one request, on their way through the queue and the engine."""
 
     def __init__(
-        self, model: ServedModel, prepared: Sequence[Prepared], place: Place, start: float, deadline_s: float | None
+        self,
+        model: ServedModel,
+        prepared: Sequence[Prepared],
+        place: Place,
+        start: float,
+        deadline_s: float | None,
+        remember: Callable[[RequestOutput], None] | None = None,
     ) -> None:
         self._model = model
         self._prepared = prepared
@@ -247,6 +274,7 @@ class Generation:
         self._start = start
         self._deadline = None if deadline_s is None else start + deadline_s
         self._deadline_s = deadline_s
+        self._remember = remember
 
     def close(self) -> None:
         self._place.leave()
@@ -256,13 +284,24 @@ class Generation:
         deadline has passed, and 400 or 500 when the engine ends a sequence by a fault."""
         source = self._single() if len(self._prepared) == 1 else self._merged()
         observed = self._model.metrics.request(self._model.name, self._start, self._place)
+        first = self._prepared[0].request
+        if trace := current.get():
+            trace.begun(self._model.name, first.params, first.stream, self._place)
         async with aclosing(source), aclosing(self._timed(source)) as outputs:
             try:
                 async for index, output in outputs:
                     observed.take(index, output)
+                    if trace:
+                        trace.take(index, output)
                     for completion in output.outputs:
                         _check(completion)
+                    if output.finished and self._remember is not None:
+                        await beside(partial(self._remember, output))
                     yield index, output
+            except Exception as error:
+                if trace:
+                    trace.failed(str(api_error(error).status))
+                raise
             finally:
                 observed.close()
                 self.close()  # before the last event is sent: who has it may ask again at once

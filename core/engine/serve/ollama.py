@@ -159,6 +159,11 @@ def routes(models: Models) -> APIRouter:
         """The models that are served."""
         return {"models": [_described(model) for model in models.by_name.values()]}
 
+    @router.get("/api/ps")
+    async def loaded() -> dict[str, Any]:
+        """The models that are in memory."""
+        return {"models": [{**_described(model), "size_vram": model.bytes} for model in models.loaded]}
+
     @router.post("/api/show")
     async def show(body: ShowAsked) -> dict[str, Any]:
         model = await models.find_tagged(body.model)

@@ -26,6 +26,7 @@ from .metrics import Metrics
 from .model import ServedModel
 from .models import Models
 from .settings import ServeOptions
+from .tracing import Tracing, load_tracing
 
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _SPARE = 1.25
@@ -82,6 +83,7 @@ def make_server(
     options: ServeOptions,
     keys: Keys,
     logs: Callable[..., None] = log,
+    tracing: Tracing | None = None,
 ) -> tuple[Server, Models]:
     """A server, not listening yet, of models by name, each with what loads it. ``max_num_seqs`` is that of each."""
     metrics = Metrics()
@@ -94,7 +96,7 @@ def make_server(
         options.idle_unload,
     )
     metrics.models = served.by_name
-    app = make_app(served, metrics, keys, int(options.max_body * 2**20), logs)
+    app = make_app(served, metrics, keys, int(options.max_body * 2**20), logs, tracing)
     return Server(app, served, options.drain), served
 
 
@@ -133,7 +135,8 @@ def serve(
     raise_file_limit()
     listening = listen(options)
     openers = {name: partial(_open, name, path, settings, note) for name, path in models.items()}
-    server, served = make_server(openers, settings["max_num_seqs"], options, keys)
+    tracing = load_tracing(note)
+    server, served = make_server(openers, settings["max_num_seqs"], options, keys, tracing=tracing)
     try:
         first = served.known(None)
         first.load()
@@ -153,6 +156,8 @@ def serve(
         listening.close()
         for model in served.loaded:
             model.close()
+        if tracing is not None:
+            tracing.close()
 
 
 def _open(name: str, path: Path, settings: dict[str, Any], note: Callable[[str], None], opened: ExitStack) -> Engine:

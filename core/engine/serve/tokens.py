@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from .errors import ApiError
 from .fields import DetokenizeBody, TokenizeBody
 from .lanes import beside
+from .model import salt_of
 from .models import Models
 from .respond import token_text
 
@@ -17,7 +18,7 @@ def routes(models: Models) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
         """The token ids of a text or a conversation."""
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "Give either prompt or messages.", "prompt")
@@ -26,7 +27,7 @@ def routes(models: Models) -> APIRouter:
             messages = [message.templated() for message in body.messages]
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             variables, add = body.chat_template_kwargs, body.add_generation_prompt
-            _, ids = await model.chat_prompt(messages, tools, variables, add)
+            _, ids = await model.chat_prompt(messages, tools, variables, add, salt_of(request.state.caller, ""))
         else:
             ids = await model.encode(body.prompt or "", body.add_special_tokens)
         tokenizer = model.llm.engine.tokenizer

@@ -28,6 +28,8 @@ class Answer:
     ended: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, those that the server's prefix cache had, where it says so."""
 
     @property
     def completed(self) -> bool:
@@ -74,6 +76,7 @@ class Target:
                 usage = event.get("usage") or {}
                 answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
                 answer.output_tokens = usage.get("completion_tokens", answer.output_tokens)
+                answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             answer.output_tokens = answer.output_tokens or pieces
         finally:
             writer.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,14 @@ def random_asks(rng: np.random.Generator, count: int, lengths: tuple[int, int], 
     return [Ask(rng.integers(_FIRST_ID, vocab, prompt).tolist(), output) for prompt, output in zip(*drawn, strict=True)]
 
 
+def renewed(rng: np.random.Generator, asks: Sequence[Ask], vocab: int) -> list[Ask]:
+    """The same lengths with other random token ids, of which a server's prefix cache has none; texts stay."""
+    ids = [rng.integers(_FIRST_ID, vocab, len(ask.prompt)).tolist() for ask in asks]
+    return [
+        replace(ask, prompt=new) if isinstance(ask.prompt, list) else ask for ask, new in zip(asks, ids, strict=True)
+    ]
+
+
 def conversation_asks(
     rng: np.random.Generator, count: int, file: Path, tokenizer: Tokenizer, scale: float, most: int
 ) -> list[Ask]:
@@ -50,7 +59,9 @@ def conversation_asks(
         if len(tokenizer.encode(prompt)) + output <= most:
             asks.append(Ask(prompt, output))
     if len(asks) < count:
-        raise UsageError(f"{file} has {len(asks)} conversations of at most {most} tokens, and --requests is {count}.")
+        raise UsageError(
+            f"{file} has {len(asks)} conversations of at most {most} tokens, and --num-prompts is {count}."
+        )
     return asks
 
 

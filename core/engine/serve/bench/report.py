@@ -55,6 +55,7 @@ def summary(answers: Sequence[Answer], seconds: float, wanted: Mapping[str, floa
         "failures": dict(failures.most_common(5)),
         "duration_s": seconds,
         "prompt_tokens": prompt,
+        "cached_tokens": sum(answer.cached_tokens for answer in done),
         "output_tokens": output,
         "request_throughput": len(done) / seconds,
         "output_throughput": output / seconds,
