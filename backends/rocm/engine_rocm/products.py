@@ -11,7 +11,7 @@ from engine_cuda.ops.dense import Product, coded_arguments
 from engine_cuda.weights import Coded
 
 from . import sources
-from .rtc import Runtime
+from .rtc import Runtime, launch
 
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 
@@ -36,9 +36,10 @@ class HipProducts:
         options = sources.gemv(weight.form, len(x), _TAGS[x.dtype], _TAGS[y.dtype], factor, code, fine)
         outputs, depth = weight.shape
         _, sizes, _ = coded_arguments(weight)
-        self.runtime.kernels("gemv.hip", options).launch(
-            "gemv", (-(-outputs // sources.OUTPUTS),), x, weight.codes, weight.table, weight.scale, weight.fine_scale,
-            weight.least, weight.fine_least, product.bias, product.residual, y, outputs, depth, *sizes,
+        launch(
+            self.runtime.kernels("gemv.hip", options), "gemv", (-(-outputs // sources.OUTPUTS),), x, weight.codes,
+            weight.table, weight.scale, weight.fine_scale, weight.least, weight.fine_least, product.bias,
+            product.residual, y, outputs, depth, *sizes,
         )  # fmt: skip
 
 

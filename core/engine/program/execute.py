@@ -82,7 +82,7 @@ class StepSession:
         self._devices = by_place(devices)
         self._plan = plan
         self._bounds = Bounds(plan)
-        self._padding = Padding(plan) if plan.buckets else None
+        self._padding = Padding(plan) if plan.buckets or plan.limits.decode_buckets else None
         self._access = {place: self._access_of(place) for place in self._devices}
         self._states: dict[str, dict[str, Any]] = {place: {} for place in (*self._devices, "host")}
         for state in plan.states:
@@ -233,11 +233,12 @@ class StepSession:
 
     def _embed(self, rows: Array, dims: Dims, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> Array:
         """The hidden rows f32 [rows, hidden]: as many at a time as the head may have, with buckets exactly as many."""
-        most = self._plan.limits.dims.R if self._padding is None else dims.R
+        fixed = bool(self._plan.buckets)
+        most = dims.R if fixed else self._plan.limits.dims.R
         found = []
         for start in range(0, len(rows), most):
             chosen = rows[start : start + most]
-            if self._padding is not None:
+            if fixed:
                 chosen = np.pad(chosen, (0, most - len(chosen)))
             counts = replace(dims, R=len(chosen))
             own = {place: Frame(counts, dict(frame.values), frame.states) for place, frame in frames.items()}

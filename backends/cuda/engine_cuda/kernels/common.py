@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from ..recording import Launch, submit
+
 INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter: fixed by TRITON_INTERPRET when this module is loaded."""
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -16,7 +18,7 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """The kernel on a grid, or nothing where that is empty."""
     if all(grid):
-        kernel[grid](*args, **meta)
+        submit(Launch(kernel[grid], kernel.fn.__name__, grid, args, meta))
 
 
 def power_of_two(count: int, least: int = 1) -> int:

@@ -84,8 +84,8 @@ class Attention:
 
     @property
     def several(self) -> bool:
-        """Whether a sequence has more than one token."""
-        return len(self.o["q"]) > len(self.o["page_table"])
+        """Whether a sequence may have more than one token."""
+        return len(self.o["q"]) != len(self.o["page_table"])
 
     @property
     def lists(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
