@@ -163,7 +163,7 @@ def record_main():
             r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)})
         weights = {"weight": matrix("Q8_0 whole", 4096, 4096)}
         r.run("linear", {"x": x}, weights=weights, quantized_activation="required")
-        for dtype, width in (("bf16", 128), ("int8", 128), ("f16", 64)):
+        for dtype, width in (("bf16", 128), ("int8", 128), ("u8", 128), ("f16", 64)):
             _cached(r, tokens, 16, ints, dtype, width, {})
     r.run("rms_norm", {"x": tensor(16, 4096, dtype="f32")}, weights={"weight": vector(4096)}, eps=1e-5)
     return [launch for launch in r.found.values() if launch.kernel.fn.__name__ in MAIN]
@@ -190,10 +190,12 @@ def _layers(r, tokens, ints):
         ("f16", 128, {}),
         ("bf16", 128, {}),
         ("int8", 128, {}),
+        ("u8", 128, {}),
         ("f16", 64, {"window": 128, "sinks": True}),
         ("bf16", 256, {"softcap": 50.0, "window": 4096}),
         ("bf16", 576, {"v_head_dim": 512}),
         ("int8", 576, {"v_head_dim": 512}),
+        ("u8", 576, {"v_head_dim": 512}),
         ("f32", 128, {}),
     ):
         _cached(r, tokens, seqs, ints, dtype, width, dict(more))

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 
 from engine.errors import FormatError
 from engine.formats import FORMATS, Checkpoint, Tensor, open_checkpoint
-from engine.formats.hfblocks import E4M3_TABLE, FP4_TABLE, NF4_TABLE
+from engine.formats.hfblocks import FP4_TABLE, NF4_TABLE
 from engine.formats.quantized import compose
+from engine.fp8 import E4M3_TABLE
 
 torch = pytest.importorskip("torch")
 

@@ -48,7 +48,10 @@ class HipAttention:
 
 
 def takes(o: Operands) -> bool:
-    """Whether the kernel takes a call: no latent cache, heads of a width that it has, sinks in f32."""
-    sinks = o.vector("sinks")
+    """Whether the kernel takes a call: no latent cache and none of fp8, heads of a width that it has, sinks in f32."""
+    sinks, k = o.vector("sinks"), o.state("k")
+    assert k is not None
+    if k.dtype == torch.uint8:
+        return False
     known = sources.refusal(o.attr("head_dim")) is None and o.state("v") is not None
     return known and (sinks is None or sinks.dtype == torch.float32) and len(o["page_table"]) > 0

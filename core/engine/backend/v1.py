@@ -123,7 +123,8 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16 or int8. ``latent``:
+    """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16, int8 or
+    (api 1.1) fp8, numbers of E4M3 in the storage tag u8. ``latent``:
     values are a part of the keys, so that there is no state v, nor v_scale."""
 
     blocks: int
