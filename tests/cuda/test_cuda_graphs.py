@@ -57,13 +57,13 @@ class Watched:
 
 def _about(launch, arena):
     """All that must be alike in every step that it is launched for; where a value lies is the arena's business."""
-    movable = {block.data_ptr() for block in arena.blocks}
 
     def described(argument):
         if not hasattr(argument, "data_ptr"):
             return argument
-        address = argument.data_ptr()
-        return None if address in movable else address, tuple(argument.shape), argument.dtype
+        offsets = (argument.data_ptr() - block.data_ptr() for block in arena.blocks)
+        within = [offset for block, offset in zip(arena.blocks, offsets, strict=True) if 0 <= offset < len(block)]
+        return within or argument.data_ptr(), tuple(argument.shape), argument.dtype
 
     return launch.name, launch.grid, tuple(map(described, launch.args)), launch.meta
 

@@ -26,7 +26,7 @@ from engine.backend.v1 import (
     available_memory,
 )
 
-from .arrays import DTYPES, from_host, to_host
+from .arrays import DTYPES, all_from_host, from_host, to_host
 from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
 from .layouts import PAGES
@@ -77,6 +77,9 @@ class CudaDevice:
 
     def copy_in(self, array: Array) -> torch.Tensor:
         return from_host(array, self.where)
+
+    def copy_in_all(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        return all_from_host(arrays, self.where)
 
     def copy_out(self, value: torch.Tensor) -> Array:
         return to_host(value)

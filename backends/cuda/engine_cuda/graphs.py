@@ -66,16 +66,16 @@ def graphs_of(options: Mapping[str, Any]) -> Graphs:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A step that can be run again: what is brought to where it reads it, and what it leaves."""
+    """A step that can be run again: memory that is filled before, each by way of one input, and what the step leaves."""
 
-    inputs: Mapping[int, torch.Tensor]
+    places: Mapping[int, torch.Tensor]
     outputs: Mapping[int, torch.Tensor]
     launches: tuple[Launch, ...]
     play: Play
 
     def run(self, frame: Frame) -> None:
-        for key, place in self.inputs.items():
-            place.copy_(frame.values[key])
+        for key, place in self.places.items():
+            place.copy_(_whole(frame.values[key], place))
         self.play()
         frame.values.update(self.outputs)
 
@@ -127,20 +127,42 @@ class SegmentRunner:
     def record(self, frame: Frame) -> Recorded:
         """Runs the step, and keeps what it did. CaptureError where only that was not possible."""
         with recorded(self.arena) as recording:
-            inputs = {}
-            for value in self._segment.inputs:
-                given = frame.values[value.id]
-                inputs[value.id] = self.arena.empty(tuple(given.shape), given.dtype)
-                inputs[value.id].copy_(given)
-            own = Frame(frame.dims, dict(inputs), frame.states)
-            self._run(own, lambda: self.arena.keep(own.values.values()))
+            inputs, places = self._placed({value.id: frame.values[value.id] for value in self._segment.inputs})
+            own = Frame(frame.dims, inputs, frame.states)
+            self._run(own, lambda: self.arena.keep([*own.values.values(), *places.values()]))
         outputs = {value.id: own.values[value.id] for value in self._segment.outputs}
         frame.values.update(outputs)
         launches = tuple(recording.launches)
         try:
-            return Recorded(inputs, outputs, launches, self._graphs.capture(launches, self._device))
+            return Recorded(places, outputs, launches, self._graphs.capture(launches, self._device))
         except RuntimeError as error:
             raise CaptureError(str(error).strip()) from error
+
+    def _placed(self, given: Mapping[int, torch.Tensor]) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+        """The inputs in memory of the arena, and that memory: values that came together lie there as they came, so that all of
+        them are one copy."""
+        together: dict[int, list[int]] = {}
+        for key, value in given.items():
+            together.setdefault(value.untyped_storage().data_ptr(), []).append(key)
+        inputs, places = {}, {}
+        for keys in together.values():
+            first = given[keys[0]]
+            nbytes = first.untyped_storage().nbytes() if len(keys) > 1 else first.nbytes
+            place = self.arena.empty((nbytes,), torch.uint8)
+            place.copy_(_whole(first, place))
+            places[keys[0]] = place
+            for key in keys:
+                value = given[key]
+                start = value.storage_offset() * value.itemsize if len(keys) > 1 else 0
+                inputs[key] = place[start : start + value.nbytes].view(value.dtype).view(value.shape)
+        return inputs, places
+
+
+def _whole(value: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """The bytes that belong in a place: a value's, or those of all that it came with."""
+    if value.nbytes == len(place):
+        return value.reshape(-1).view(torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
 
 
 class CaptureError(Exception):

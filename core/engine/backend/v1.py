@@ -432,6 +432,12 @@ def compile_of(device: Device) -> Callable[[Segment, Limits, Mapping[str, Any]],
     return getattr(device, "compile", None)
 
 
+def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]] | None:
+    """Optional on a device (api 1.1): ``copy_in_all(arrays)`` gives what ``copy_in`` gives of each, for a device that brings
+    many small arrays sooner together. Each value is freed by itself."""
+    return getattr(device, "copy_in_all", None)
+
+
 @dataclass(frozen=True)
 class BlockAccess:
     """How a device's ``StepSession`` reads and writes rows of a state's first axis."""

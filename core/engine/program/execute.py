@@ -25,6 +25,7 @@ from ..backend.v1 import (
     Value,
     block_access_of,
     compile_of,
+    copy_in_all_of,
 )
 from ..errors import EngineStoppedError
 from .bounds import Bounds
@@ -255,12 +256,15 @@ class StepSession:
 
     def _enter(self, bound: _Bound, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> None:
         """Brings to a segment's place what it needs there."""
-        for one in bound.entering:
-            array = self._on_host(one, frames[one.source].values[one.value.id])
-            if one.place != "host":
-                array = self._devices[one.place].copy_in(array)
-                copied.append((one.place, array))
-            frames[one.place].values[one.value.id] = array
+        place = bound.segment.place
+        arrays = [self._on_host(one, frames[one.source].values[one.value.id]) for one in bound.entering]
+        together = None if place == "host" else copy_in_all_of(self._devices[place])
+        values = arrays if together is None else together(arrays)
+        for one, value in zip(bound.entering, values, strict=True):
+            there = value if place == "host" or together is not None else self._devices[place].copy_in(value)
+            if place != "host":
+                copied.append((place, there))
+            frames[place].values[one.value.id] = there
 
     def _on_host(self, one: Transfer, value: Any) -> Array:
         """As the reader stores it, whatever the source does."""
