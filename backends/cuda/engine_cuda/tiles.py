@@ -27,6 +27,11 @@ def has_fp8() -> bool:
     return architecture().startswith("sm_") and int(architecture()[3:]) >= 89
 
 
+def multiplies_fp8() -> bool:
+    """Whether products of E4M3 are taken as such: on Hopper and later. The interpreter does, too."""
+    return INTERPRETED or (has_fp8() and int(architecture()[3:]) >= 90)
+
+
 def _amd() -> bool:
     return architecture().startswith("gfx")
 
