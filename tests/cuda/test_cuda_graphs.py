@@ -86,9 +86,12 @@ def _params(rng, count):
     ]  # fmt: skip
 
 
-def test_tokens_are_those_of_steps_that_are_not_recorded(recording, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixtral", "deepseek", "gpt_oss"))]
+)
+def test_tokens_are_those_of_steps_that_are_not_recorded(kind, recording, monkeypatch, tmp_path):
     rng = np.random.default_rng()
-    folder = write_checkpoint("llama", tmp_path / "llama", rng)
+    folder = write_checkpoint(kind, tmp_path / kind, rng)
     prompts = models.random_prompts(rng, rng.integers(1, 40, 3).tolist())
     params = _params(rng, 3)
     watched = Watched(monkeypatch)
