@@ -30,7 +30,7 @@ def test_provider_agrees_with_the_reference(op, isa, cpu):
     device = open_device("cpu", {"threads": 2, "isa": isa})
     checked = check_op(device, OPS[op], np.random.default_rng())
     assert checked.ran
-    assert set(checked.refused.values()) <= {LEFT_TO_THE_REFERENCE}
+    assert all(why == LEFT_TO_THE_REFERENCE or "no KV layout for fp8" in why for why in checked.refused.values())
 
 
 def test_the_comparison_can_fail(cpu):

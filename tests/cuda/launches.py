@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +58,12 @@ def matrix(format_, *shape):
     name, _, whole = format_.partition(" ")
     form, depth = REPACKED[name], shape[-1]
     total = int(np.prod(shape[:-1]))
+    if whole and form.e4m3:
+        group = WHOLE_ROW if whole == "whole" else int(whole)
+        codes, scale = tensor(total, depth, dtype="u8"), tensor(total, max(1, depth // group), dtype="f32")
+        return Coded(replace(form, group=group, super=group), shape, codes, scale, None, None, None, None)
     if whole:
-        form = type(form)(8, WHOLE_ROW, WHOLE_ROW, form.split)
+        form = replace(form, group=WHOLE_ROW, super=WHOLE_ROW, zero=0)
         return Coded(
             form, shape, tensor(total, depth, dtype="int8"), tensor(total, 1, dtype="f16"), None, None, None, None
         )
@@ -163,7 +167,7 @@ def record_main():
             r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)})
         weights = {"weight": matrix("Q8_0 whole", 4096, 4096)}
         r.run("linear", {"x": x}, weights=weights, quantized_activation="required")
-        for dtype, width in (("bf16", 128), ("int8", 128), ("f16", 64)):
+        for dtype, width in (("bf16", 128), ("int8", 128), ("u8", 128), ("f16", 64)):
             _cached(r, tokens, 16, ints, dtype, width, {})
     r.run("rms_norm", {"x": tensor(16, 4096, dtype="f32")}, weights={"weight": vector(4096)}, eps=1e-5)
     return [launch for launch in r.found.values() if launch.kernel.fn.__name__ in MAIN]
@@ -184,16 +188,21 @@ def _layers(r, tokens, ints):
     r.run("linear", {"x": tensor(tokens, 4096, dtype="f32")}, ("f32",), {"weight": matrix("F32", 4096, 4096)})
     for format_ in ("Q8_0 whole", "Q4_K"):
         r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)}, quantized_activation="required")
+    for format_ in ("FP8 whole", "FP8 128") if tiles.multiplies_fp8() else ():
+        weights = {"weight": matrix(format_, 4096, 4096)}
+        r.run("linear", {"x": x, "residual": residual}, ("f32",), weights, quantized_activation="fp8")
     r.run("head_linear", {"x": tensor(tokens, 16 * 128)}, weights={"weight": matrix("BF16", 16, 512, 128)})
     _experts(r, tokens, ints)
     for dtype, width, more in (
         ("f16", 128, {}),
         ("bf16", 128, {}),
         ("int8", 128, {}),
+        ("u8", 128, {}),
         ("f16", 64, {"window": 128, "sinks": True}),
         ("bf16", 256, {"softcap": 50.0, "window": 4096}),
         ("bf16", 576, {"v_head_dim": 512}),
         ("int8", 576, {"v_head_dim": 512}),
+        ("u8", 576, {"v_head_dim": 512}),
         ("f32", 128, {}),
     ):
         _cached(r, tokens, seqs, ints, dtype, width, dict(more))
@@ -306,7 +315,8 @@ def _spilled(compiled, target):
     return sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", found.stderr)) // 4
 
 
-_MATRIX = r"wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
+_FP8 = r"wgmma\.mma_async\.sync\.aligned\.\w+\.f32\.e4m3"
+_MATRIX = rf"{_FP8}|wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
 
 
 def main(target, which=""):

@@ -18,8 +18,9 @@ KERNELS = {
     "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write", "rounded", "route",
     "scale_softcap", "to_bytes", "wants",
 }  # fmt: skip
-PRODUCTS = {"dense", "quantized", "bytes_by_bytes"}
-MAIN = PRODUCTS | {"attend", "merge", "rms_norm"}
+FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken
+PRODUCTS = {"dense", "quantized", "bytes_by_bytes", "fp8_by_fp8"}
+MAIN = (PRODUCTS - FP8) | {"attend", "merge", "rms_norm"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
     "sm_90": (r"wgmma", 232_448),
@@ -41,12 +42,14 @@ def test_every_kernel_compiles(target, tmp_path):
     pytest.importorskip("triton")
     wanted, shared = TARGETS[target]
     kernels = _compiled(target, tmp_path)
-    assert {kernel["kernel"] for kernel in kernels} == KERNELS
+    assert {kernel["kernel"] for kernel in kernels} == (KERNELS | FP8 if target == "sm_90" else KERNELS)
     for kernel in kernels:
         where = f"{target}: {kernel['label']}"
         assert kernel["shared"] <= shared, where
         if kernel["kernel"] in PRODUCTS:
             assert any(re.match(wanted, found) for found in kernel["matrix"]), where
+        if kernel["kernel"] == "fp8_by_fp8":
+            assert any("e4m3" in found for found in kernel["matrix"]), where
         if kernel["kernel"] == "attend" and kernel["dot"] != "fp32":
             assert kernel["matrix"], where
         near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] == "attend" and kernel["width"] <= 128)

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 
 from engine.errors import FormatError
 from engine.formats import FORMATS, Checkpoint, Tensor, open_checkpoint
-from engine.formats.hfblocks import E4M3_TABLE, FP4_TABLE, NF4_TABLE
+from engine.formats.hfblocks import FP4_TABLE, NF4_TABLE
 from engine.formats.quantized import compose
+from engine.fp8 import E4M3_TABLE
 
 torch = pytest.importorskip("torch")
 
@@ -66,11 +67,15 @@ def test_values_are_those_of_the_definition(tmp_path, rng, method):
     assert weight.nbytes == sum(part.nbytes for part in weight.parts)
 
 
-def test_activations_that_must_be_rounded_say_so(tmp_path, rng):
+def test_activations_that_must_or_may_be_rounded_say_so(tmp_path, rng):
     for method, quantized, scale in (
         ("w8a8", "required", 0.0),
         ("w8a8 static", "required", 0.03),
         ("w4a16", "allowed", 0),
+        ("fp8 blocks", "fp8", 0),
+        ("fp8 one scale", "fp8", 0),
+        ("fp8 compressed-tensors", "fp8", 0),
+        ("fp8 compressed-tensors blocks", "allowed", 0),
     ):
         quantize, how, settings, _ = METHODS[method]
         stored, _ = quantize(NAME, random_weights(rng), rng, **how)

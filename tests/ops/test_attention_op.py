@@ -53,7 +53,7 @@ def test_against_loops(rng):
 def test_cases_meet_the_shapes_that_matter():
     cases = list(SPEC.cases(np.random.default_rng(0)))
     assert {1, 2, 4, 8} <= {c.attrs["heads"] // c.attrs["kv_heads"] for c in cases}
-    assert {"f32", "f16", "bf16", "int8"} == {c.kv.dtype for c in cases}
+    assert {"f32", "f16", "bf16", "int8", "fp8"} == {c.kv.dtype for c in cases}
     assert len({c.kv.block_size for c in cases}) >= 3
     mixed = [np.diff(c.inputs["query_offsets"]) for c in cases]
     assert any(min(n) == 1 and max(n) > 1 for n in mixed) and any(len(n) > 1 and max(n) == 1 for n in mixed)

@@ -42,6 +42,25 @@ def test_int8_rounds_to_even_and_saturates():
     assert from_f32(values, "int8").tolist() == [0, 2, -2, 127, -127, 127, -127, 0]
 
 
+@given(FLOATS)
+def test_fp8_rounds_to_nearest_even_and_saturates(values):
+    with np.errstate(all="ignore"):
+        expected = np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    got = from_f32(values, "fp8")
+    assert got.dtype == np.uint8 and got.shape == values.shape
+    assert np.array_equal(got, np.where(np.isfinite(values), expected, 0x7F))
+
+
+def test_every_fp8_number_is_read_and_comes_back():
+    every = np.arange(256, dtype=np.uint8)
+    read = to_f32(every, "fp8")
+    assert np.array_equal(read, every.view(ml_dtypes.float8_e4m3fn).astype(np.float32), equal_nan=True)
+    assert np.array_equal(from_f32(read, "fp8"), np.where(every & 0x7F == 0x7F, 0x7F, every))
+    between = (read[:126] + read[1:127]) / 2
+    for values in (between, -between, np.nextafter(between, np.float32(0)), np.nextafter(between, np.float32(1e9))):
+        assert np.array_equal(from_f32(values, "fp8"), values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+
+
 def test_narrowing_leaves_a_strided_source_alone():
     source = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert np.array_equal(to_f32(from_f32(source[:, ::2], "bf16"), "bf16"), source[:, ::2])

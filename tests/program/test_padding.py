@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from engine.backend.v1 import Dims
 from engine.errors import ConfigError
 from engine.program.padding import Padding, common_buckets
 from engine.testing.checkpoints import KINDS, write_checkpoint
-from engine.testing.models import random_prompts
+from engine.testing.models import check_embeddings, random_prompts
 
 FIXED = """
 from dataclasses import replace
@@ -19,7 +21,8 @@ from engine_reference import ReferenceDevice
 shapes = []
 class FixedDevice(ReferenceDevice):
     def describe(self):
-        return replace(super().describe(), backend="fixed", buckets={buckets}, invariant_buckets={invariant})
+        return replace(super().describe(), backend="fixed", buckets={buckets}, invariant_buckets={invariant},
+                       decode_buckets={decodes})
     def copy_in(self, array):
         shapes.append(array.shape)
         return array
@@ -29,8 +32,8 @@ manifest = Manifest("fixed", "1.1", lambda: Probe(True, "fixed sizes", -1), lamb
 
 @pytest.fixture
 def fixed(install):
-    def make(*buckets: int, invariant: tuple[int, ...] | None = None) -> str:
-        source = FIXED.format(buckets=buckets, invariant=invariant)
+    def make(*buckets: int, invariant: tuple[int, ...] | None = None, decodes: tuple[int, ...] = ()) -> str:
+        source = FIXED.format(buckets=buckets, invariant=invariant, decodes=decodes)
         install("engine.backends", "fixed", "fixed_sizes:manifest", source)
         return "fixed"
 
@@ -63,15 +66,23 @@ def found(outputs):
     return [([(o.token_ids, o.logprobs) for o in out.outputs], out.prompt_logprobs) for out in outputs]
 
 
+@pytest.mark.parametrize("sizes", [(7, 8, 33, 64), ()], ids=["all", "decodes"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_those_of_exact_steps(kind, fixed, tmp_path):
+def test_tokens_are_those_of_exact_steps(kind, sizes, fixed, tmp_path):
     rng = np.random.default_rng()
     model = write_checkpoint(kind, tmp_path / kind, rng)
     prompts = random_prompts(rng, rng.integers(1, 60, 7).tolist())
     params = [random_params(rng) for _ in prompts]
     settings = {"max_num_batched_tokens": int(rng.integers(8, 64)), "block_size": int(rng.choice([1, 4, 16]))}
     want = found(generated(model, "reference", prompts, params, **settings))
-    assert found(generated(model, fixed(7, 8, 33, 64), prompts, params, **settings)) == want
+    backend = fixed(*sizes, decodes=() if sizes else (2, 5, 6))
+    assert found(generated(model, backend, prompts, params, **settings)) == want
+
+
+def test_embeddings_are_those_of_exact_steps(fixed, tmp_path):
+    rng = np.random.default_rng()
+    model = write_checkpoint("llama", tmp_path / "llama", rng)
+    check_embeddings(model, fixed(decodes=(2, 5)), random_prompts(rng, (1, 1, 17)), 0.0)
 
 
 def test_steps_have_few_sizes_and_all_of_them_are_warmed_up(fixed, tmp_path):
@@ -104,6 +115,28 @@ def test_sizes_of_any_step(fixed, tmp_path):
             assert (padded.S - dims.S) * min(96, padded.P * 16) >= padded.T - dims.T
             sizes.add((padded.T, padded.S, padded.P, padded.R))
         assert len(sizes) <= 3
+
+
+@pytest.mark.parametrize("buckets", [(), (8, 64, 512)])
+def test_decode_steps_alone_have_sizes(buckets, fixed, tmp_path):
+    """In which every sequence has one token; T equals S in no other padded step."""
+    rng = np.random.default_rng()
+    model = write_checkpoint("llama", tmp_path / "llama", rng)
+    backend = fixed(*buckets, decodes=(2, 4, 32))
+    with LLM(model, backend=backend, max_model_len=96, max_num_seqs=7, warm_up=False) as llm:
+        padding = Padding(llm.loaded.plan)
+        steps = [inputs.dims for inputs in padding.empty_steps()]
+        assert [dims.T for dims in steps[:3]] == [32, 4, 2] and (len(steps) == 3) != bool(buckets)
+        assert [dims.T for dims in steps if dims.T == dims.S] == [32, 4, 2]
+        for _ in range(100):
+            sequences = int(rng.integers(1, 8))
+            dims = Dims(T=sequences, S=sequences, R=sequences, P=int(rng.integers(1, 7)))
+            padded = padding.sizes(dims)
+            assert padded.T == padded.S == padded.R == next(size for size in (2, 4, 32) if size >= sequences)
+            assert padded.P == 6
+            for other in (replace(dims, T=sequences + 1), replace(dims, C=1), replace(dims, H=1), replace(dims, F=1)):
+                padded = padding.sizes(other)
+                assert padded.T != padded.S if buckets else padded == other
 
 
 def test_sizes_that_several_devices_have():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 
-from engine.backend.v1 import Array
+from engine.backend.v1 import HOST_DTYPES, Array
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32,
@@ -20,11 +21,31 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
+_STORED = {HOST_DTYPES[tag]: dtype for tag, dtype in DTYPES.items()}
+ALIGNMENT = 64
+"""Of arrays that are brought together: kernels are told that pointers are multiples of 16."""
+
+
 def from_host(array: Array, device: torch.device) -> torch.Tensor:
     """A copy of a host array, contiguous. uint16 is bf16."""
     host = torch.from_numpy(np.array(array, order="C"))
     value = host.view(torch.bfloat16) if array.dtype == np.uint16 else host
     return value.to(device)
+
+
+def all_from_host(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
+    """Copies of host arrays in one piece of memory, brought at once, from pages that the GPU reads by itself."""
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
+    starts = [0, *accumulate(sizes)]
+    pages = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    host = pages.numpy()
+    for start, array in zip(starts, arrays, strict=False):
+        host[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
+    whole = pages.to(device, non_blocking=True)
+    values = []
+    for start, array in zip(starts, arrays, strict=False):
+        values.append(whole[start : start + array.nbytes].view(_STORED[array.dtype]).view(array.shape))
+    return values
 
 
 def to_host(value: torch.Tensor) -> Array:

@@ -26,7 +26,8 @@ from engine.backend.v1 import (
     available_memory,
 )
 
-from .arrays import DTYPES, from_host, to_host
+from .arrays import DTYPES, all_from_host, from_host, to_host
+from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
 from .layouts import PAGES
 from .providers import TritonProvider, make_providers
@@ -37,15 +38,15 @@ ROLES = ("f32", "bf16", "f16")
 def open_device(index: int, options: Mapping[str, Any]) -> Device:
     """GPU number ``index``, or where TRITON_INTERPRET is 1 the CPU. The option "act" is the dtype of activations: bf16, or f32
     where kernels are interpreted, unless it says otherwise. ValueError for what there is not."""
-    act = act_of(options)
+    act, graphs = act_of(options), graphs_of(options)
     if INTERPRETED:
-        return CudaDevice(torch.device("cpu"), act)
+        return CudaDevice(torch.device("cpu"), act, graphs)
     if not torch.cuda.is_available():
         raise ValueError("torch finds no GPU; a CUDA build of torch and NVIDIA's driver are needed.")
     count = torch.cuda.device_count()
     if index >= count:
         raise ValueError(f"there are {count} GPUs, numbered from 0, and no number {index}.")
-    return CudaDevice(torch.device("cuda", index), act)
+    return CudaDevice(torch.device("cuda", index), act, graphs)
 
 
 def act_of(options: Mapping[str, Any]) -> str:
@@ -59,8 +60,8 @@ def act_of(options: Mapping[str, Any]) -> str:
 class CudaDevice:
     """Work is submitted to the stream of the thread that runs a step, and waited for when a value is copied out."""
 
-    def __init__(self, where: torch.device, act: str) -> None:
-        self.where = where
+    def __init__(self, where: torch.device, act: str, graphs: Graphs | None = None) -> None:
+        self.where, self.graphs = where, graphs or graphs_of({})
         self._act = act
         self._providers: Mapping[str, Sequence[Provider]] = make_providers(where)
 
@@ -77,6 +78,9 @@ class CudaDevice:
     def copy_in(self, array: Array) -> torch.Tensor:
         return from_host(array, self.where)
 
+    def copy_in_all(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        return all_from_host(arrays, self.where)
+
     def copy_out(self, value: torch.Tensor) -> Array:
         return to_host(value)
 
@@ -92,7 +96,7 @@ class CudaDevice:
         return MemoryInfo(total, free + kept)
 
     def describe(self) -> DeviceInfo:
-        details = {"torch": version("torch"), "triton": version("triton")}
+        details = {"torch": version("torch"), "triton": version("triton"), "graphs": self.graphs.told}
         name = "triton's interpreter"
         if self.on_gpu:
             about = torch.cuda.get_device_properties(self.where)
@@ -103,7 +107,9 @@ class CudaDevice:
             backend="cuda",
             kv_layouts=(PAGES,),
             roles={"act": self._act, "residual": "f32"},
+            max_in_flight=2,
             details=details,
+            decode_buckets=() if self.graphs.off else self.graphs.sizes,
         )
 
     def session(self, plan: Plan) -> Session:
@@ -127,11 +133,10 @@ class CudaDevice:
     def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
         if not all(isinstance(bound.provider, TritonProvider) for bound in segment.calls):
             return None  # a forced trip through the device runs references on it
-        fns = [bound.provider.bind(bound, limits) for bound in segment.calls]
+        runner = SegmentRunner(segment, limits, self.graphs, self.where)
 
         def run(frame: Frame) -> None:
             with torch.cuda.device(self.where.index if self.on_gpu else -1):
-                for fn in fns:
-                    fn(frame)
+                runner(frame)
 
         return run

@@ -10,6 +10,7 @@ import torch
 
 from engine.backend.v1 import BoundCall, Dims, Frame
 
+from . import recording
 from .arrays import DTYPES
 
 
@@ -60,7 +61,10 @@ class Operands:
 
     def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Memory that nobody has written to."""
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        return recording.empty(shape, dtype, self.device)
+
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return recording.zeros(shape, dtype, self.device)
 
     def result(self, output: int, *shape: int) -> torch.Tensor:
         """An output of the call, to be written: registered under its id."""

@@ -31,7 +31,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Form:
-    """How a format is taken apart. ``table``: the numbers that codes stand for."""
+    """How a format is taken apart. ``table``: the numbers that codes stand for; ``e4m3``: those of fp8."""
 
     bits: int
     group: int
@@ -39,6 +39,7 @@ class Form:
     split: Callable[[Array], Parts]
     zero: int = 0
     table: Array | None = None
+    e4m3: bool = False
 
 
 def _fields(rows: Array, *widths: int) -> list[Array]:
@@ -252,7 +253,7 @@ REPACKED: Mapping[str, Form] = {
     "W4Z": Form(4, 32, 32, _w4z),
     "W8S": Form(8, 32, 32, _w8s, 128),
     "W8M": Form(8, 32, 32, _w8m),
-    "FP8": Form(8, 32, 32, _fp8, table=_e4m3()),
+    "FP8": Form(8, 32, 32, _fp8, table=_e4m3(), e4m3=True),
     "NF4": Form(4, 64, 64, _pairs_of_64, table=_NF4),
     "FP4": Form(4, 64, 64, _pairs_of_64, table=np.concatenate([_FP4, -_FP4])),
 }

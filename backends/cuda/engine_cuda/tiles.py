@@ -22,6 +22,16 @@ def architecture() -> str:
     return f"sm_{major}{minor}"
 
 
+def has_fp8() -> bool:
+    """Whether there are instructions for E4M3 as the OCP has it: NVIDIA's, from Ada on."""
+    return architecture().startswith("sm_") and int(architecture()[3:]) >= 89
+
+
+def multiplies_fp8() -> bool:
+    """Whether products of E4M3 are taken as such: on Hopper and later. The interpreter does, too."""
+    return INTERPRETED or (has_fp8() and int(architecture()[3:]) >= 90)
+
+
 def _amd() -> bool:
     return architecture().startswith("gfx")
 

@@ -13,12 +13,15 @@ from engine.backend.v1 import Array, Packed, WeightRef
 
 from .arrays import from_host, to_host
 from .repack import REPACKED, Form, Parts, packed_codes, plain_codes
+from .tiles import multiplies_fp8
 
 STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 CHUNK = 1 << 22
 """Numbers of a matrix that are repacked at a time."""
 WHOLE_ROW = 1 << 30
 """The group of a matrix that has one scale a row."""
+FP8_GROUP = 128
+"""Columns that share a scale in a matrix of E4M3 with scales of blocks."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class Dense:
 
 @dataclass(frozen=True)
 class Coded:
-    """A matrix [..., N, K] as ``repack`` has it: rows of bytes, and rows of factors beside them. With ``one_scale`` the codes
-    are int8, and a row has a single factor, as products of bytes need it."""
+    """A matrix [..., N, K] as ``repack`` has it: rows of bytes, and rows of factors beside them. With ``one_scale`` a row has
+    a single factor, as products of bytes need it, and codes that are not E4M3 are int8."""
 
     form: Form
     shape: tuple[int, ...]
@@ -56,6 +59,11 @@ class Coded:
     @property
     def one_scale(self) -> bool:
         return self.form.super == WHOLE_ROW
+
+    @property
+    def multiplies_fp8(self) -> bool:
+        """Whether the codes are E4M3, with scales of so many columns that they stay outside of products of E4M3."""
+        return self.form.e4m3 and self.form.super in (FP8_GROUP, WHOLE_ROW)
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +122,20 @@ def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device
     if form.zero == 128 and bool((scale == scale[:, :1]).all()):
         form = replace(form, group=WHOLE_ROW, super=WHOLE_ROW, zero=0)
         codes, scale = (codes ^ 128).view(torch.int8), scale[:, :1].contiguous()
+    if form.e4m3 and multiplies_fp8():
+        form, scale = _with_few_scales(form, scale)
     return Coded(form, ref.shape, codes, scale, fine_scale, least, fine_least, table)
+
+
+def _with_few_scales(form: Form, scale: torch.Tensor) -> tuple[Form, torch.Tensor]:
+    """A scale a row, or for 128 columns, where those of 32 are the same."""
+    if bool((scale == scale[:, :1]).all()):
+        return replace(form, group=WHOLE_ROW, super=WHOLE_ROW), scale[:, :1].contiguous()
+    if scale.shape[1] % 4 == 0:
+        fours = scale.view(len(scale), -1, 4)
+        if bool((fours == fours[:, :, :1]).all()):
+            return replace(form, group=FP8_GROUP, super=FP8_GROUP), fours[:, :, 0].contiguous()
+    return form, scale
 
 
 def _on_device(parts: Parts, form: Form, device: torch.device) -> tuple[torch.Tensor | None, ...]:

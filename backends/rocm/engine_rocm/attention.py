@@ -11,7 +11,7 @@ from engine_cuda.operands import Operands
 from engine_cuda.ops import cache
 
 from . import sources
-from .rtc import Runtime
+from .rtc import Runtime, launch
 
 _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 
@@ -35,20 +35,23 @@ class HipAttention:
         kernels = self.runtime.kernels("attention.hip", options)
         starts, offsets, table = step.lists
         sequences, table_width = table.shape
-        kernels.launch(
-            "attend_decode", (sequences, kv_heads * sources.chunks(options, group), step.splits), q, k, o.state("v"),
+        launch(
+            kernels, "attend_decode", (sequences, kv_heads * sources.chunks(options, group), step.splits), q, k, o.state("v"),
             o.state("k_scale"), o.state("v_scale"), sinks, starts, offsets, table, step.y, *step.parts, table_width,
             kv_heads, group, width, float(o.attr("scale")), float(o.attr("softcap")), window, step.splits,
         )  # fmt: skip
         if step.splits > 1:
-            kernels.launch(
-                "merge_parts", (sequences, o.attr("heads")), *step.parts, sinks, starts, offsets, step.y, o.attr("heads"),
-                width, window, step.splits,
+            launch(
+                kernels, "merge_parts", (sequences, o.attr("heads")), *step.parts, sinks, starts, offsets, step.y,
+                o.attr("heads"), width, window, step.splits,
             )  # fmt: skip
 
 
 def takes(o: Operands) -> bool:
-    """Whether the kernel takes a call: no latent cache, heads of a width that it has, sinks in f32."""
-    sinks = o.vector("sinks")
+    """Whether the kernel takes a call: no latent cache and none of fp8, heads of a width that it has, sinks in f32."""
+    sinks, k = o.vector("sinks"), o.state("k")
+    assert k is not None
+    if k.dtype == torch.uint8:
+        return False
     known = sources.refusal(o.attr("head_dim")) is None and o.state("v") is not None
     return known and (sinks is None or sinks.dtype == torch.float32) and len(o["page_table"]) > 0

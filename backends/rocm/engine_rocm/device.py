@@ -11,6 +11,7 @@ import torch
 
 from engine.backend.v1 import Device, DeviceInfo, Provider
 from engine_cuda.device import CudaDevice, act_of
+from engine_cuda.graphs import Graphs, graphs_of
 from engine_cuda.ops import dense
 from engine_cuda.providers import TritonProvider
 
@@ -22,7 +23,7 @@ from .rtc import HIP, GpuRuntime, Runtime
 def open_device(index: int, options: Mapping[str, Any]) -> Device:
     """GPU number ``index``. The option "act" is the dtype of activations: bf16, unless it says otherwise; with "hip" false no
     kernel is compiled by hipRTC. ValueError for what there is not."""
-    act = act_of(options)
+    act, graphs = act_of(options), graphs_of(options)
     if torch.version.hip is None or not torch.cuda.is_available():
         raise ValueError("torch finds no GPU of AMD's; a torch built for ROCm and AMD's driver are needed.")
     count = torch.cuda.device_count()
@@ -30,11 +31,11 @@ def open_device(index: int, options: Mapping[str, Any]) -> Device:
         raise ValueError(f"there are {count} GPUs, numbered from 0, and no number {index}.")
     where = torch.device("cuda", index)
     if not options.get("hip", True):
-        return RocmDevice(where, act, None, 'Triton, as the option "hip" says')
+        return RocmDevice(where, act, None, 'Triton, as the option "hip" says', graphs)
     try:
-        return RocmDevice(where, act, GpuRuntime(HIP, architecture(where)), "HIP, compiled by hipRTC")
+        return RocmDevice(where, act, GpuRuntime(HIP, architecture(where)), "HIP, compiled by hipRTC", graphs)
     except ValueError as error:
-        return RocmDevice(where, act, None, f"Triton, since {error}".rstrip("."))
+        return RocmDevice(where, act, None, f"Triton, since {error}".rstrip("."), graphs)
 
 
 def architecture(where: torch.device) -> str:
@@ -45,8 +46,10 @@ def architecture(where: torch.device) -> str:
 class RocmDevice(CudaDevice):
     """``runtime`` compiles the kernels in HIP, if it is there; ``decoding`` says what the kernels of decoding are."""
 
-    def __init__(self, where: torch.device, act: str, runtime: Runtime | None, decoding: str) -> None:
-        super().__init__(where, act)
+    def __init__(
+        self, where: torch.device, act: str, runtime: Runtime | None, decoding: str, graphs: Graphs | None = None
+    ) -> None:
+        super().__init__(where, act, graphs)
         self._decoding = decoding
         if runtime is not None:
             multiply = HipProducts(runtime).run

@@ -6,11 +6,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
+from engine_cuda.recording import Launch, submit
 
 from .sources import HEADER, THREADS, Options, text
 
@@ -22,6 +25,11 @@ class Kernels(Protocol):
     """The compiled kernels of one source."""
 
     def launch(self, name: str, grid: Sequence[int], *arguments: Argument) -> None: ...
+
+
+def launch(kernels: Kernels, name: str, grid: tuple[int, ...], *arguments: Argument) -> None:
+    """A kernel on a grid, which is kept where the step is recorded."""
+    submit(Launch(partial(kernels.launch, name, grid), name, grid, arguments, {}))
 
 
 class Runtime(Protocol):

@@ -48,7 +48,7 @@ HOST_DTYPES: Mapping[str, np.dtype[Any]] = {
 class Dims:
     """Counts of one step: tokens, sequences, rows for the head, page-table width, block copies, history copies, history
     fills, bias entries, token masks, logprobs a row. Arrays are exactly this long, padding included where a device has
-    buckets."""
+    buckets. T equals S only where every sequence has one token."""
 
     T: int = 0
     S: int = 0
@@ -123,7 +123,8 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16 or int8. ``latent``:
+    """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16, int8 or
+    (api 1.1) fp8, numbers of E4M3 in the storage tag u8. ``latent``:
     values are a part of the keys, so that there is no state v, nor v_scale."""
 
     blocks: int
@@ -265,11 +266,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum sizes of a session's steps; values are allocated at these."""
+    """Maximum sizes of a session's steps; values are allocated at these. ``decode_buckets`` (api 1.1): the sizes of T and S
+    that decode steps are padded to, as ``DeviceInfo`` has them; empty where they are not."""
 
     dims: Dims
     max_context: int
     slots: int
+    decode_buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,9 @@ class DeviceInfo:
     ``roles``: storage tags of the roles act and residual. ``kv_layouts`` in order of preference. ``dtypes``: the storage tags
     that it holds; a cache or a role that would need another is refused. ``buckets`` (honoured from api 1.1 on): the sizes of
     T that steps are padded to, empty for exact sizes; the other counts follow from T or take one of a few sizes, so that
-    what was compiled for a step fits the next (``Plan.buckets``). ``max_in_flight``: submitted steps at a time.
+    what was compiled for a step fits the next (``Plan.buckets``). ``decode_buckets`` (api 1.1): sizes that only decode steps
+    are padded to, in which every sequence has one token and nothing is copied or filled, T and S alike; other steps, and those
+    of a program on several devices, stay as they are. ``max_in_flight``: submitted steps at a time.
     ``ranks`` (api 1.1): where the ranks of a group live, in "processes" of their own or in "threads" of one; each opens the
     device whose index is its rank. ``invariant_buckets``: those of the buckets in which no row
     depends on another, whatever the providers say; with --deterministic steps have no other size. ``alignment`` is shown, and
@@ -308,6 +313,7 @@ class DeviceInfo:
     invariant_buckets: tuple[int, ...] | None = None
     details: Mapping[str, str] = field(default_factory=dict)
     ranks: str = "processes"
+    decode_buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -397,9 +403,10 @@ class Plan:
     ``state_places``: state name -> place, "device" or "host"; the plan of several devices, which the core's own session
     runs, has their names for "device". ``round_trip`` forces every reference op's operands through the device, and
     ``round_trips`` (api 1.1) names the places of which that is true. ``keep``: names of values to return with each step
-    (tests). ``buckets`` (api 1.1): the sizes of T that ``StepSession`` pads steps to; where there are any, block 0 of each
-    cache and the last slot of the history are padding's. ``embedding`` (api 1.1): segments that run after the body where a
-    step has ``embedding_rows``, as often as these take with at most ``limits.dims.R`` at a time: R is their number there.
+    (tests). ``buckets`` (api 1.1): the sizes of T that ``StepSession`` pads steps to; where there are any, or
+    ``limits.decode_buckets``, block 0 of each cache and the last slot of the history are padding's. ``embedding`` (api 1.1):
+    segments that run after the body where a step has ``embedding_rows``, as often as these take with at most
+    ``limits.dims.R`` at a time: R is their number there.
     """
 
     body: tuple[Segment, ...]
@@ -423,6 +430,12 @@ def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:
 def compile_of(device: Device) -> Callable[[Segment, Limits, Mapping[str, Any]], StepFn | None] | None:
     """Optional on a device: ``compile(segment, limits, states)`` takes a segment whole, or returns None for op by op."""
     return getattr(device, "compile", None)
+
+
+def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]] | None:
+    """Optional on a device (api 1.1): ``copy_in_all(arrays)`` gives what ``copy_in`` gives of each, for a device that brings
+    many small arrays sooner together. Each value is freed by itself."""
+    return getattr(device, "copy_in_all", None)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,9 @@ class EngineOptions:
     ] = "auto"
     kv_dtype: Annotated[
         str | None,
-        typer.Option(help="Dtype of the KV cache: f32, f16, bf16 or int8. [default: f16; of engine perplexity f32]"),
+        typer.Option(
+            help="Dtype of the KV cache: f32, f16, bf16, int8 or fp8. [default: f16; of engine perplexity f32]"
+        ),
     ] = None
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = 16
     max_batch_tokens: Annotated[int, typer.Option(help="Most tokens that one step computes.")] = 512

@@ -27,12 +27,13 @@ class InputSpec:
     """What a matrix [N, K] asks of the rows that it multiplies.
 
     columns: i32 [K], a permutation: k of the matrix stands for this column of the input; None for their own order.
-    quantized: whether the input may be rounded to 8 bits ("forbidden", "allowed"), or must be ("required").
+    quantized: whether the input may be rounded to 8 bits ("forbidden", "allowed"), also to E4M3 ("fp8"), or must be to
+    integers ("required").
     scale: the step of that rounding where the checkpoint fixes it; 0.0 where it is found for each row.
     """
 
     columns: npt.NDArray[np.int32] | None = None
-    quantized: Literal["forbidden", "allowed", "required"] = "allowed"
+    quantized: Literal["forbidden", "allowed", "fp8", "required"] = "allowed"
     scale: float = 0.0
 
 

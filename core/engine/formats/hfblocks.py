@@ -9,8 +9,7 @@ A row of K weights is K / 32 blocks (K / 64 for the tables of four bits), little
     NF4 FP4  f32 scale; u8 qs[32]: k = 2j in the high nibble of byte j, 2j + 1 in the low.          scale * table[q]
 
 The f32 scales of W8S and W8M have at most 22 significant bits, so that integer kernels can apply them in one operation.
-E4M3 is that of the OCP 8-bit Floating Point Specification 1.0, section 5.2: no infinities, NaN where all other bits are
-set. NF4's numbers are quantiles of the normal distribution (QLoRA, arXiv 2305.14314, appendix E); FP4's are those of
+NF4's numbers are quantiles of the normal distribution (QLoRA, arXiv 2305.14314, appendix E); FP4's are those of
 bitsandbytes.
 """
 
@@ -20,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from engine.fp8 import E4M3_TABLE
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -47,18 +48,6 @@ NF4_TABLE: Floats = np.array(
 )
 _FP4_MAGNITUDES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 FP4_TABLE: Floats = np.concatenate([_FP4_MAGNITUDES, -_FP4_MAGNITUDES])
-
-
-def _e4m3_table() -> Floats:
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
-    magnitude = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
-    magnitude[code & 127 == 127] = np.nan
-    return np.where(code & 128, -magnitude, magnitude).astype(np.float32)
-
-
-E4M3_TABLE = _e4m3_table()
 
 
 def _split(raw: Bytes, block_bytes: int, *widths: int) -> list[Any]:

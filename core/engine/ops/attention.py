@@ -108,6 +108,8 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
         ([100, 0], [1, 18], 32, 8, 1, 80, "int8", {"v_head_dim": 64}),
         ([300, 0], [1, 40], 16, 8, 2, 64, "f16", {"sinks": 4.0}),
         ([290, 20], [1, 30], 16, 6, 6, 32, "int8", {"sinks": -4.0, "window": 24}),
+        ([129, 0, 64], [1, 33, 1], 16, 8, 2, 64, "fp8", {}),
+        ([90, 0], [1, 18], 8, 8, 1, 40, "fp8", {"v_head_dim": 24, "window": 24}),
     ]
     for starts, lengths, block_size, heads, kv_heads, head_dim, dtype, features in shapes:
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))

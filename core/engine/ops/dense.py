@@ -33,10 +33,11 @@ def linear(
 ) -> tuple[Array]:
     """x [rows, K] times weight [N, K] transposed, plus bias [N], plus residual [rows, N]: f32 [rows, N].
 
-    ``quantized_activation`` ("forbidden", "allowed", "required") tells providers whether x may be packed to 8 bits, or
+    ``quantized_activation`` ("forbidden", "allowed", "fp8", "required") tells providers whether x may be packed to 8 bits, or
     must be. Where it must, this reference rounds it: to multiples of ``input_scale`` from -128 to 127, or if that is 0
     to those of 2 / 255 of the row's absmax; a provider may take a finer step than that, but not than ``input_scale``.
-    Otherwise it computes in f32. One product a row, so that a row never depends on the others.
+    "fp8" allows rounding to E4M3, too, with a scale a row, as the scheme of such a checkpoint asks for. Otherwise it
+    computes in f32. One product a row, so that a row never depends on the others.
 
     Whatever it says, a provider may round x to bf16 where the weight is BF16, as a model that runs in bf16 does; with
     weights of every other format it may not.

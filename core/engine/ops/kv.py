@@ -15,15 +15,17 @@ from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 def _plain_shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
     tokens = (spec.blocks, spec.block_size, spec.kv_heads)
     kinds = ("k",) if spec.latent else ("k", "v")
-    shapes: dict[str, tuple[tuple[int, ...], str]] = {kind: ((*tokens, spec.head_dim), spec.dtype) for kind in kinds}
+    tag = "u8" if spec.dtype == "fp8" else spec.dtype
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {kind: ((*tokens, spec.head_dim), tag) for kind in kinds}
     if spec.dtype == "int8":
         shapes |= {f"{kind}_scale": (tokens, "f32") for kind in kinds}
     return shapes
 
 
 # k and v are [blocks, block_size, kv_heads, head_dim]; for int8, k_scale and v_scale are f32 [blocks, block_size,
-# kv_heads].
-PLAIN = KVLayout("plain", ("f32", "f16", "bf16", "int8"), _plain_shapes)
+# kv_heads]. fp8 (E4M3) has no scales: its numbers have exponents of their own, from 2^-9 to 448, so a scale would add range,
+# which keys and values do not need, and no precision.
+PLAIN = KVLayout("plain", ("f32", "f16", "bf16", "int8", "fp8"), _plain_shapes)
 
 
 def quantize_kv(values: Array) -> tuple[Array, Array]:
@@ -107,6 +109,8 @@ def kv_write_cases(rng: Generator) -> Iterator[Case]:
         ([0, 2], [4, 5], 1, 1, 16, "int8", 2, False),
         ([3, 20], [14, 1], 16, 1, 32, "f16", 1, True),
         ([0, 40], [9, 2], 8, 1, 72, "int8", 0, True),
+        ([5, 0], [3, 40], 8, 2, 40, "fp8", 2, False),
+        ([3, 20], [14, 1], 16, 1, 72, "fp8", 0, True),
     ):
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
         kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype, latent)
@@ -117,6 +121,7 @@ def kv_write_cases(rng: Generator) -> Iterator[Case]:
             kv_slots[-1] = 0  # a slot like any other
         names = ("k",) if latent else ("k", "v")
         new = {f"new_{name}": rng.standard_normal((total, kv_heads * head_dim), np.float32) for name in names}
+        new["new_k"] *= np.float32(10.0) ** rng.integers(-4, 4, new["new_k"].shape) if dtype == "fp8" else 1
         new["new_k"][0, :head_dim] = 0
         new["new_k"][-1, -1] = np.nan
         shape = PLAIN.shapes(kv)["k"][0]
@@ -137,6 +142,7 @@ def kv_copy_cases(rng: Generator) -> Iterator[Case]:
         ([(1, 2), (1, 3), (4, 5)], 8, 8, 4, 16, "int8"),
         ([(1, 2), (2, 3), (5, 1)], 6, 32, 2, 48, "bf16"),  # a chain: order matters
         ([(3, 4), (2, 3)], 5, 1, 8, 8, "f16"),
+        ([(1, 3), (3, 2)], 4, 8, 2, 24, "fp8"),
     ):
         kv = KVSpec(blocks, block_size, kv_heads, head_dim, dtype)
         shape = PLAIN.shapes(kv)["k"][0]
@@ -159,7 +165,8 @@ SPECS = (
         outputs=(),
         attrs={"kv_heads": REQUIRED, "head_dim": REQUIRED, "latent": False},
         reference=kv_write,
-        # Stored values may differ by one rounding: 2^-11 for f16, 2^-8 for bf16, 1/127 for int8, all of the largest.
+        # Stored values may differ by one rounding: 2^-11 for f16, 2^-8 for bf16, 1/127 for int8, all of the largest, and a
+        # neighbour for fp8.
         tolerance=Tolerance(1e-6, 1e-2),
         cases=kv_write_cases,
     ),

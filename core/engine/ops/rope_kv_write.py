@@ -75,6 +75,7 @@ def rope_kv_write_cases(rng: Generator) -> Iterator[Case]:
         ([15, 16, 31], [1, 1, 1], 16, 8, 8, 48, "bf16", False, 0, {"interleaved": True}),
         ([5, 0], [3, 40], 8, 6, 2, 64, "int8", True, 0, {"weight_offset": 1.0}),
         ([0], [50], 32, 4, 4, 8, "f16", False, 4, {"scale": 1.25}),
+        ([5, 0], [3, 20], 8, 6, 2, 32, "fp8", True, 0, {}),
         ([0, 2], [4, 5], 1, 3, 1, 24, "int8", True, 2, {"rotary_dim": 8, "interleaved": True}),
     ):
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))

@@ -25,6 +25,7 @@ from ..backend.v1 import (
     Value,
     block_access_of,
     compile_of,
+    copy_in_all_of,
 )
 from ..errors import EngineStoppedError
 from .bounds import Bounds
@@ -82,7 +83,7 @@ class StepSession:
         self._devices = by_place(devices)
         self._plan = plan
         self._bounds = Bounds(plan)
-        self._padding = Padding(plan) if plan.buckets else None
+        self._padding = Padding(plan) if plan.buckets or plan.limits.decode_buckets else None
         self._access = {place: self._access_of(place) for place in self._devices}
         self._states: dict[str, dict[str, Any]] = {place: {} for place in (*self._devices, "host")}
         for state in plan.states:
@@ -233,11 +234,12 @@ class StepSession:
 
     def _embed(self, rows: Array, dims: Dims, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> Array:
         """The hidden rows f32 [rows, hidden]: as many at a time as the head may have, with buckets exactly as many."""
-        most = self._plan.limits.dims.R if self._padding is None else dims.R
+        fixed = bool(self._plan.buckets)
+        most = dims.R if fixed else self._plan.limits.dims.R
         found = []
         for start in range(0, len(rows), most):
             chosen = rows[start : start + most]
-            if self._padding is not None:
+            if fixed:
                 chosen = np.pad(chosen, (0, most - len(chosen)))
             counts = replace(dims, R=len(chosen))
             own = {place: Frame(counts, dict(frame.values), frame.states) for place, frame in frames.items()}
@@ -254,12 +256,15 @@ class StepSession:
 
     def _enter(self, bound: _Bound, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> None:
         """Brings to a segment's place what it needs there."""
-        for one in bound.entering:
-            array = self._on_host(one, frames[one.source].values[one.value.id])
-            if one.place != "host":
-                array = self._devices[one.place].copy_in(array)
-                copied.append((one.place, array))
-            frames[one.place].values[one.value.id] = array
+        place = bound.segment.place
+        arrays = [self._on_host(one, frames[one.source].values[one.value.id]) for one in bound.entering]
+        together = None if place == "host" else copy_in_all_of(self._devices[place])
+        values = arrays if together is None else together(arrays)
+        for one, value in zip(bound.entering, values, strict=True):
+            there = value if place == "host" or together is not None else self._devices[place].copy_in(value)
+            if place != "host":
+                copied.append((place, there))
+            frames[place].values[one.value.id] = there
 
     def _on_host(self, one: Transfer, value: Any) -> Array:
         """As the reader stores it, whatever the source does."""

@@ -1,6 +1,7 @@
 """Steps padded to the few sizes that a device names, so that what it has compiled for one step fits the next.
 
-T goes to a bucket, and the other sizes follow from that or are one of a few. Padded tokens belong to sequences of their own
+T goes to a bucket, and the other sizes follow from that or are one of a few. Where a device names sizes for decode steps alone,
+those are padded with sequences of one token, and all others stay as they are. Padded tokens belong to sequences of their own
 behind the true ones, whose pages are the null block and whose slot is the last of the history, which no sequence has. So
 a padded step needs no masks: nothing of its padding is read by a true row, and its own rows are cut off.
 """
@@ -33,12 +34,12 @@ _NARROW = 64
 
 
 class Padding:
-    """The sizes of a plan's steps. A plan without buckets has none, and must not be given here."""
+    """The sizes of a plan's steps."""
 
     def __init__(self, plan: Plan) -> None:
         self._limits = plan.limits
-        most = bisect_left(plan.buckets, plan.limits.dims.T)
-        self._buckets = plan.buckets[: most + 1]
+        self._buckets = _up_to(plan.buckets, plan.limits.dims.T)
+        self._decodes = _up_to(plan.limits.decode_buckets, plan.limits.dims.S)
         self._widths = _widths(plan.limits.dims.P)
         self._block = min(block_sizes(plan), default=plan.limits.max_context)
         segments = (*plan.body, *plan.head)
@@ -50,11 +51,17 @@ class Padding:
 
     def sizes(self, dims: Dims) -> Dims:
         """The padded counts of a step. Those that have no maximum grow by factors of eight."""
-        return self._sizes(self._buckets[bisect_left(self._buckets, dims.T)], self._width(dims.P), dims)
+        decodes = dims.T == dims.S and not dims.C + dims.H + dims.F
+        buckets = self._decodes if decodes and max(self._decodes, default=0) >= dims.T else self._buckets
+        if not buckets:
+            return dims
+        decodes = buckets is self._decodes
+        return self._sizes(buckets[bisect_left(buckets, dims.T)], self._width(dims.P), dims, decodes)
 
     def pad(self, inputs: StepInputs) -> StepInputs:
         """The step with arrays of the padded sizes; they are new, those of the step stay."""
-        return self._padded(inputs, self.sizes(inputs.dims))
+        sizes = self.sizes(inputs.dims)
+        return inputs if sizes == inputs.dims else self._padded(inputs, sizes)
 
     def cut(self, result: StepResult, dims: Dims) -> StepResult:
         """Results of the true rows alone, values kept included; embeddings are as many as were asked for."""
@@ -71,7 +78,12 @@ class Padding:
 
     def empty_steps(self) -> Iterator[StepInputs]:
         """Steps of nothing but padding: each T with each width of the page table, and with each size of what few steps have.
-        What a device compiles of a step depends on one of these at a time, or it will compile more later."""
+        What a device compiles of a step depends on one of these at a time, or it will compile more later. Decode steps come
+        first, the largest before the others, so that memory that is kept for them is taken once."""
+        for bucket in reversed(self._decodes):
+            for width in reversed(self._widths):
+                sizes = self._sizes(bucket, width, Dims(), decodes=True)
+                yield self._padded(StepInputs(Dims(), self._empty), sizes)
         empty = StepInputs(Dims(), self._empty | {"embedding_rows": np.zeros(1, np.int32)})
         for bucket in self._buckets:
             for width in self._widths:
@@ -90,12 +102,13 @@ class Padding:
             for name, limit in (("C", most.S * most.P), ("H", slots), ("F", slots * context)):
                 yield from ({name: size} for size in _grades(min(limit, _WARMED)))
 
-    def _sizes(self, tokens: int, width: int, dims: Dims) -> Dims:
+    def _sizes(self, tokens: int, width: int, dims: Dims, decodes: bool = False) -> Dims:
         most = self._limits.dims
         rows = max(min(tokens, most.R), dims.R)  # also where the head does not run, since the body gathers them
+        sequences = min(tokens, most.S) + ceil(tokens / self._room(width))
         return Dims(
             T=tokens,
-            S=min(tokens, most.S) + ceil(tokens / self._room(width)),
+            S=tokens if decodes else sequences + (sequences == tokens),  # as many as tokens says: one token each
             R=rows,
             P=width,
             C=_grade(dims.C),
@@ -133,7 +146,8 @@ class Padding:
 
     def _offsets(self, dims: Dims, sizes: Dims) -> Array:
         """Where the padded sequences begin, and the last one ends: the first ones have as many tokens as go into one."""
-        ends = dims.T + self._room(sizes.P) * np.arange(sizes.S - dims.S + 1)
+        room = 1 if sizes.S == sizes.T else self._room(sizes.P)
+        ends = dims.T + room * np.arange(sizes.S - dims.S + 1)
         return np.minimum(ends, sizes.T).astype(np.int32)
 
 
@@ -143,6 +157,11 @@ def _spare_token(dims: Dims, sizes: Dims, rows: Array) -> int:
     if sizes.T > dims.T:
         return sizes.T - 1
     return int(np.setdiff1d(np.arange(dims.T), rows)[0]) if sizes.R > dims.R else 0
+
+
+def _up_to(buckets: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Those that are needed where nothing is larger than ``most``."""
+    return buckets[: bisect_left(buckets, most) + 1]
 
 
 def _grade(count: int) -> int:

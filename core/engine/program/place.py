@@ -90,17 +90,22 @@ class _Site:
         holding = (layout for layout in self.info.kv_layouts if dtype in layout.dtypes)
         return next((layout for layout in holding if self.takes(users, layout.name)), None)
 
+    def holds(self, dtype: str) -> bool:
+        """Whether a layout of the device has caches of this dtype."""
+        return any(dtype in layout.dtypes for layout in self.info.kv_layouts)
+
     def takes(self, calls: Sequence[Call], layout: str | None = None) -> bool:
         return all(self.find(call, layout)[0] is not None for call in calls)
 
 
 @dataclass(frozen=True)
 class _Homes:
-    """Where states live: ``wanted`` by the rules, ``places`` in fact."""
+    """Where states live, caches of ``kv_dtype`` among them: ``wanted`` by the rules, ``places`` in fact."""
 
     wanted: Mapping[str, str]
     places: Mapping[str, str]
     layouts: Mapping[int, KVLayout]
+    kv_dtype: str
 
     def layout_of(self, call: Call) -> str | None:
         state = next((s for s in call.states.values() if s.startswith("kv.")), None)
@@ -227,6 +232,8 @@ class Placer:
         provider, why = site.find(there, layout if home == site.place else None)
         if provider is not None and home == site.place:
             return PlacedCall(there, provider, site.place, layout)
+        if not why and layout is not None and not site.holds(homes.kv_dtype):
+            why = f"{site.info.backend} has no KV layout for {homes.kv_dtype}."
         why = why or "not every op on the same state can run on the device."
         return PlacedCall(self._on_host(call, site), ReferenceProvider(call.op), "host", layout, why)
 
@@ -290,7 +297,7 @@ class Placer:
         users = [c for c in calls if "history" in c.states.values()]
         site = self._sites[wanted["history"]]
         places["history"] = site.place if site.takes(users) else "host"
-        return _Homes(wanted, places, layouts)
+        return _Homes(wanted, places, layouts, program.kv_dtype)
 
 
 _HOST_ROLES = {"act": "f32", "residual": "f32"}

@@ -155,11 +155,12 @@ def make_plan(
     keep: tuple[str, ...] = (),
     buckets: tuple[int, ...] = (),
 ) -> tuple[Plan, MemoryPlan]:
-    """The plan that a session runs, with so many blocks in each cache group, and its memory. With ``buckets`` the history
-    has a slot more, for padding."""
+    """The plan that a session runs, with so many blocks in each cache group, and its memory. Where steps are padded the
+    history has a slot more."""
     program = placement.program
     states = _kv_states(program, placement, kv_dtype, blocks)
-    history = StateSpec("history", "history", (limits.slots + bool(buckets), limits.max_context), "i32")
+    padded = bool(buckets or limits.decode_buckets)
+    history = StateSpec("history", "history", (limits.slots + padded, limits.max_context), "i32")
     body, head, embedding = segments(placement, packed, keep)
     trips = placement.round_trips
     every, places = (*states, history), placement.state_places
@@ -220,8 +221,15 @@ PROMPT_ROWS = 32
 """Rows of the head for prompt logprobs, where there are fewer sequences: each takes a row of logits in memory."""
 
 
-def make_limits(max_tokens: int, max_sequences: int, max_context: int, block_size: int, max_logprobs: int) -> Limits:
+def make_limits(
+    max_tokens: int,
+    max_sequences: int,
+    max_context: int,
+    block_size: int,
+    max_logprobs: int,
+    decode_buckets: tuple[int, ...] = (),
+) -> Limits:
     """Maximum sizes of a step. Copies, fills and biases have no fixed maximum: they only enter, and nothing is as long."""
     rows = max(max_sequences, min(max_tokens, PROMPT_ROWS))
     dims = Dims(T=max_tokens, S=max_sequences, R=rows, P=ceil(max_context / block_size), K=max_logprobs)
-    return Limits(dims, max_context, max_sequences)
+    return Limits(dims, max_context, max_sequences, decode_buckets)

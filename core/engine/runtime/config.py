@@ -9,7 +9,7 @@ from ..backend.host import cores
 from ..errors import ConfigError
 from ..program.rules import Rules, parse_rules
 
-KV_DTYPES = ("f32", "f16", "bf16", "int8")
+KV_DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
 PREEMPTIONS = ("recompute", "swap")
 MAX_SWAP_SPACE = 1 << 20
 MAX_RANKS = 64

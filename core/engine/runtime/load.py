@@ -153,8 +153,10 @@ def _load(
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     packing = Packing(placement, report)
     batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
-    limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES)
-    buckets = common_buckets([_buckets(device.describe(), config.deterministic) for device in devices.values()])
+    infos = [device.describe() for device in devices.values()]
+    decodes = infos[0].decode_buckets if len(infos) == 1 else ()
+    limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
+    buckets = common_buckets([_buckets(info, config.deterministic) for info in infos])
     plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep, buckets)
     for place, device in devices.items():
         check_device(plan, device.describe(), place)

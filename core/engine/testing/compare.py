@@ -34,13 +34,16 @@ def packed_bound(x: Array, weight: Array, extra: Bound) -> Bound:
 
 
 def close(where: str, bound: Bound, got: Array, want: Array) -> None:
-    """AssertionError for the first element outside the bound. Integers must be equal, but for int8 and bf16, which are
-    stored floats; NaN and infinities must be where the reference has them."""
+    """AssertionError for the first element outside the bound. Integers must be equal, but for int8, fp8 (uint8)
+    and bf16, which are stored floats; NaN and infinities must be where the reference has them."""
     assert got.shape == want.shape, f"{where}: the shape is {got.shape} and should be {want.shape}."
-    if want.dtype.kind in "iu" and want.dtype not in (np.uint16, np.int8):
+    if want.dtype.kind in "iu" and want.dtype not in (np.uint16, np.int8, np.uint8):
         return exactly(where, got, want)
     if want.dtype == np.int8:
         return _report(where, np.abs(got.astype(np.int32) - want) > 1, got, want)
+    if want.dtype == np.uint8:
+        a, b = (np.where(array & 0x80, -(array & 0x7F).astype(np.int32), array) for array in (got, want))
+        return _report(where, np.where(want == 0x7F, a != b, np.abs(a - b) > 1), got, want)
     if want.dtype == np.uint16:
         got, want = ((a.astype(np.uint32) << 16).view(np.float32) for a in (got, want))
     a, b = got.astype(np.float64), want.astype(np.float64)
@@ -68,7 +71,7 @@ def close_q8g32(where: str, bound: Bound, got: Array, want: Array) -> None:
 def rounded_alike(where: str, got: Array, want: Array, before: Array) -> None:
     """AssertionError where more than one in fifty of the stored numbers that changed differs: rounding is to nearest, ties
     to even."""
-    if want.dtype not in (np.float16, np.uint16, np.int8):
+    if want.dtype not in (np.float16, np.uint16, np.int8, np.uint8):
         return
     new = want != before
     other = np.count_nonzero(new & (got != want) & ~(np.isnan(got) & np.isnan(want)))

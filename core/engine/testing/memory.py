@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.v1 import HOST_DTYPES, Array, Device
+from ..backend.v1 import HOST_DTYPES, Array, Device, copy_in_all_of
 
 
 def check_copies(device: Device, rng: np.random.Generator) -> None:
@@ -17,6 +17,24 @@ def check_copies(device: Device, rng: np.random.Generator) -> None:
             assert found.dtype == array.dtype, f"{tag} {array.shape}: copy_out gives {found.dtype}."
             assert found.tobytes() == array.tobytes(), f"{tag} {array.shape}: copy_out gives other bytes."
             device.free(value)
+
+
+def check_copies_together(device: Device, rng: np.random.Generator) -> None:
+    """Where a device has ``copy_in_all``: each array comes back, among others of all tags, and none is another's memory."""
+    together = copy_in_all_of(device)
+    if together is None:
+        return
+    arrays = [array for tag in sorted(device.describe().dtypes) for array in _arrays(HOST_DTYPES[tag], rng)]
+    values = together(arrays)
+    assert len(values) == len(arrays), f"copy_in_all gives {len(values)} values of {len(arrays)} arrays."
+    kept = [array.copy() for array in arrays]
+    for array in arrays:
+        array[...] = 0  # it is borrowed until copy_in_all has returned, and no longer
+    for value, array in zip(values, kept, strict=True):
+        found = device.copy_out(value)
+        same = found.dtype == array.dtype and found.shape == array.shape and found.tobytes() == array.tobytes()
+        assert same, f"copy_in_all of {array.dtype} {array.shape}: copy_out gives other bytes."
+        device.free(value)
 
 
 def check_values_are_apart(device: Device, rng: np.random.Generator) -> None:

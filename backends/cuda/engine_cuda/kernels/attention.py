@@ -8,7 +8,7 @@ are not.
 import triton
 import triton.language as tl
 
-from .common import put
+from .common import from_e4m3, put
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -28,6 +28,16 @@ def _block_of(offsets, sequences, block, BQ: tl.constexpr):
 
 
 @triton.jit
+def _read(pointers, mask, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """What is cached, 0 where the mask says so; bytes are E4M3."""
+    stored = tl.load(pointers, mask=mask, other=0)
+    if pointers.dtype.element_ty == tl.uint8:
+        return from_e4m3(stored, dtype, NATIVE)
+    else:
+        return stored.to(dtype)
+
+
+@triton.jit
 def _softcapped(scores, cap):
     return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
 
@@ -37,7 +47,7 @@ def attend(
     q, k, v, k_scale, v_scale, sinks, seq_starts, offsets, table, y, part_y, part_most, part_total,
     sequences, table_width, kv_heads, key_width, value_width, scale, softcap, window, splits,
     DECODE: tl.constexpr, WHOLE: tl.constexpr, LATENT: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
@@ -93,11 +103,11 @@ def attend(
         block = tl.load(table + seq * table_width + place // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         slot = (block * BLOCK_SIZE + place % BLOCK_SIZE) * kv_heads + head
         whole = seen[:, None] & inside[None, :]
-        keys = tl.load(k + slot[:, None] * key_width + column[None, :], mask=whole, other=0).to(DOT)
+        keys = _read(k + slot[:, None] * key_width + column[None, :], whole, DOT, NATIVE)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
         if LATENT:
-            rest = tl.load(k + slot[:, None] * key_width + more[None, :], mask=seen[:, None] & beyond[None, :], other=0)
-            scores = tl.dot(others, tl.trans(rest.to(DOT)), scores, input_precision=PRECISION)
+            rest = _read(k + slot[:, None] * key_width + more[None, :], seen[:, None] & beyond[None, :], DOT, NATIVE)
+            scores = tl.dot(others, tl.trans(rest), scores, input_precision=PRECISION)
         scores = scores * scale
         if SCALED:
             key_scales = tl.load(k_scale + slot, mask=seen, other=0)
@@ -120,7 +130,7 @@ def attend(
             if SCALED:
                 shares = shares * key_scales[None, :]
         else:
-            values = tl.load(v + slot[:, None] * value_width + column[None, :], mask=whole, other=0).to(DOT)
+            values = _read(v + slot[:, None] * value_width + column[None, :], whole, DOT, NATIVE)
             if SCALED:
                 shares = shares * tl.load(v_scale + slot, mask=seen, other=0)[None, :]
         mixed = tl.dot(shares.to(DOT), values, mixed, input_precision=PRECISION)

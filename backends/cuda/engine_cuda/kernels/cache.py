@@ -10,7 +10,7 @@ from .common import put, to_nearest
 def store_heads(
     values, stored, scales, slot, heads, width, SCALED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """One token's heads, f32 [HEADS, WIDTH], at a slot; of int8 (SCALED) with a scale a head."""
+    """One token's heads, f32 [HEADS, WIDTH], at a slot; of int8 (SCALED) with a scale a head, of bytes as E4M3."""
     rows = tl.arange(0, HEADS)
     columns = tl.arange(0, WIDTH)
     kept = (rows[:, None] < heads) & (columns[None, :] < width)

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+from ..recording import Launch, submit
+
 INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter: fixed by TRITON_INTERPRET when this module is loaded."""
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -16,7 +18,7 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """The kernel on a grid, or nothing where that is empty."""
     if all(grid):
-        kernel[grid](*args, **meta)
+        submit(Launch(kernel[grid], kernel.fn.__name__, grid, args, meta))
 
 
 def power_of_two(count: int, least: int = 1) -> int:
@@ -38,8 +40,35 @@ def narrow(x, dtype: tl.constexpr):
 
 @triton.jit
 def put(pointer, x, mask):
-    """Stores f32 values in the pointer's type."""
-    tl.store(pointer, narrow(x, pointer.dtype.element_ty), mask=mask)
+    """Stores f32 values in the pointer's type; bytes are E4M3."""
+    if pointer.dtype.element_ty == tl.uint8:
+        tl.store(pointer, to_e4m3(x), mask=mask)
+    else:
+        tl.store(pointer, narrow(x, pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def to_e4m3(x):
+    """f32 to the bytes of E4M3, to nearest, ties to even: saturated at 448, NaN where x is not finite."""
+    bits = x.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    exponent = tl.maximum((size >> 23).to(tl.int32), 121)  # of a float32, no less than that of 2^-6
+    one = ((257 - exponent).to(tl.uint32) << 23).to(tl.float32, bitcast=True)  # what makes whole numbers of the steps
+    steps = to_nearest(tl.where(size < 0x7F800000, tl.abs(x), 0.0) * one).to(tl.int32)
+    codes = tl.minimum((exponent - 121) * 8 + steps, 0x7E) | ((bits >> 24) & 0x80).to(tl.int32)
+    return tl.where(size < 0x7F800000, codes, 0x7F).to(tl.uint8)
+
+
+@triton.jit
+def from_e4m3(codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """The bytes of E4M3 as ``dtype``, exactly. NATIVE: by the GPU's own instruction, which not every one has."""
+    if NATIVE:
+        return codes.to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:
+        wide = codes.to(tl.uint16)
+        # Moved to where float16 has its exponent and the rest, a number is 2^-8 of itself.
+        half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        return tl.where((wide & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0).to(dtype)
 
 
 @triton.jit

@@ -166,6 +166,38 @@ def bytes_by_bytes(
 
 
 @triton.jit
+def fp8_by_fp8(
+    x, x_scale, weight, scale, bias, residual, y, rows, outputs, depth, groups,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """E4M3 by E4M3: a factor a row of x, and of the weight one a row (WHOLE) or one for each BK columns. Sums of more than BK
+    products are taken in f32, which matrix units do not."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    there = m < rows
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    x_rows = x + m.to(tl.int64)[:, None] * depth
+    w_rows = weight + n.to(tl.int64)[:, None] * depth
+    w_scales = scale + n.to(tl.int64) * groups
+    sums = tl.zeros([BN, BM], tl.float32)
+    for first in range(0, depth, BK):
+        inside = (first + k < depth)[None, :]
+        a = tl.load(w_rows + (first + k)[None, :], mask=(n < outputs)[:, None] & inside, other=0)
+        b = tl.load(x_rows + (first + k)[None, :], mask=there[:, None] & inside, other=0)
+        a = a.to(tl.float8e4nv, bitcast=True)
+        b = tl.trans(b.to(tl.float8e4nv, bitcast=True))
+        part = tl.dot(a, b)
+        if not WHOLE:
+            part *= tl.load(w_scales + first // BK, mask=n < outputs, other=0)[:, None]
+        sums += part
+    if WHOLE:
+        sums *= tl.load(w_scales, mask=n < outputs, other=0)[:, None]
+    sums *= tl.load(x_scale + m, mask=there, other=0)[None, :]
+    _finish(sums, bias, residual, y, m, there, n, outputs, 0, outputs, BIASED, ADDED)
+
+
+@triton.jit
 def embed_dense(ids, weight, y, width, scale, BLOCK: tl.constexpr):
     """A part of a token's row a program."""
     token = tl.program_id(0).to(tl.int64)

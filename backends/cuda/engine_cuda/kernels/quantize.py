@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .common import put, to_nearest
+from .common import put, to_e4m3, to_nearest
 
 
 @triton.jit
@@ -27,6 +27,21 @@ def to_bytes(x, codes, scales, depth, fixed, BLOCK: tl.constexpr):
     step, steps = _steps(values, kept, fixed)
     tl.store(codes + row * depth + k, steps.to(tl.int8), mask=kept)
     tl.store(scales + row, step)
+
+
+@triton.jit
+def to_fp8(x, codes, scales, depth, BLOCK: tl.constexpr):
+    """x [rows, depth] as E4M3 with a scale a row, 1 / 448 of its greatest size; NaN where a value is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    kept = k < depth
+    values = tl.load(x + row * depth + k, mask=kept, other=0).to(tl.float32)
+    sizes = tl.abs(values)
+    finite = tl.max((~(sizes < float("inf"))).to(tl.int32), axis=0) == 0
+    most = tl.max(tl.where(finite, sizes, 0.0), axis=0)
+    scale = tl.where(most > 0, tl.div_rn(most, 448.0), 1.0)
+    tl.store(codes + row * depth + k, to_e4m3(tl.div_rn(tl.where(finite, values, 0.0), scale)), mask=kept)
+    tl.store(scales + row, tl.where(finite, scale, float("nan")))
 
 
 @triton.jit

@@ -12,9 +12,11 @@ from ..kernels import attention as kernels
 from ..kernels import cache, position
 from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Operands
-from ..tiles import of_attention, precise
+from ..tiles import has_fp8, of_attention, precise
 
 ELEMENTS = 1024
+BYTES = (torch.int8, torch.uint8)
+"""A cache of int8 with scales, and one of fp8."""
 SPLIT = 512
 """Cached tokens of a part of a sequence with one query: a fixed size, so that a context is always cut alike."""
 
@@ -52,12 +54,13 @@ def rope_kv_write(o: Operands) -> None:
 
 
 def _dot_type(q: torch.Tensor, k: torch.Tensor) -> tuple[tl.dtype, str]:
-    """In what scores are computed: as keys are stored where q has 16 bits, else in f32, in three passes of TF32."""
+    """In what scores are computed: as keys are stored where q has 16 bits, else in f32, in three passes of TF32.
+    Bytes are taken as what q has."""
     if INTERPRETED:
         return tl.float32, "ieee"
     if torch.float32 in (q.dtype, k.dtype):
         return tl.float32, precise()
-    if k.dtype == torch.bfloat16 or (k.dtype == torch.int8 and q.dtype == torch.bfloat16):
+    if k.dtype == torch.bfloat16 or (k.dtype in BYTES and q.dtype == torch.bfloat16):
         return tl.bfloat16, "ieee"
     return tl.float16, "ieee"
 
@@ -84,8 +87,8 @@ class Attention:
 
     @property
     def several(self) -> bool:
-        """Whether a sequence has more than one token."""
-        return len(self.o["q"]) > len(self.o["page_table"])
+        """Whether a sequence may have more than one token."""
+        return len(self.o["q"]) != len(self.o["page_table"])
 
     @property
     def lists(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,8 +116,8 @@ class Attention:
             starts, offsets, table, self.y, *self.parts,
             sequences, width, kv_heads, key_width, value_width, o.attr("scale"), o.attr("softcap"), window, self.splits,
             LATENT=latent, SCALED=scales is not None, CAPPED=o.attr("softcap") != 0, WINDOWED=window > 0,
-            SINKS=sinks is not None, DOT=dot, PRECISION=precision, BLOCK_SIZE=o.attr("block_size"), SPLIT=SPLIT,
-            GROUP=group, WIDTH=power_of_two(value_width, 16), REST=power_of_two(key_width - value_width, 16),
+            SINKS=sinks is not None, DOT=dot, PRECISION=precision, NATIVE=has_fp8(), BLOCK_SIZE=o.attr("block_size"),
+            SPLIT=SPLIT, GROUP=group, WIDTH=power_of_two(value_width, 16), REST=power_of_two(key_width - value_width, 16),
             **tiles.meta(), DECODE=decode, WHOLE=not decode or self.splits == 1,
         )  # fmt: skip
 

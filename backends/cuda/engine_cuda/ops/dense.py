@@ -12,7 +12,7 @@ from ..kernels import matmul, moe, quantize
 from ..kernels.common import launch, power_of_two
 from ..operands import Operands
 from ..tiles import dot_type, of_matmul
-from ..weights import Coded, Dense
+from ..weights import FP8_GROUP, Coded, Dense
 
 ELEMENTS = 1024
 ROWS_OF_EXPERT = 16
@@ -111,22 +111,47 @@ def _by_bytes(
     )  # fmt: skip
 
 
+def _as_fp8(x: torch.Tensor, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """x as E4M3 with a scale a row."""
+    codes, scales = o.new(*x.shape, dtype=torch.uint8), o.new(len(x))
+    launch(quantize.to_fp8, (len(x),), x, codes, scales, x.shape[1], BLOCK=power_of_two(x.shape[1]))
+    return codes, scales
+
+
+def _by_fp8(
+    packed: tuple[torch.Tensor, torch.Tensor], weight: Coded, y: torch.Tensor,
+    bias: torch.Tensor | None, residual: torch.Tensor | None,
+) -> None:  # fmt: skip
+    outputs, depth = weight.shape
+    tiles = of_matmul(len(y), outputs, 1)
+    launch(
+        matmul.fp8_by_fp8, (-(-len(y) // tiles.bm), -(-outputs // tiles.bn)), *packed, weight.codes, weight.scale,
+        y if bias is None else bias, y if residual is None else residual, y, len(y), outputs, depth,
+        weight.scale.shape[1], BIASED=bias is not None, ADDED=residual is not None, WHOLE=weight.one_scale,
+        BM=tiles.bm, BN=tiles.bn, BK=FP8_GROUP, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+
+
 Multiply = Callable[[Product], None]
 
 
 def _linears(o: Operands, members: list[tuple[str, str]], multiply: Multiply) -> None:
     """An output for each of these weights and biases, on one x."""
     x, residual = o["x"], o.get("residual")
-    required = o.attr("quantized_activation") == "required"
+    asked = o.attr("quantized_activation")
+    required = asked == "required"
     weights = [o.weight(name) for name, _ in members]
     by_bytes = [required and isinstance(weight, Coded) and weight.one_scale for weight in weights]
-    packed = _as_bytes(x, o) if any(by_bytes) else None
+    by_fp8 = [asked == "fp8" and isinstance(weight, Coded) and weight.multiplies_fp8 for weight in weights]
+    packed = _as_bytes(x, o) if any(by_bytes) else _as_fp8(x, o) if any(by_fp8) else None
     if required and not all(by_bytes):
         x = _rounded(x, o)
     for n, (weight, (_, bias)) in enumerate(zip(weights, members, strict=True)):
         y = o.result(n, len(x), weight.shape[-2])
         if packed is not None and by_bytes[n]:
             _by_bytes(packed, weight, y, o.vector(bias), residual)
+        elif packed is not None and by_fp8[n]:
+            _by_fp8(packed, weight, y, o.vector(bias), residual)
         else:
             multiply(Product(x, weight, y, o.vector(bias), residual))
 

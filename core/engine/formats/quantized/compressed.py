@@ -20,7 +20,7 @@ import numpy as np
 from engine.errors import FormatError
 from engine.formats.checkpoint import ANY_INPUT, InputSpec, Tensor
 from engine.formats.quantformats import Bytes
-from engine.formats.quantized.fp8 import compose_fp8
+from engine.formats.quantized.fp8 import ROUNDED, compose_fp8
 from engine.formats.quantized.gptq import group_order
 from engine.formats.quantized.grouped import MOST, Groups, compose_groups
 from engine.formats.quantized.parts import Parts
@@ -89,7 +89,8 @@ def _compose_float(group: _Group, parts: Parts, stem: str) -> None:
     if group.weights.strategy == "block" and (shape is None or len(shape) != 2 or min(shape) < 1):
         raise FormatError(f"block_structure is {shape}; it must be two positive numbers.")
     block = (shape[0], shape[1]) if group.weights.strategy == "block" and shape is not None else None
-    compose_fp8(parts, stem, ".weight_scale", block)
+    asked = group.input_activations
+    compose_fp8(parts, stem, ".weight_scale", block, ANY_INPUT if asked is None or asked.type != "float" else ROUNDED)
 
 
 def _compose_integers(group: _Group, parts: Parts, stem: str) -> None:

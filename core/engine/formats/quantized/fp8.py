@@ -1,8 +1,8 @@
 """8-bit floats (E4M3) with one scale, one a row, or one a block such as 128 x 128 (DeepSeek-V3, arXiv 2412.19437, 3.3).
 
-A module [N, K] has weight F8_E4M3 [N, K] and weight_scale_inv or weight_scale, by which the weight is multiplied. The
-activations stay as they are, whatever the checkpoint's scheme: that is nearer to the unquantized model, and what engines
-do on devices without 8-bit floats.
+A module [N, K] has weight F8_E4M3 [N, K] and weight_scale_inv or weight_scale, by which the weight is multiplied.
+Checkpoints that round activations to E4M3, too, allow a device with products of such numbers to do so, with a scale a row; on
+all others they stay as they are, which is nearer to the unquantized model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from engine.errors import FormatError
-from engine.formats.checkpoint import ComposedTensor, Tensor
+from engine.formats.checkpoint import ComposedTensor, InputSpec, Tensor
 from engine.formats.quantformats import FORMATS, Bytes, Floats
 from engine.formats.quantized.grouped import BLOCK, check_scales
 from engine.formats.quantized.parts import Parts
 from engine.formats.quantized.settings import Settings, parse
 from engine.formats.quantized.stored import FLOATS, floats
 
+ROUNDED = InputSpec(quantized="fp8")
+"""Both schemes round activations to E4M3. A static scale is not used: one found for each row is nearer."""
 _SCALES = (".weight_scale_inv", ".weight_scale")
 
 
@@ -37,10 +39,10 @@ def compose(settings: Mapping[str, Any], parts: Parts) -> None:
         raise FormatError(f"weight_block_size is {block}; it must be two positive numbers.")
     for ending in _SCALES:
         for stem in parts.stems(ending):
-            compose_fp8(parts, stem, ending, None if block is None else (block[0], block[1]))
+            compose_fp8(parts, stem, ending, None if block is None else (block[0], block[1]), ROUNDED)
 
 
-def compose_fp8(parts: Parts, stem: str, ending: str, block: tuple[int, int] | None) -> None:
+def compose_fp8(parts: Parts, stem: str, ending: str, block: tuple[int, int] | None, spec: InputSpec) -> None:
     """The weight of the module ``stem``, whose scales' name has this ending; ``block`` is that of scales [N / n, K / k]."""
     name = f"{stem}.weight"
     weight = parts.take(name, ("F8_E4M3",), (None, None))
@@ -64,7 +66,7 @@ def compose_fp8(parts: Parts, stem: str, ending: str, block: tuple[int, int] | N
         found = scales(start, stop).astype("<f4")[..., None].view(np.uint8)
         return np.concatenate([found, codes.reshape(*found.shape[:-1], BLOCK)], axis=-1).reshape(len(codes), -1)
 
-    parts.put(ComposedTensor(name, (rows, depth), FORMATS["FP8"], parts=(weight, scale), read=read))
+    parts.put(ComposedTensor(name, (rows, depth), FORMATS["FP8"], input=spec, parts=(weight, scale), read=read))
 
 
 def _scale(

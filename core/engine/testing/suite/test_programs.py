@@ -19,14 +19,14 @@ def test_answers_are_the_reference_s(model, backend, device, rng, record_propert
     record_property("near ties", [f"{tie.margin:.3g}" for tie in agreement.ties])
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "int8", "fp8"])
 def test_answers_with_a_smaller_cache(kv_dtype, tmp_path, backend, device, rng):
     known = [layout for layout in device.describe().kv_layouts if kv_dtype in layout.dtypes]
     if not known:
         pytest.skip(f"no KV layout of this device holds {kv_dtype}")
     model, prompts = write_checkpoint("llama", tmp_path / "llama", rng), models.random_prompts(rng)
     got, want = (models.answers(model, name, prompts, kv_cache_dtype=kv_dtype) for name in (backend, "reference"))
-    models.compare_answers(got, want, 0.1 if kv_dtype == "int8" else 2e-2)
+    models.compare_answers(got, want, 0.1 if kv_dtype in ("int8", "fp8") else 2e-2)
 
 
 def test_alone_as_in_a_batch(model, backend, rng):
