@@ -87,6 +87,15 @@ def test_the_ops_of_a_cache_move_home_together(program, op):
     assert {fallen(placement)[other] for other in others} == {"not every op on the same state can run on the device."}
 
 
+def test_a_cache_that_no_layout_holds_is_the_reference_s(model):
+    device = FakeDevice.of(*EVERY_OP)
+    info = replace(device.describe(), kv_layouts=(replace(FAKE_LAYOUT, dtypes=("f32", "int8")),))
+    device.describe = lambda: info
+    placement = Placer(device).place(model.program(16, "fp8"))
+    assert set(fallen(placement).values()) == {"fake has no KV layout for fp8."}
+    assert set(placement.layer_layouts.values()) == {PLAIN}
+
+
 @pytest.mark.parametrize("op", [op for op in KV_OPS if op != "kv_write"])
 def test_a_fused_cache_write_moves_home_with_the_others(program, op):
     placement = Placer(lacking(op)).place(program)
