@@ -7,7 +7,6 @@ import importlib
 import os
 import secrets
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,11 +27,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 with suppress(ImportError):
     importlib.import_module("triton.language")
 del os.environ["TRITON_INTERPRET"]
-
-# MLX compiles for the processor into a folder for temporary files, and does not expect two processes there.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    _own = tempfile.TemporaryDirectory(prefix="engine-tests-")
-    os.environ["TMPDIR"] = tempfile.tempdir = _own.name
 
 # Tests draw fresh numbers in each run; with the seed that a run's first lines name, all are drawn again as they were there.
 SEED = os.environ.setdefault("ENGINE_TEST_SEED", secrets.token_hex(8))

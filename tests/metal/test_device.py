@@ -74,7 +74,8 @@ def test_decoding_takes_no_more_memory_a_token(traced, llama):
     """Bytes of arrays and of a process of its own after some hundred tokens, and after some hundred more."""
     environment = {**os.environ, "ENGINE_METAL_COMPILE": str(int(traced))}
     command = [sys.executable, "-c", GROWTH, str(llama)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     active, cached, resident = zip(*json.loads(done.stdout)[2:], strict=True)
     tokens = 4 * 115  # a number of each would be seen
     assert max(active) - min(active) < tokens * 4
