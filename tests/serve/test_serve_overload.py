@@ -146,7 +146,8 @@ def test_keys(start, tmp_path):
     assert ali.completions.create(**fields).usage.prompt_tokens_details.cached_tokens == 0
     assert ali.completions.create(**fields).usage.prompt_tokens_details.cached_tokens > 0
     assert alpha.completions.create(**fields).usage.prompt_tokens_details.cached_tokens == 0, "one key reads another's"
-    stream = ali.completions.create(model="tiny", prompt=prompt, max_tokens=30000, stream=True)
+    on = {"ignore_eos": True}
+    stream = ali.completions.create(model="tiny", prompt=prompt, max_tokens=30000, stream=True, extra_body=on)
     events = iter(stream)
     next(events)
     with pytest.raises(openai.RateLimitError):
