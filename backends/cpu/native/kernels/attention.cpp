@@ -11,6 +11,7 @@
 #include "../simd.h"
 #include "../simd_math.h"
 #include "../work_split.h"
+#include "attention_partial.h"
 #include "attention_plan.h"
 #include "attention_tile.h"
 #include "kv_layout.h"
@@ -18,28 +19,6 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
-
-// Softmax sums of one row over some tokens: o [width] is relative to the maximum m.
-struct Partial {
-  float* m;
-  float* l;
-  float* o;
-};
-
-// target = target merged with source, the later chunk.
-ENGINE_INLINE void merge(Partial target, Partial source, int64_t width) {
-  const float m = *target.m > *source.m ? *target.m : *source.m;
-  const f32x16 a = exp(splat(*target.m - m)), b = exp(splat(*source.m - m));
-  *target.m = m;
-  *target.l = *target.l * a[0] + *source.l * b[0];
-  for (int64_t d = 0; d < width; d += 16) store(target.o + d, fma(load(source.o + d), b, load(target.o + d) * a));
-}
-
-ENGINE_INLINE void assign(Partial target, Partial source, int64_t width) {
-  *target.m = *source.m;
-  *target.l = *source.l;
-  std::memcpy(target.o, source.o, width * sizeof(float));
-}
 
 // One thread's working memory.
 struct Workspace {

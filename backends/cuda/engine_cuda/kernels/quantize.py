@@ -7,11 +7,17 @@ from .common import put, to_e4m3, to_nearest
 
 
 @triton.jit
+def _most(values):
+    """Whether a row is finite, and its greatest size, 0 where it is not."""
+    sizes = tl.abs(values)
+    finite = tl.max((~(sizes < float("inf"))).to(tl.int32), axis=0) == 0
+    return finite, tl.max(tl.where(finite, sizes, 0.0), axis=0)
+
+
+@triton.jit
 def _steps(values, kept, fixed):
     """The row's step, NaN where a value is not finite, and the values in steps, from -128 to 127."""
-    sizes = tl.where(kept, tl.abs(values), 0.0)
-    finite = tl.max((~(sizes < float("inf"))).to(tl.int32), axis=0) == 0
-    most = tl.max(tl.where(finite, sizes, 0.0), axis=0)
+    finite, most = _most(tl.where(kept, values, 0.0))
     step = tl.where(fixed > 0, fixed, tl.where(most > 0, tl.div_rn(most, 127.5), 1.0))
     steps = tl.minimum(tl.maximum(tl.div_rn(tl.where(finite, values, 0.0), step), -128.0), 127.0)
     return tl.where(finite, step, float("nan")), to_nearest(steps)
@@ -36,9 +42,7 @@ def to_fp8(x, codes, scales, depth, BLOCK: tl.constexpr):
     k = tl.arange(0, BLOCK)
     kept = k < depth
     values = tl.load(x + row * depth + k, mask=kept, other=0).to(tl.float32)
-    sizes = tl.abs(values)
-    finite = tl.max((~(sizes < float("inf"))).to(tl.int32), axis=0) == 0
-    most = tl.max(tl.where(finite, sizes, 0.0), axis=0)
+    finite, most = _most(values)
     scale = tl.where(most > 0, tl.div_rn(most, 448.0), 1.0)
     tl.store(codes + row * depth + k, to_e4m3(tl.div_rn(tl.where(finite, values, 0.0), scale)), mask=kept)
     tl.store(scales + row, tl.where(finite, scale, float("nan")))

@@ -97,20 +97,6 @@ def _as_bytes(x: torch.Tensor, o: Operands) -> tuple[torch.Tensor, torch.Tensor]
     return codes, scales
 
 
-def _by_bytes(
-    packed: tuple[torch.Tensor, torch.Tensor], weight: Coded, y: torch.Tensor,
-    bias: torch.Tensor | None, residual: torch.Tensor | None,
-) -> None:  # fmt: skip
-    outputs, depth = weight.shape
-    tiles = of_matmul(len(y), outputs, 1)
-    launch(
-        matmul.bytes_by_bytes, (-(-len(y) // tiles.bm), -(-outputs // tiles.bn)), *packed, weight.codes, weight.scale,
-        y if bias is None else bias, y if residual is None else residual, y, len(y), outputs, depth,
-        BIASED=bias is not None, ADDED=residual is not None, BM=tiles.bm, BN=tiles.bn, BK=tiles.bk,
-        num_warps=tiles.warps, num_stages=tiles.stages,
-    )  # fmt: skip
-
-
 def _as_fp8(x: torch.Tensor, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     """x as E4M3 with a scale a row."""
     codes, scales = o.new(*x.shape, dtype=torch.uint8), o.new(len(x))
@@ -118,18 +104,25 @@ def _as_fp8(x: torch.Tensor, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
-def _by_fp8(
+def _by_codes(
     packed: tuple[torch.Tensor, torch.Tensor], weight: Coded, y: torch.Tensor,
     bias: torch.Tensor | None, residual: torch.Tensor | None,
 ) -> None:  # fmt: skip
+    """Products of codes of 8 bits: int8 by int8, or E4M3 by E4M3."""
     outputs, depth = weight.shape
     tiles = of_matmul(len(y), outputs, 1)
-    launch(
-        matmul.fp8_by_fp8, (-(-len(y) // tiles.bm), -(-outputs // tiles.bn)), *packed, weight.codes, weight.scale,
-        y if bias is None else bias, y if residual is None else residual, y, len(y), outputs, depth,
-        weight.scale.shape[1], BIASED=bias is not None, ADDED=residual is not None, WHOLE=weight.one_scale,
-        BM=tiles.bm, BN=tiles.bn, BK=FP8_GROUP, num_warps=tiles.warps, num_stages=tiles.stages,
+    given = (
+        *packed, weight.codes, weight.scale, y if bias is None else bias, y if residual is None else residual, y,
+        len(y), outputs, depth,
     )  # fmt: skip
+    grid = (-(-len(y) // tiles.bm), -(-outputs // tiles.bn))
+    meta = {"BIASED": bias is not None, "ADDED": residual is not None, "BM": tiles.bm, "BN": tiles.bn}
+    meta |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    if packed[0].dtype == torch.int8:
+        launch(matmul.bytes_by_bytes, grid, *given, BK=tiles.bk, **meta)
+    else:
+        groups = weight.scale.shape[1]
+        launch(matmul.fp8_by_fp8, grid, *given, groups, WHOLE=weight.one_scale, BK=FP8_GROUP, **meta)
 
 
 Multiply = Callable[[Product], None]
@@ -148,10 +141,8 @@ def _linears(o: Operands, members: list[tuple[str, str]], multiply: Multiply) ->
         x = _rounded(x, o)
     for n, (weight, (_, bias)) in enumerate(zip(weights, members, strict=True)):
         y = o.result(n, len(x), weight.shape[-2])
-        if packed is not None and by_bytes[n]:
-            _by_bytes(packed, weight, y, o.vector(bias), residual)
-        elif packed is not None and by_fp8[n]:
-            _by_fp8(packed, weight, y, o.vector(bias), residual)
+        if packed is not None and (by_bytes[n] or by_fp8[n]):
+            _by_codes(packed, weight, y, o.vector(bias), residual)
         else:
             multiply(Product(x, weight, y, o.vector(bias), residual))
 
