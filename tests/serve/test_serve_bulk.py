@@ -49,3 +49,21 @@ def test_other_encodings_are_refused():
     for encoding in ("utf-8", "utf-8-sig"):
         assert not refused(body.encode(encoding))
     assert not refused(b"")
+
+
+def test_a_lone_surrogate_is_known_however_it_is_written():
+    """Of pieces in a random order: a body is refused where Python's json finds what UTF-8 cannot hold."""
+    rng = np.random.default_rng()
+    pieces = [rb"\ud83d", rb"\uDE00", rb"\uD83D\ude00", rb"\\", rb"\"", b"x", b"ud800", rb"\u0041", "\ud7ff".encode()]
+    pieces += ["\ud800".encode("utf-8", "surrogatepass"), "\U0001f600".encode()]
+    seen = set()
+    for _ in range(2000):
+        body = b'{"a": "' + b"".join(pieces[at] for at in rng.integers(len(pieces), size=rng.integers(5))) + b'"}'
+        try:
+            json.loads(body)["a"].encode()
+            lone = False
+        except UnicodeEncodeError:
+            lone = True
+        assert refused(body) == lone, body
+        seen.add(lone)
+    assert seen == {True, False}
