@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from engine.backend.v1 import BoundCall, Call, Dims, Frame, Packed, Value
 from engine_cuda import providers, tiles
 from engine_cuda.arrays import DTYPES
+from engine_cuda.cuts import Cuts
 from engine_cuda.ops import cache, dense, head, rows, step
 from engine_cuda.repack import REPACKED
 from engine_cuda.weights import WHOLE_ROW, Coded, Dense
@@ -39,6 +40,7 @@ TARGETS = {
     "gfx1201": GPUTarget("hip", "gfx1201", 32),
 }
 META = torch.device("meta")
+CUTS = Cuts({}, Path("none"), "meta", lambda start: 0.0)
 TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.int32: "*i32",
@@ -117,7 +119,7 @@ class Recorder:
         self.found = {}
         for module in (cache, dense, head, rows, step):
             module.launch = self
-        self.ops = {op: offered[0].function for op, offered in providers.make_providers(META).items()}
+        self.ops = {op: offered[0].function for op, offered in providers.make_providers(META, CUTS).items()}
 
     def __call__(self, kernel, grid, *args, **meta):
         assert all(size >= 0 for size in grid)
@@ -136,7 +138,7 @@ class Recorder:
         packed = {name: Packed(handle, 0, lambda: np.zeros(0)) for name, handle in weights.items()}
         call = Call(op, values, results, dict.fromkeys(weights), {name: name for name in states}, attrs)
         frame = Frame(dims or Dims(), {values[n].id: t for n, t in inputs.items()}, states)
-        self.ops[op](providers.Operands(BoundCall(call, None, packed), frame, META))
+        self.ops[op](providers.Operands(BoundCall(call, None, packed), frame, META, CUTS))
 
 
 def vector(*shape):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -23,10 +24,12 @@ from engine.backend.v1 import (
     Session,
     StepFn,
     StepSession,
+    Tuning,
     available_memory,
 )
 
 from .arrays import DTYPES, all_from_host, from_host, to_host
+from .cuts import cuts_of
 from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
 from .layouts import PAGES
@@ -63,7 +66,8 @@ class CudaDevice:
     def __init__(self, where: torch.device, act: str, graphs: Graphs | None = None) -> None:
         self.where, self.graphs = where, graphs or graphs_of({})
         self._act = act
-        self._providers: Mapping[str, Sequence[Provider]] = make_providers(where)
+        self._cuts = cuts_of(where)
+        self._providers: Mapping[str, Sequence[Provider]] = make_providers(where, self._cuts)
 
     @property
     def on_gpu(self) -> bool:
@@ -117,6 +121,16 @@ class CudaDevice:
 
     def providers(self) -> Mapping[str, Sequence[Provider]]:
         return self._providers
+
+    @contextmanager
+    def tuning(self) -> Iterator[Tuning]:
+        """No step is recorded meanwhile, nor one that was recorded run."""
+        off, self.graphs.off = self.graphs.off, "kernels are being tuned."
+        try:
+            with self._cuts.tuning() as tuning:
+                yield tuning
+        finally:
+            self.graphs.off = off
 
     def collectives(self, group: Group) -> Collectives:
         from .collectives import TorchCollectives

@@ -12,15 +12,18 @@ from engine.backend.v1 import BoundCall, Dims, Frame
 
 from . import recording
 from .arrays import DTYPES
+from .cuts import Cuts
 
 
 @dataclass(frozen=True)
 class Operands:
-    """One call in one step. Weights are ``weights.Coded`` or ``weights.Dense``. ``device`` is where results are made."""
+    """One call in one step. Weights are ``weights.Coded`` or ``weights.Dense``. ``device`` is where results are made,
+    ``cuts`` how products are cut there."""
 
     bound: BoundCall
     frame: Frame
     device: torch.device
+    cuts: Cuts
 
     @property
     def dims(self) -> Dims:

@@ -10,6 +10,7 @@ import torch
 from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, StepFn, WeightRef
 
 from . import weights
+from .cuts import Cuts
 from .layouts import PAGES
 from .operands import Op, Operands
 from .ops import cache, dense, head, rows, step
@@ -27,6 +28,7 @@ class TritonProvider:
     name: str
     function: Op
     device: torch.device
+    cuts: Cuts
     features: frozenset[str] = frozenset()
     layouts: frozenset[str] = NO_LAYOUT
     check: Check | None = None
@@ -44,7 +46,7 @@ class TritonProvider:
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
         def run(frame: Frame) -> None:
-            self.function(Operands(bound, frame, self.device))
+            self.function(Operands(bound, frame, self.device, self.cuts))
 
         return run
 
@@ -54,7 +56,7 @@ def _activation_check(call: Call) -> str | None:
     return None if kind in rows.KINDS else f"cuda does not know the activation {kind}."
 
 
-def make_providers(device: torch.device) -> dict[str, tuple[Provider, ...]]:
+def make_providers(device: torch.device, cuts: Cuts) -> dict[str, tuple[Provider, ...]]:
     """The providers of each op, bound to a device."""
     offered: dict[str, tuple[Provider, ...]] = {}
 
@@ -63,7 +65,9 @@ def make_providers(device: torch.device) -> dict[str, tuple[Provider, ...]]:
     ) -> None:
         layouts = frozenset({PAGES.name}) if kv else NO_LAYOUT
         known = frozenset(features.split())
-        provider = TritonProvider(op, "cuda/triton", function, device, known, layouts, check, batch_invariant=alone)
+        provider = TritonProvider(
+            op, "cuda/triton", function, device, cuts, known, layouts, check, batch_invariant=alone
+        )
         offered[op] = (provider,)
 
     one("step_expand", step.step_expand)

@@ -52,13 +52,26 @@ class Tiles:
     stages: int
 
 
-def of_matmul(rows: int, outputs: int, bytes_: int) -> Tiles:
-    """``bytes_``: of a number in the product."""
+def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None) -> Tiles:
+    """``bytes_``: of a number in the product. ``block``: the rows of a program, where they are given."""
     if INTERPRETED:  # each program costs the same, however large it is
-        return Tiles(power_of_two(min(rows, 64), 16), power_of_two(min(outputs, 256), 16), 128, 4, 1)
+        bm = block or power_of_two(min(rows, 64), 16)
+        return Tiles(bm, power_of_two(min(outputs, 256), 16), 128, 4, 1)
     bm = power_of_two(min(rows, 64 if _rdna() else 128), 16)
     bn = 64 if bm <= 32 else 128
-    return Tiles(bm, bn, 128 // bytes_, 8 if bm == 128 or (_rdna() and bm == 64) else 4, 3)
+    return Tiles(block or bm, bn, 128 // bytes_, 8 if bm == 128 or (_rdna() and bm == 64) else 4, 3)
+
+
+def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:
+    """The usual tiles, and others worth a try for so many rows. A step's columns stay, and with them the order of sums."""
+    most = power_of_two(min(rows, 256), 16)
+    heights = [block] if block else [bm for bm in (16, 32, 64, 128, 256) if most // 8 <= bm <= most]
+    found = [
+        Tiles(bm, bn, usual.bk, warps, stages)
+        for bm in heights for bn in (32, 64, 128, 256) for warps in (4, 8) for stages in (2, 3, 4)
+        if 1 << 10 <= bm * bn <= 1 << 15 and bm * bn >= warps << 7
+    ]  # fmt: skip
+    return [usual, *(tiles for tiles in found if tiles != usual)]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _COMMANDS = {
     "perplexity": "perplexity",
     "bench": "bench",
     "bench-serve": "bench_serve",
+    "tune": "tune",
     "doctor": "doctor",
     "list": "models:list_models",
     "pull": "models:pull",

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ..cuts import Cuts, Shape
 from ..kernels import matmul, moe, quantize
 from ..kernels.common import launch, power_of_two
 from ..operands import Operands
-from ..tiles import dot_type, of_matmul
+from ..tiles import Tiles, dot_type
 from ..weights import FP8_GROUP, Coded, Dense
 
 ELEMENTS = 1024
@@ -31,11 +32,12 @@ class Grouping:
 @dataclass(frozen=True)
 class Product:
     """What a product is taken of. ``heads``: so many matrices, each with columns of its own. ``choices``: rows of y that share
-    a row of x."""
+    a row of x. ``cuts``: how it is cut."""
 
     x: torch.Tensor
     weight: Dense | Coded
     y: torch.Tensor
+    cuts: Cuts
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     heads: int = 1
@@ -46,10 +48,16 @@ class Product:
         outputs, depth = self.weight.shape[-2:]
         stored = self.weight.array.dtype if isinstance(self.weight, Dense) else None
         dot, precision = dot_type(self.x.dtype, stored)
-        tiles = of_matmul(len(self.y), outputs, dot.primitive_bitwidth // 8)
+        form = self.weight.form if isinstance(self.weight, Coded) else None
+        kernel = f"dense.{dot.name}" if form is None else f"codes{form.bits}g{form.group}.{dot.name}"
+        block = None if self.grouping is None else self.grouping.size
+        shape = Shape(kernel, len(self.y), outputs, depth, dot.primitive_bitwidth // 8, block)
+        self.cuts.launch(shape, lambda tiles: self._launch(tiles, {"DOT": dot, "PRECISION": precision}))
+
+    def _launch(self, tiles: Tiles, types: dict[str, Any]) -> None:
+        outputs, depth = self.weight.shape[-2:]
         grouping = self.grouping
-        bm = tiles.bm if grouping is None else grouping.size
-        blocks = -(-len(self.y) // bm) if grouping is None else grouping.blocks
+        blocks = -(-len(self.y) // tiles.bm) if grouping is None else grouping.blocks
         grid = (blocks, -(-outputs // tiles.bn), self.heads)
         order, experts = (self.y, self.y) if grouping is None else (grouping.order, grouping.experts)
         ends = (
@@ -59,8 +67,7 @@ class Product:
         strides = (self.x.shape[1], self.y.shape[1], self.choices)
         meta: dict[str, Any] = {
             "BIASED": self.bias is not None, "ADDED": self.residual is not None, "GROUPED": grouping is not None,
-            "DOT": dot, "PRECISION": precision, "BM": bm, "BN": tiles.bn, "num_warps": tiles.warps,
-            "num_stages": tiles.stages,
+            "BM": tiles.bm, "BN": tiles.bn, "num_warps": tiles.warps, "num_stages": tiles.stages, **types,
         }  # fmt: skip
         if isinstance(self.weight, Dense):
             launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta, BK=tiles.bk)
@@ -106,23 +113,27 @@ def _as_fp8(x: torch.Tensor, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _by_codes(
     packed: tuple[torch.Tensor, torch.Tensor], weight: Coded, y: torch.Tensor,
-    bias: torch.Tensor | None, residual: torch.Tensor | None,
+    bias: torch.Tensor | None, residual: torch.Tensor | None, cuts: Cuts,
 ) -> None:  # fmt: skip
     """Products of codes of 8 bits: int8 by int8, or E4M3 by E4M3."""
     outputs, depth = weight.shape
-    tiles = of_matmul(len(y), outputs, 1)
-    given = (
-        *packed, weight.codes, weight.scale, y if bias is None else bias, y if residual is None else residual, y,
-        len(y), outputs, depth,
-    )  # fmt: skip
-    grid = (-(-len(y) // tiles.bm), -(-outputs // tiles.bn))
-    meta = {"BIASED": bias is not None, "ADDED": residual is not None, "BM": tiles.bm, "BN": tiles.bn}
-    meta |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
-    if packed[0].dtype == torch.int8:
-        launch(matmul.bytes_by_bytes, grid, *given, BK=tiles.bk, **meta)
-    else:
-        groups = weight.scale.shape[1]
-        launch(matmul.fp8_by_fp8, grid, *given, groups, WHOLE=weight.one_scale, BK=FP8_GROUP, **meta)
+    whole = packed[0].dtype == torch.int8
+
+    def start(tiles: Tiles) -> None:
+        given = (
+            *packed, weight.codes, weight.scale, y if bias is None else bias, y if residual is None else residual, y,
+            len(y), outputs, depth,
+        )  # fmt: skip
+        grid = (-(-len(y) // tiles.bm), -(-outputs // tiles.bn))
+        meta = {"BIASED": bias is not None, "ADDED": residual is not None, "BM": tiles.bm, "BN": tiles.bn}
+        meta |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        if whole:
+            launch(matmul.bytes_by_bytes, grid, *given, BK=tiles.bk, **meta)
+        else:
+            groups = weight.scale.shape[1]
+            launch(matmul.fp8_by_fp8, grid, *given, groups, WHOLE=weight.one_scale, BK=FP8_GROUP, **meta)
+
+    cuts.launch(Shape("int8" if whole else "e4m3", len(y), outputs, depth, 1), start)
 
 
 Multiply = Callable[[Product], None]
@@ -142,9 +153,9 @@ def _linears(o: Operands, members: list[tuple[str, str]], multiply: Multiply) ->
     for n, (weight, (_, bias)) in enumerate(zip(weights, members, strict=True)):
         y = o.result(n, len(x), weight.shape[-2])
         if packed is not None and (by_bytes[n] or by_fp8[n]):
-            _by_codes(packed, weight, y, o.vector(bias), residual)
+            _by_codes(packed, weight, y, o.vector(bias), residual, o.cuts)
         else:
-            multiply(Product(x, weight, y, o.vector(bias), residual))
+            multiply(Product(x, weight, y, o.cuts, o.vector(bias), residual))
 
 
 def linear(o: Operands, multiply: Multiply = Product.run) -> None:
@@ -158,7 +169,7 @@ def linear_group(o: Operands, multiply: Multiply = Product.run) -> None:
 def head_linear(o: Operands) -> None:
     x, weight = o["x"], o.weight("weight")
     heads, outputs, _ = weight.shape
-    Product(x, weight, o.result(0, len(x), heads * outputs), heads=heads).run()
+    Product(x, weight, o.result(0, len(x), heads * outputs), o.cuts, heads=heads).run()
 
 
 def embed(o: Operands) -> None:
@@ -210,7 +221,7 @@ def _experts(o: Operands, members: list[tuple[str, str]]) -> None:
         weight = o.weight(name)
         y = o.result(n, o["ids"].numel(), weight.shape[-2])
         shared = 1 if o.attr("per_choice") else choices
-        Product(x, weight, y, o.vector(bias), None, 1, shared, grouping).run()
+        Product(x, weight, y, o.cuts, o.vector(bias), None, 1, shared, grouping).run()
 
 
 def moe_linear(o: Operands) -> None:
