@@ -2,7 +2,8 @@
 
 usage: stages.py MODEL...      (bar: 5 % of a step at 0.6 B weights and 32 sequences)
 
-Streams of random prompts run with stage 3 in a thread of its own, and with its work done in the loop's thread, in turn.
+Streams of random prompts run with stage 3 in a thread of its own, and with its work done in the loop's thread, in turn: on the
+processor, which has all its cores busy in a step, and on an emulated device, which leaves them to the host while a step runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,15 @@ import numpy as np
 from result import write
 
 from engine import LLM, SamplingParams
+from engine.backend.v1 import Frame, Limits, Segment, StepFn
 from engine.program.execute import StepSession
 from engine.runtime.outputs import RequestOutput
+from engine.testing.devices import NullDevice
 
 STREAMS, PROMPT, TOKENS = 32, 16, 64
 BAR = 0.05
+STEP_S = 0.003
+"""Of the emulated device: a decode step of a small model on a GPU."""
 
 
 class Watch:
@@ -63,11 +68,28 @@ def streamed(llm: LLM, rng: np.random.Generator) -> float:
     return STREAMS * TOKENS / (time.perf_counter() - begun)
 
 
-def measure(model: Path, threads: int, rounds: int, watch: Watch) -> dict[str, Any]:
+def emulate(seconds: float) -> None:
+    """Steps of the null device take so long, in which the thread sleeps, as it waits for a device."""
+    plain = NullDevice.compile
+
+    def compile_(device: NullDevice, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn:
+        run = plain(device, segment, limits, states)
+
+        def slowed(frame: Frame) -> None:
+            if segment.name.startswith("body"):
+                time.sleep(seconds)
+            run(frame)
+
+        return slowed
+
+    NullDevice.compile = compile_  # type: ignore[method-assign]
+
+
+def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) -> dict[str, Any]:
     rng = np.random.default_rng()
     rates: dict[bool, list[float]] = {True: [], False: []}
     between: dict[bool, list[float]] = {True: [], False: []}
-    with LLM(model, backend="cpu", threads=threads, max_num_seqs=STREAMS, max_model_len=PROMPT + TOKENS) as llm:
+    with LLM(model, backend=backend, threads=threads, max_num_seqs=STREAMS, max_model_len=PROMPT + TOKENS) as llm:
         core, stage3 = llm.engine._core, llm.engine._stage3
         for number in range(rounds + 1):
             for beside in (True, False) if number % 2 else (False, True):
@@ -80,6 +102,7 @@ def measure(model: Path, threads: int, rounds: int, watch: Watch) -> dict[str, A
     ratios = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
     found = {
         "model": model.name,
+        "backend": backend if backend == "cpu" else f"a device that takes {STEP_S * 1e3:g} ms a step",
         "host_share": statistics.median(between[True]),
         "host_share_in_the_loop": statistics.median(between[False]),
         "tok_s": statistics.median(rates[True]),
@@ -96,7 +119,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     given = parser.parse_args()
     watch = Watch()
-    found = [measure(model, given.threads, given.rounds, watch) for model in given.models]
+    found = [measure(model, "cpu", given.threads, given.rounds, watch) for model in given.models]
+    emulate(STEP_S)
+    found.append(measure(given.models[0], "null", given.threads, given.rounds, watch))
     print(write("stages", {"threads": given.threads, "streams": STREAMS, "bar": BAR, "models": found}))
 
 

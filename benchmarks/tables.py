@@ -200,6 +200,22 @@ def mebibytes(result: dict[str, Any], *names: str) -> str:
     return "; ".join(f"{result[f'memory_{name}'] / 2**20:.0f} MiB" for name in names)
 
 
+def stages() -> str:
+    """What the host takes of a step, and what text beside the loop gains."""
+    result = load("stages")
+    name = {"cpu": f"processor, {result['threads']} threads"}
+    what = f"{result['models'][0]['model']}, {result['streams']} sequences on"
+    lines = [
+        f"| {what} | between steps | tok/s | of those with text made in the loop |",
+        "|---|---|---|---|",
+        *(
+            f"| {name.get(m['backend'], m['backend'])} | {m['host_share']:.1%} | {m['tok_s']:.0f} | {m['gain']:.2f} |"
+            for m in result["models"]
+        ),
+    ]
+    return "\n".join([*lines, "", origin(result)])
+
+
 def profile() -> str:
     """Milliseconds a step by kernel, a column a work."""
     result = load("step-profile")
@@ -227,6 +243,7 @@ TABLES = {
         "step-profile": profile,
         "cpu-peers-epyc": epyc,
         "opencl-peers": opencl,
+        "stages": stages,
         "serving-soak": soak,
     },
 }
