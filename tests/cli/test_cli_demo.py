@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
+from engine import LLM, SamplingParams
 from engine.demo import MODEL
 
 COMMAND = [sys.executable, "-m", "engine.cli.main"]
@@ -29,6 +31,18 @@ def test_generate_without_a_model(engine):
     assert engine("generate", MODEL, text, "--max-tokens", 12, *GREEDY).out == done.out
     ids = engine("generate", "--prompt-ids", "1 300", "--max-tokens", 2, *GREEDY)
     assert ids.status == 0 and ids.err.startswith(NOTE)
+
+
+def test_generate_samples_as_the_makers_recommend(engine):
+    """The demo's recommend a temperature of 0.3; an option goes before that, the default's own value too."""
+    ask = ("generate", "Once upon a time", "--max-tokens", 40, "--seed", 7, "--backend", "cpu")
+    plain = engine(*ask).out
+    assert plain == engine(*ask, "--temperature", 0.3).out != engine(*ask, "--temperature", 1).out
+    assert engine("generate", "Once", "--beams", 2, "--max-tokens", 4, "--backend", "cpu").status == 0
+    with LLM(MODEL, backend="cpu") as llm:
+        assert llm.default_sampling_params == SamplingParams(temperature=llm.loaded.checkpoint.sampling["temperature"])
+        seeded = [replace(llm.default_sampling_params, seed=7, max_tokens=40)]
+        assert llm.generate(["Once upon a time"], seeded)[0].outputs[0].text == plain[:-1]
 
 
 @pytest.mark.parametrize("given", ["missing.gguf", str(MODEL)])

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import MODEL_HELP, EngineOptions, FormOptions, SamplingOptions
+from engine.cli.options import MODEL_HELP, EngineOptions, FormOptions, SamplingOptions, given_options
 from engine.errors import UsageError
 
 _OWN = ("system", "max_tokens", "attach", "think", "reasoning", "markdown", "context_full", "save", "database")
@@ -92,9 +92,9 @@ def chat(
       engine chat --export md --id 12 > fox.md
     """
     from engine.chat.loop import open_source, open_store, resumed, run
-    from engine.chat.settings import load_settings
+    from engine.chat.settings import ENGINE, SAMPLING, load_settings
 
-    settings = load_settings(_flags(context))
+    settings = load_settings(given_options(context, (*_OWN, *SAMPLING, *ENGINE)))
     settings.model = model or settings.model
     store = open_store(settings)
     if listing or search is not None or export is not None or delete is not None:
@@ -108,15 +108,6 @@ def chat(
     talk.system = settings.system if settings.system is not None else talk.system
     source = open_source(settings, settings.model or (None if settings.attach else talk.model or None))
     run(settings, talk, source, store, outputs, message, file or ())
-
-
-def _flags(context: typer.Context) -> dict[str, Any]:
-    """The settings among the flags that were given."""
-    from engine.chat.settings import ENGINE, SAMPLING
-
-    given = {name: value for name, value in context.params.items() if name in (*_OWN, *SAMPLING, *ENGINE)}
-    source = context.get_parameter_source
-    return {name: value for name, value in given.items() if getattr(source(name), "name", "") == "COMMANDLINE"}
 
 
 def _new() -> Any:

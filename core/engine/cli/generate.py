@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engine.cli.demo import OptionalModel, model_and_text, model_or_demo
-from engine.cli.options import AsJson, EngineOptions, FormOptions, SamplingOptions, parse_integers
+from engine.cli.options import AsJson, EngineOptions, FormOptions, SamplingOptions, given_options, parse_integers
 from engine.cli.running import Stopwatch, Streamed, note, open_llm, rates, read_stdin
 from engine.errors import UsageError
 
@@ -20,6 +21,7 @@ _EARLY_STOPPING = {"true": True, "false": False}
 
 
 def generate(
+    context: typer.Context,
     model: OptionalModel = None,
     prompt: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text to complete; - reads it from stdin, as it is.")
@@ -54,7 +56,8 @@ def generate(
 ) -> None:
     """Complete a raw text.
 
-    The model's beginning of sequence is put before it, and no template applied.
+    The model's beginning of sequence is put before it, and no template applied. Tokens are sampled as the model's makers
+    recommend, unless options say otherwise.
 
     The completion alone goes to stdout, as it comes, and a newline after it; all else goes to stderr.
 
@@ -99,6 +102,10 @@ def generate(
     loading = Stopwatch()
     with open_llm(model_or_demo(model), engine.settings()) as llm:
         load_s = loading.read()
+        if beams is None:
+            recommended: dict[str, Any] = {**llm.loaded.checkpoint.sampling}
+            said = given_options(context, recommended)
+            params = replace(params, **{name: value for name, value in recommended.items() if name not in said})
         output = Streamed(llm, echo=not as_json).run(wanted, params)
         timings = {"load_s": load_s, **rates(output)}
         if as_json:

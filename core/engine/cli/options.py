@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -95,7 +95,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How tokens are chosen. The defaults sample from the model's own distribution, as vLLM's do."""
+    """How tokens are chosen. Where an option is not given it is as the model's makers recommend, else its default here, with
+    which tokens are sampled from the model's own distribution."""
 
     temperature: Annotated[
         float, typer.Option(help="0 takes the likeliest token; 1 samples from the model's own distribution.")
@@ -209,6 +210,13 @@ def _options(group: Any) -> list[inspect.Parameter]:
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
         for f in fields(group)
     ]
+
+
+def given_options(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
+    """Those of these options that are on the command line."""
+    source = context.get_parameter_source
+    wanted = set(names) & context.params.keys()
+    return {name: context.params[name] for name in wanted if getattr(source(name), "name", "") == "COMMANDLINE"}
 
 
 def parse_integers(text: str, name: str, separator: str | None = None) -> list[int]:

@@ -40,6 +40,12 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer
 
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """Those of requests that give none: what the model's makers recommend, over the defaults."""
+        recommended: dict[str, Any] = {**self.loaded.checkpoint.sampling}
+        return SamplingParams(**recommended)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -50,7 +56,7 @@ class LLM:
         """Complete each prompt (a text, token ids, or a mapping of either); results in the order of the prompts.
         ``on_output`` sees every output as it comes."""
         given = listed(prompts)
-        params = _params(sampling_params, SamplingParams, len(given))
+        params = _params(sampling_params, self.default_sampling_params, len(given))
         encoded = [self.engine.encode(prompt) for prompt in given]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(texts, encoded, params, on_output, priority)
@@ -65,7 +71,7 @@ class LLM:
         given = listed(prompts)
         encoded = [self.engine.encode(prompt) for prompt in given]
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
-        return self._run(texts, encoded, _params(params, BeamSearchParams, len(given)), None, priority)
+        return self._run(texts, encoded, _params(params, BeamSearchParams(), len(given)), None, priority)
 
     def chat(
         self,
@@ -78,7 +84,9 @@ class LLM:
         several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         texts = [self.render(conversation, **template) for conversation in several]
         encoded = [self.engine.encode(text, parse_special=True) for text in texts]
-        return self._run(texts, encoded, _params(sampling_params, SamplingParams, len(texts)), on_output, None)
+        return self._run(
+            texts, encoded, _params(sampling_params, self.default_sampling_params, len(texts)), on_output, None
+        )
 
     def embed(
         self,
@@ -182,10 +190,11 @@ class LLM:
         self.close()
 
 
-def _params(given: P | Sequence[P] | None, kind: type[P], count: int) -> list[P]:
+def _params(given: P | Sequence[P] | None, default: P, count: int) -> list[P]:
     """One set of parameters a prompt."""
+    kind = type(default)
     if given is None or isinstance(given, kind):
-        return [given or kind()] * count
+        return [given or default] * count
     several = list(given) if isinstance(given, Sequence) else [given]
     wrong = next((each for each in several if not isinstance(each, kind)), None)
     if wrong is not None:
