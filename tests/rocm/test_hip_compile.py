@@ -19,6 +19,7 @@ MOST_SHARED = 65_536
 VARIANTS = {
     "attention f16 128": ("attention.hip", sources.attention(128, 8, 16, "bf16", "f16")),
     "attention int8 128": ("attention.hip", sources.attention(128, 4, 16, "bf16", "int8")),
+    "attention fp8 128": ("attention.hip", sources.attention(128, 4, 16, "bf16", "fp8")),
     "attention bf16 256": ("attention.hip", sources.attention(256, 2, 16, "bf16", "bf16")),
     "attention f16 64": ("attention.hip", sources.attention(64, 1, 32, "f16", "f16")),
     "gemv Q8_0": ("gemv.hip", sources.gemv(REPACKED["Q8_0"], 1, "bf16", "bf16", "f16")),
@@ -55,7 +56,7 @@ def test_amd(target, tmp_path):
         shared = [int(size) for size in re.findall(r"\.group_segment_fixed_size:\s*(\d+)", text)]
         assert spilled and not any(spilled), f"{target}, {label}"
         assert max(shared) <= MOST_SHARED, f"{target}, {label}"
-        if not label.startswith(("norm", "attention int8")):
+        if not label.startswith(("norm", "attention int8", "attention fp8")):
             assert re.search(r"global_load_(dwordx4|b128)", text), f"{target}, {label}"
 
 

@@ -58,6 +58,7 @@ def _plain(argument):
     [
         (64, "f16, 8/2 heads of 64"),
         pytest.param(32, "int8, 6/6 heads of 32", marks=pytest.mark.slow),
+        pytest.param(64, "fp8,", marks=pytest.mark.slow),
         pytest.param(64, "bf16, 8/1 heads of 128", marks=pytest.mark.slow),
         pytest.param(32, "f32, 8/8 heads of 48", marks=pytest.mark.slow),
     ],

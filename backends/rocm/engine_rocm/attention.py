@@ -31,7 +31,8 @@ class HipAttention:
         assert k is not None
         kv_heads, width = o.attr("kv_heads"), o.attr("head_dim")
         group = o.attr("heads") // kv_heads
-        options = sources.attention(width, group, o.attr("block_size"), _TAGS[q.dtype], _TAGS[k.dtype])
+        kv = "fp8" if k.dtype == torch.uint8 else _TAGS[k.dtype]
+        options = sources.attention(width, group, o.attr("block_size"), _TAGS[q.dtype], kv)
         kernels = self.runtime.kernels("attention.hip", options)
         starts, offsets, table = step.lists
         sequences, table_width = table.shape
@@ -48,10 +49,7 @@ class HipAttention:
 
 
 def takes(o: Operands) -> bool:
-    """Whether the kernel takes a call: no latent cache and none of fp8, heads of a width that it has, sinks in f32."""
-    sinks, k = o.vector("sinks"), o.state("k")
-    assert k is not None
-    if k.dtype == torch.uint8:
-        return False
+    """Whether the kernel takes a call: no latent cache, heads of a width that it has, sinks in f32."""
+    sinks = o.vector("sinks")
     known = sources.refusal(o.attr("head_dim")) is None and o.state("v") is not None
     return known and (sinks is None or sinks.dtype == torch.float32) and len(o["page_table"]) > 0

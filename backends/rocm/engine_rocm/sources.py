@@ -67,4 +67,4 @@ def norm(width: int, act: str, residual: str = "f32") -> Options:
 
 
 def _c_type(tag: str) -> str:
-    return "i8" if tag == "int8" else tag
+    return {"int8": "i8", "fp8": "e4m3"}.get(tag, tag)

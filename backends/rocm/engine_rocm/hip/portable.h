@@ -1,7 +1,7 @@
 // What the kernels need of a GPU: clang's HIP (hipRTC, too), CUDA (nvcc, NVRTC), or lockstep.h of the tests on the CPU.
 //
 // WARP: threads that exchange registers. thread(), lane(), block(axis), barrier(), shuffle_xor(), exp2_of(), root_of(),
-// nearest(); storage types f32, f16, bf16, i8 and u8, which are read by number() and written by put().
+// nearest(); storage types f32, f16, bf16, e4m3, i8 and u8, which are read by number() and written by put().
 #pragma once
 
 #if defined(__HIP__)
@@ -72,6 +72,7 @@ typedef signed char i8;
 typedef unsigned char u8;
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
+struct e4m3 { unsigned char bits; };  // as the OCP has it
 
 union Bits {
   float number;
@@ -91,6 +92,10 @@ DEVICE float number(i8 x) { return x; }
 DEVICE float number(u8 x) { return x; }
 DEVICE float number(f16 x) { return of_half(x.bits); }
 DEVICE float number(bf16 x) { return of_bits((unsigned)x.bits << 16); }
+DEVICE float number(e4m3 x) {  // moved to where f16 has its exponent and the rest, a number is 2^-8 of itself
+  const unsigned size = x.bits & 0x7F;
+  return size == 0x7F ? no_number() : of_half((x.bits & 0x80) << 8 | size << 7) * 256;
+}
 DEVICE void put(f32* to, float x) { *to = x; }
 DEVICE void put(f16* to, float x) { to->bits = to_half(x); }
 DEVICE void put(bf16* to, float x) {  // to nearest, ties to even; NaN stays one
