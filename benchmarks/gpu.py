@@ -4,9 +4,10 @@ usage: gpu.py [--backend cuda|rocm] [--sizes full|tiny] [--skip SECTION,...] [--
 
 Sections: ops (the conformance kit's random cases of every op), attention (decode beside float64 and the copy bandwidth),
 matmul (4096^3 in each precision beside torch's own), weights (products of few rows with 4 bits beside the copy bandwidth),
-hip (the HIP sources through the run-time compiler, beside Triton's answers), model (a random llama of 8 billion
-parameters in bf16: decode rates beside what reading weights and cache at the copy bandwidth would take, the same with decode
-steps that are launched as they come, beside those that are recorded, and the time to a first token). Figures are medians, and
+swap (blocks of a cache to the host's pinned pages and back, bit for bit), hip (the HIP sources through the run-time compiler,
+beside Triton's answers), model (a random llama of 8 billion parameters in bf16: decode rates beside what reading weights and
+cache at the copy bandwidth would take, the same with decode steps that are launched as they come, beside those that are
+recorded, and the time to a first token). Figures are medians, and
 each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it is met. A section that fails says
 so, and the exit status is 1. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that it runs and
 nothing else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
@@ -33,6 +34,7 @@ from result import write
 
 from engine import SamplingParams
 from engine.backend.registry import open_device
+from engine.backend.v1 import block_access_of
 from engine.ops import OPS
 from engine.testing.checks import check_op
 
@@ -173,6 +175,23 @@ class Run:
                 found[f"{format_}, {rows} rows"] = {"gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
         return found
 
+    def swap(self) -> Figures:
+        device, (_, kv_heads, width) = self.bench.device, self.sizes.heads
+        shape = (max(self.sizes.copy >> 19, 4), BLOCK, kv_heads, width)
+        state = torch.randn(shape, device=self.bench.where).to(torch.float16)
+        blocks = np.random.default_rng().permutation(shape[0]).astype(np.int32)
+        access = block_access_of(device)
+        assert access is not None
+        rows = access.export_blocks(state, blocks)
+        assert np.array_equal(rows, state.cpu().numpy()[blocks]), "saved blocks are not those of the cache"
+        pinned = torch.from_numpy(rows).is_pinned()
+        assert pinned == state.is_cuda, "saved blocks lie in pages that the GPU cannot read by itself"
+        back = access.import_blocks(torch.zeros_like(state), blocks, rows)
+        assert torch.equal(back, state), "restored blocks are not what was saved"
+        out = self.bench.seconds(lambda: access.export_blocks(state, blocks))
+        into = self.bench.seconds(lambda: access.import_blocks(back, blocks, rows))
+        return {f"{rows.nbytes} bytes": {"out_gb_s": rows.nbytes / out / 1e9, "in_gb_s": rows.nbytes / into / 1e9}}
+
     def hip(self) -> Figures:
         """The device with kernels in HIP C++, through NVRTC or hipRTC."""
         if self.bench.where.type != "cuda":
@@ -286,8 +305,8 @@ def one_scale(weight: Any, nbytes: int) -> Any:
 
 
 SECTIONS = {
-    "ops": Run.ops, "attention": Run.attention, "matmul": Run.matmul, "weights": Run.weights, "hip": Run.hip,
-    "model": Run.whole_model,
+    "ops": Run.ops, "attention": Run.attention, "matmul": Run.matmul, "weights": Run.weights, "swap": Run.swap,
+    "hip": Run.hip, "model": Run.whole_model,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.backend.registry import discover
+from engine.backend.v1 import HOST_DTYPES
 from engine.runtime.llm import LLM
 from engine.sampling import SamplingParams
 from engine.testing import models
@@ -102,3 +103,31 @@ def test_it_tells_the_story(device, stories):
         with LLM(stories / "stories260K-f32.gguf", backend=backend) as llm:
             texts.append(llm.generate("Once upon a time", params)[0].outputs[0].text)
     assert texts[0] == texts[1] and "girl named Lily" in texts[0]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8", "u8"])
+def test_swapped_blocks_come_back(device, dtype):
+    rng = np.random.default_rng()
+    state = device.alloc((6, 4, 2, 8), dtype)
+    rows = rng.integers(0, 255, (2, 4, 2, 8)).astype(HOST_DTYPES[dtype])
+    state = device.import_blocks(state, np.array([4, 1], np.int32), rows)
+    found = device.export_blocks(state, np.array([1, 4, 0], np.int32))
+    rows[:] = 1  # neither the state nor what was saved is the same memory
+    again = device.export_blocks(state, np.array([1, 4, 0], np.int32))
+    np.testing.assert_array_equal(found, again)
+    assert (found[:2] != 1).any() and not found[2].any()
+    device.import_blocks(state, np.array([1], np.int32), rows[:1])
+    np.testing.assert_array_equal(found, again)
+
+
+@pytest.mark.slow
+def test_swapped_sequences_go_on(device, tmp_path):
+    rng = np.random.default_rng()
+    folder, prompts = write_checkpoint("llama", tmp_path / "llama", rng), models.random_prompts(rng, (20, 25, 30))
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    tokens = []
+    for settings in ({}, {"kv_cache_tokens": 96, "preemption": "swap"}):
+        with LLM(folder, backend="cuda", max_model_len=64, max_num_seqs=3, **settings) as llm:
+            tokens.append([out.outputs[0].token_ids for out in llm.generate(prompts, params)])
+            swapped = llm.engine.scheduler_stats().swaps if settings else None
+    assert tokens[0] == tokens[1] and swapped

@@ -33,7 +33,7 @@ def _run(*options, **environment):
 def test_it_runs_on_the_cpu():
     found = _run("--sizes", "tiny", TRITON_INTERPRET="1", ENGINE_CUDA_GRAPHS="1", ENGINE_CUDA_GRAPH_SIZES="1,2")
     assert found["ops"]["cases"] > 0 and "interpreter" in found["device"]
-    for section in ("attention", "matmul", "weights", "model"):
+    for section in ("attention", "matmul", "weights", "swap", "model"):
         figures = [value for value in found[section].values() if isinstance(value, dict)]
         assert figures and all(number > 0 for figure in figures for number in figure.values()), section
     assert any("fp8" in name for name in found["attention"]) and "launched again" in found["model"]["graphs"]

@@ -50,6 +50,21 @@ def all_from_host(arrays: Sequence[Array], device: torch.device) -> list[torch.T
 
 def to_host(value: torch.Tensor) -> Array:
     """A copy on the host, once it is computed."""
-    host = value.detach().to("cpu", copy=True)
+    return _array(value.detach().to("cpu", copy=True))
+
+
+def to_pages(value: torch.Tensor) -> Array:
+    """The same in pages that the GPU writes, and later reads, by itself: for what is large and goes back and forth."""
+    pages = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+    return _array(pages.copy_(value))
+
+
+def from_pages(array: Array, device: torch.device) -> torch.Tensor:
+    """What ``to_pages`` gave, read where it lies; on the CPU it is the same memory."""
+    host = torch.from_numpy(array)
+    return (host.view(torch.bfloat16) if array.dtype == np.uint16 else host).to(device)
+
+
+def _array(host: torch.Tensor) -> Array:
     array: Array = (host.view(torch.uint16) if host.dtype == torch.bfloat16 else host).numpy()
     return array

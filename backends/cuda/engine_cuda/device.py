@@ -28,7 +28,7 @@ from engine.backend.v1 import (
     available_memory,
 )
 
-from .arrays import DTYPES, all_from_host, from_host, to_host
+from .arrays import DTYPES, all_from_host, from_host, from_pages, to_host, to_pages
 from .cuts import cuts_of
 from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
@@ -138,10 +138,10 @@ class CudaDevice:
         return TorchCollectives(group, self.where)
 
     def export_blocks(self, state: torch.Tensor, blocks: Array) -> Array:
-        return to_host(state[from_host(blocks, self.where).long()])
+        return to_pages(state[from_host(blocks, self.where).long()])
 
     def import_blocks(self, state: torch.Tensor, blocks: Array, rows: Array) -> torch.Tensor:
-        state[from_host(blocks, self.where).long()] = from_host(rows, self.where)
+        state[from_host(blocks, self.where).long()] = from_pages(rows, self.where)
         return state
 
     def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:

@@ -441,7 +441,8 @@ def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Tuned:
-    """(api 1.1) A kernel that was measured: what it computes and how, seconds in the usual way and in the fastest."""
+    """(api 1.1) A kernel that was measured: what it computes and how, seconds in the usual way (inf if that is not possible) and
+    in the fastest."""
 
     what: str
     usual_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,7 +52,10 @@ def tune(
     with open_llm(model, settings) as llm, Wait("Tuning") as wait:
         tuning = _tuned(llm, steps, wait)
     if as_json:
-        print(json.dumps({"path": tuning.path, "kernels": [vars(found) for found in tuning.found]}))
+        kernels = [
+            {**vars(found), "usual_s": found.usual_s if isfinite(found.usual_s) else None} for found in tuning.found
+        ]
+        print(json.dumps({"path": tuning.path, "kernels": kernels}))
     else:
         _print(tuning)
 
@@ -87,6 +91,7 @@ def _step(llm: LLM, tokens: int) -> None:
 
 
 def _gain(found: Tuned) -> float:
+    """Without bound where the usual way is not possible on this card."""
     return found.usual_s / found.best_s if found.best_s else 1.0
 
 
