@@ -7,10 +7,10 @@ matmul (4096^3 in each precision beside torch's own), weights (products of few r
 swap (blocks of a cache to the host's pinned pages and back, bit for bit), hip (the HIP sources through the run-time compiler,
 beside Triton's answers), model (a random llama of 8 billion parameters in bf16: decode rates beside what reading weights and
 cache at the copy bandwidth would take, the same with decode steps that are launched as they come, beside those that are
-recorded, and the time to a first token). Figures are medians, and
-each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it is met. A section that fails says
-so, and the exit status is 1. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that it runs and
-nothing else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
+recorded, the time to a first token, and transformers' continuous batching beside it where that is installed). Figures are
+medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it is met. A section that
+fails says so, and the exit status is 1. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that
+it runs and nothing else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 from gpu_calls import TAGS, Bench, distance
 from gpu_model import embedding_bytes, write_model
+from gpu_peers import decode_rates
 from result import write
 
 from engine import SamplingParams
@@ -247,6 +249,7 @@ class Run:
                 memory = llm.loaded.memory
                 token = sum(group.bytes_a_token for group in memory.groups)
                 weights = memory.weights - embedding_bytes(model)
+            peers = self._transformers(model, [case for case in cases if case.decode])
         for case, result in zip(cases, results, strict=True):
             assert result.skipped is None, result.skipped
             if case.prompt:
@@ -255,7 +258,23 @@ class Run:
             rate = float(np.median(result.decode))
             floor = (weights + case.batch * (case.depth + case.decode / 2) * token) / self.bandwidth
             found[f"decode, {case.batch} x {case.depth}"] = {"tok_s": rate, "of_floor": rate * floor / case.batch}
+            if case in peers:
+                found[f"transformers, {case.batch} x {case.depth}"] = {"tok_s": peers[case]["tok_s"]}
+                found[f"by transformers, {case.batch} x {case.depth}"] = {"ratio": rate / peers[case]["tok_s"]}
+                found[f"transformers' setting, {case.batch} x {case.depth}"] = peers[case]["setting"]
         return found
+
+    def _transformers(self, model: Path, cases: list[Any]) -> dict[Any, Figures]:
+        """Its rates; nothing where it is not installed or fails, which takes nothing from the engine's own."""
+        if find_spec("transformers") is None:
+            return {}
+        if self.bench.where.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            return decode_rates(model, cases, self.bench.where, self.bench.act)
+        except Exception:
+            traceback.print_exc()
+            return {}
 
     def _without_graphs(self, llm: Any, measure: Callable[[Any], Any], results: list[Any]) -> Figures:
         """How decode steps were launched; what they make of it to be recorded, and that tokens are the same without."""

@@ -37,6 +37,7 @@ def test_it_runs_on_the_cpu():
         figures = [value for value in found[section].values() if isinstance(value, dict)]
         assert figures and all(number > 0 for figure in figures for number in figure.values()), section
     assert any("fp8" in name for name in found["attention"]) and "launched again" in found["model"]["graphs"]
+    assert {"transformers, 1 x 16", "by transformers, 2 x 16"} <= found["model"].keys()
     assert found["bars"] and not any(bar["met"] for bar in found["bars"])
 
 
