@@ -59,6 +59,11 @@ class Running:
             assert time.monotonic() < end, "the server did not get there"
             time.sleep(0.005)
 
+    def wait_until_logged(self, **fields: Any) -> None:
+        """Until the last line of the log has these: it is written when an answer has been sent, which its reader may be
+        ahead of."""
+        self.wait_until(lambda: bool(self.logs) and fields.items() <= self.logs[-1].items())
+
     def wait_until_free(self) -> None:
         """Until no request is left and no block is held."""
         admission = next(iter(self.models.by_name.values())).admission

@@ -53,7 +53,7 @@ def test_a_client_that_leaves_frees_all_blocks(running):
         assert running.used_blocks()
         stream.leave()
     running.wait_until_free()
-    assert running.logs[-1]["gone"]
+    running.wait_until_logged(gone=True)
 
 
 def test_a_client_that_leaves_before_a_whole_answer(running):

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import EngineOptions, Model
+from engine.cli.demo import OptionalModel, model_or_demo
+from engine.cli.options import EngineOptions
 from engine.cli.running import find_model, note
 from engine.errors import UsageError
 from engine.serve.settings import ServeOptions
@@ -43,7 +44,7 @@ class LoadOptions:
 
 
 def serve(
-    model: Model,
+    model: OptionalModel = None,
     *,
     also: Annotated[
         list[str] | None,
@@ -73,7 +74,7 @@ def serve(
 
     keys = load_keys(serving.key_file)
     further = _further(also or ())
-    path = find_model(model)
+    path = find_model(model_or_demo(model))
     models = {serving.name or short_name(path): path, **{name: find_model(one) for name, one in further.items()}}
     run(models, engine.settings() | load.settings(), serving, keys, note)
 
