@@ -63,7 +63,7 @@ class Cuts:
 
     def launch(self, shape: Shape, start: Callable[[Tiles], None]) -> None:
         """``start`` with the tiles of this shape."""
-        tiles = self._found.get(shape.name)
+        tiles = self._found.get(shape.name) if self._found else None  # a name costs as much as a small launch
         if tiles is None:
             tiles = shape.usual() if self._tuning is None else self._fastest(shape, start, self._tuning.found)
         start(tiles)

@@ -11,7 +11,6 @@ that does not name the feature is skipped. Defaults never change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -23,6 +22,9 @@ from .collectives import CollectivesError as CollectivesError
 from .collectives import CollectivesManifest as CollectivesManifest
 from .collectives import Group as Group
 from .collectives import collectives_of as collectives_of
+from .tuning import Tuned as Tuned
+from .tuning import Tuning as Tuning
+from .tuning import tuning_of as tuning_of
 
 if TYPE_CHECKING:
     from ..ops import OPS as OPS
@@ -437,30 +439,6 @@ def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]]
     """Optional on a device (api 1.1): ``copy_in_all(arrays)`` gives what ``copy_in`` gives of each, for a device that brings
     many small arrays sooner together. Each value is freed by itself."""
     return getattr(device, "copy_in_all", None)
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """(api 1.1) A kernel that was measured: what it computes and how, seconds in the usual way (inf if that is not possible) and
-    in the fastest."""
-
-    what: str
-    usual_s: float
-    best_s: float
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """(api 1.1) ``path``: where the fastest ways are kept when the tuning ends. ``found``: what has been measured so far."""
-
-    path: str
-    found: list[Tuned]
-
-
-def tuning_of(device: Device) -> Callable[[], AbstractContextManager[Tuning]] | None:
-    """Optional on a device (api 1.1): in steps within ``tuning()`` each kernel of which the device has no figures is run in all
-    the ways that it knows, and the fastest is kept, for later processes too. The results are those of any other step."""
-    return getattr(device, "tuning", None)
 
 
 @dataclass(frozen=True)
