@@ -96,21 +96,41 @@ def test_traced_steps_give_the_same_answers(llama, monkeypatch):
 def test_traces_are_few(llama, monkeypatch):
     """A page table grows with the context; its traces are for powers of two, and no more than TRACES are kept."""
     monkeypatch.setenv("ENGINE_METAL_COMPILE", "1")
-    made = []
+    made, asked = [], []
 
-    def counted(segment, limits, traced):
-        made.append(compile_segment(segment, limits, traced))
-        return made[-1]
+    def recorded(segment, limits, traced):
+        body = compile_segment(segment, limits, traced)
+        find = body._trace
+        body._trace = lambda dims: asked.append(dims) or find(dims)
+        made.append(body)
+        return body
 
-    monkeypatch.setattr("engine_metal.device.compile_segment", counted)
+    monkeypatch.setattr("engine_metal.device.compile_segment", recorded)
     with LLM(llama, backend="metal", **{**SETTINGS, "block_size": 8}) as llm:
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=60, ignore_eos=True))
-        body = made[0]
-        assert {dims.P for dims in body._traces} == {1, 2, 4, 8}
-        assert all(dims.T == dims.S == 1 for dims in body._traces)
-        for width in range(TRACES + 5):
-            body._trace(Dims(T=1, S=1, P=width))
-        assert len(body._traces) == TRACES
+    assert {dims.P for dims in asked} == {1, 2, 4, 8}
+    assert all(dims.T == dims.S == 1 for dims in asked)
+    traces = {made[0]._trace(Dims(T=1, S=1, P=width)) for width in range(TRACES + 5)}
+    assert len(traces) == TRACES + 5 and len(made[0]._kept.traces) == TRACES
+
+
+LEFT_OPEN = """
+import sys
+from engine import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], backend="metal", max_model_len=128, max_num_seqs=2, block_size=64)
+llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
+"""
+
+
+def test_a_process_that_traced_ends_well(llama):
+    """MLX frees a thread's traces when the thread ends, with Python's lock, which an interpreter that is ending gives to no
+    thread: processes aborted, some three of ten that ended beside others."""
+    environment = {**os.environ, "ENGINE_METAL_COMPILE": "1"}
+    command = [sys.executable, "-c", LEFT_OPEN, str(llama)]
+    for _ in range(4):
+        some = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+        assert [(one.communicate()[1][-500:], one.returncode) for one in some] == [("", 0)] * 4
 
 
 def test_no_room_for_a_model_is_a_sentence(llama, limit, monkeypatch):

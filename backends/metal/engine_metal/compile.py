@@ -3,6 +3,7 @@ sizes, so they are traced with mx.compile."""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,6 +25,14 @@ def compile_segment(segment: Segment, limits: Limits, traced: bool) -> StepFn:
     return _Segment(segment, limits, traced)
 
 
+class _Traces(threading.local):
+    """What a thread has traced. MLX keeps traces a thread, too, and frees them after Python's part of the thread has ended; the
+    process aborts when the interpreter is ending by then. So they go first, with this."""
+
+    def __init__(self) -> None:
+        self.traces: OrderedDict[Dims, Traced] = OrderedDict()
+
+
 class _Segment:
     def __init__(self, segment: Segment, limits: Limits, traced: bool) -> None:
         self._fns = [bound.provider.bind(bound, limits) for bound in segment.calls]
@@ -32,7 +41,7 @@ class _Segment:
         self._outputs = [value.id for value in segment.outputs]
         self._states = sorted({name for bound in segment.calls for name in bound.call.states.values()})
         self._traced = traced and not any(bound.call.op in EAGER for bound in segment.calls)
-        self._traces: OrderedDict[Dims, Traced] = OrderedDict()
+        self._kept = _Traces()
 
     def __call__(self, frame: Frame) -> None:
         dims = frame.dims
@@ -54,12 +63,13 @@ class _Segment:
 
     def _trace(self, dims: Dims) -> Traced:
         """The trace for steps of one size, which is made when it is called first."""
-        if dims not in self._traces:
-            self._traces[dims] = mx.compile(lambda arrays: self._whole(dims, arrays))
-            if len(self._traces) > TRACES:
-                self._traces.popitem(last=False)
-        self._traces.move_to_end(dims)
-        return self._traces[dims]
+        traces = self._kept.traces
+        if dims not in traces:
+            traces[dims] = mx.compile(lambda arrays: self._whole(dims, arrays))
+            if len(traces) > TRACES:
+                traces.popitem(last=False)
+        traces.move_to_end(dims)
+        return traces[dims]
 
     def _whole(self, dims: Dims, arrays: Sequence[mx.array]) -> list[mx.array]:
         values = dict(zip(self._inputs, arrays, strict=False))
