@@ -80,7 +80,7 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path, mo
     monkeypatch.setenv("ENGINE_MARKDOWN", "false")
     settings = load_settings({"temperature": 0.9})
     assert (settings.temperature, settings.top_p, settings.think, settings.markdown) == (0.9, 0.3, "fold", False)
-    assert settings.stop == ["a", "b"] and settings.max_batch_tokens == 512
+    assert settings.stop == ["a", "b"] and settings.max_batch_tokens is None
     change(settings, "max_tokens", "7")
     change(settings, "stop", "END")
     assert (settings.max_tokens, settings.stop) == (7, ["END"])

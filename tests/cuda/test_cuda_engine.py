@@ -8,9 +8,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from engine.backend.registry import discover
 from engine.backend.v1 import HOST_DTYPES
+from engine.errors import ConfigError
 from engine.runtime.llm import LLM
 from engine.sampling import SamplingParams
 from engine.testing import models
@@ -131,3 +133,13 @@ def test_swapped_sequences_go_on(device, tmp_path):
             tokens.append([out.outputs[0].token_ids for out in llm.generate(prompts, params)])
             swapped = llm.engine.scheduler_stats().swaps if settings else None
     assert tokens[0] == tokens[1] and swapped
+
+
+def test_a_gpu_without_room_is_a_sentence(device, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
+    monkeypatch.setattr("engine_cuda.device.torch.zeros", full)
+    with pytest.raises(ConfigError, match=r"There is no room for .* GB of KV cache"):
+        LLM(folder, backend="cuda", max_model_len=32)

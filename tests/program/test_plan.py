@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import LLM
-from engine.backend.v1 import HOST_DTYPES, DeviceInfo
+from engine.backend.v1 import HOST_DTYPES, DeviceInfo, MemoryInfo
 from engine.errors import ConfigError
 from engine.formats import open_checkpoint
 from engine.kv import CacheGroup
@@ -22,6 +22,9 @@ from engine.program.pack import Packing
 from engine.program.place import Placer
 from engine.program.plan import Pools, check_device, kv_bytes_a_block, make_limits, make_plan
 from engine.program.segments import segments
+from engine.runtime.config import EngineConfig
+from engine.runtime.load import load
+from engine_reference import ReferenceDevice
 
 RESULTS = {"tokens", "status", "logprob", "top_ids", "top_logprobs"}
 
@@ -211,6 +214,24 @@ def test_a_context_that_the_memory_cannot_hold(llama):
     with LLM(llama, backend="reference", kv_cache_dtype="f16", kv_cache_memory=256 * 5 * 16) as llm:
         assert llm.loaded.max_model_len == 64
         assert any("limited to 64 of 256 tokens" in notice for notice in llm.loaded.notices)
+
+
+def test_a_device_with_memory_of_its_own_gives_the_cache_most_of_it(llama, monkeypatch):
+    def opened(free, info, **settings):
+        monkeypatch.setattr(ReferenceDevice, "memory_info", lambda _: MemoryInfo(free, free))
+        monkeypatch.setattr(ReferenceDevice, "describe", lambda _: info)
+        return load(EngineConfig(model=llama, backend="reference", **settings))
+
+    shared = DeviceInfo("host", "reference")
+    own = replace(shared, own_memory=True, step_tokens=96)
+    crowd = opened(1 << 40, shared, max_num_seqs=1024)
+    assert crowd.plan.limits.dims.T == 512 and crowd.memory.num_blocks == (64 * 1024 // 16 + 1,)
+    crowd = opened(1 << 40, own, max_num_seqs=1024)
+    assert crowd.plan.limits.dims.T == 96 and crowd.memory.num_blocks == (1024 * 256 // 16 + 1,)
+    assert opened(1 << 40, own, max_num_batched_tokens=7).plan.limits.dims.T == 7
+    free, many = 1 << 28, {"max_num_seqs": 4096, "kv_cache_tokens": 1 << 20, "kv_cache_dtype": "f32"}
+    for info, share in ((shared, 0.5), (own, 0.85)):
+        assert share - 0.01 < opened(free, info, **many).memory.kv / free <= share
 
 
 def test_a_device_is_refused_what_it_declares_and_the_core_cannot_keep(program):

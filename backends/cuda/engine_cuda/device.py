@@ -74,7 +74,10 @@ class CudaDevice:
         return self.where.type == "cuda"
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        return torch.zeros(shape, dtype=DTYPES[dtype], device=self.where)
+        try:
+            return torch.zeros(shape, dtype=DTYPES[dtype], device=self.where)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
 
     def free(self, value: torch.Tensor) -> None:
         """Reference counts do it."""
@@ -114,6 +117,8 @@ class CudaDevice:
             max_in_flight=2,
             details=details,
             decode_buckets=() if self.graphs.off else self.graphs.sizes,
+            own_memory=self.on_gpu,
+            step_tokens=2048 if self.on_gpu else 512,
         )
 
     def session(self, plan: Plan) -> Session:

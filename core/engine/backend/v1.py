@@ -300,7 +300,8 @@ class DeviceInfo:
     ``ranks`` (api 1.1): where the ranks of a group live, in "processes" of their own or in "threads" of one; each opens the
     device whose index is its rank. ``invariant_buckets``: those of the buckets in which no row
     depends on another, whatever the providers say; with --deterministic steps have no other size. ``alignment`` is shown, and
-    decides nothing.
+    decides nothing. ``own_memory`` (api 1.1): whether the memory is the device's alone, so that the KV cache may have most of
+    what is free. ``step_tokens`` (api 1.1): the most tokens of a step where the user names no number.
     """
 
     name: str
@@ -317,6 +318,8 @@ class DeviceInfo:
     details: Mapping[str, str] = field(default_factory=dict)
     ranks: str = "processes"
     decode_buckets: tuple[int, ...] = ()
+    own_memory: bool = False
+    step_tokens: int = 512
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ class EngineOptions:
         ),
     ] = None
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = 16
-    max_batch_tokens: Annotated[int, typer.Option(help="Most tokens that one step computes.")] = 512
+    max_batch_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens that one step computes; 512, or what the device proposes.")
+    ] = None
     max_context: Annotated[
         int | None, typer.Option(help="Most tokens of a sequence; the model's own context if not given.")
     ] = None
@@ -73,7 +75,9 @@ class EngineOptions:
     ] = None
 
     def settings(self, kv_dtype: str = "f16") -> dict[str, Any]:
-        """The same as keywords of ``LLM``; ``kv_dtype`` where none is given."""
+        """The same as keywords of ``LLM``, for one conversation at a time; ``kv_dtype`` where none is given."""
+        from ..runtime.config import USUAL_POOL_TOKENS
+
         return {
             "backend": self.backend,
             "place": self.place,
@@ -83,6 +87,7 @@ class EngineOptions:
             "kv_cache_dtype": self.kv_dtype or kv_dtype,
             "block_size": self.block_size,
             "max_num_batched_tokens": self.max_batch_tokens,
+            "kv_cache_tokens": USUAL_POOL_TOKENS,
             "max_model_len": self.max_context,
             "kv_allocator": self.kv_allocator,
             "preemption": self.preemption,

@@ -24,7 +24,10 @@ class LoadOptions:
 
     max_seqs: Annotated[int, typer.Option(help="Most sequences that run at a time.")] = 64
     kv_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that the KV cache holds; 65536, or one context if that is more.")
+        int | None,
+        typer.Option(
+            help="Tokens that the KV cache holds; 65536, or one context if that is more, or all that fit on a GPU."
+        ),
     ] = None
     policy: Annotated[
         str, typer.Option(help="Who goes first: fcfs, or priority, the lowest value of a request first.")

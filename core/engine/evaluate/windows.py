@@ -60,7 +60,7 @@ def choose_context(model: Path, context: int | None) -> int:
 def load_for_logits(model: Path, context: int, progress: Progress | None, **settings: Any) -> Loaded:
     """The model with room for one window, its logits kept; ``settings`` are keywords of ``EngineConfig``."""
     vocab = load_model(open_checkpoint(model)).config.vocab
-    rows = max(1, min(512, _LOGIT_BYTES // (4 * vocab), settings.get("max_num_batched_tokens", 512)))
+    rows = max(1, min(512, _LOGIT_BYTES // (4 * vocab), settings.get("max_num_batched_tokens") or 512))
     own = {"max_model_len": context, "kv_cache_tokens": context, "max_num_seqs": rows, "max_num_batched_tokens": rows}
     return load(EngineConfig(model=model, keep=("logits",), **(settings | own)), progress)
 

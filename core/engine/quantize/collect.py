@@ -59,7 +59,7 @@ def collect(
     ids = ids[len(lead) :]
     sums = {name: _Sums(np.zeros((seen.experts, seen.cols)), np.zeros(seen.experts)) for name, seen in observed.items()}
     dtypes = {value.name: value.dtype for placed in loaded.placement.calls for value in placed.call.outputs}
-    step, width, none = loaded.config.max_num_batched_tokens, context - len(lead), np.zeros(0, np.int32)
+    step, width, none = loaded.plan.limits.dims.T, context - len(lead), np.zeros(0, np.int32)
     with Forward(loaded) as forward:
         for begin in range(0, len(ids), width):
             window = lead + ids[begin : begin + width]
@@ -89,7 +89,7 @@ def _load(
     names = {seen.x for seen in observed.values()} | {seen.ids for seen in observed.values() if seen.ids is not None}
     sizes = {value.name: value.shape for call in program.body for value in call.outputs}
     a_token = sum(4 * int(sizes[name][-1]) * int(str(sizes[name][0]).partition("*")[2] or 1) for name in names)
-    tokens = max(1, min(checked.max_num_batched_tokens, context, _KEPT_BYTES // a_token))
+    tokens = max(1, min(checked.max_num_batched_tokens or 512, context, _KEPT_BYTES // a_token))
     own = {"max_model_len": context, "kv_cache_tokens": context, "max_num_seqs": 1, "max_num_batched_tokens": tokens}
     config = EngineConfig(model=model, keep=tuple(sorted(names)), fused=False, **(dict(settings) | own))
     return load(config, progress), observed

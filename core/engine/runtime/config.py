@@ -15,22 +15,27 @@ MAX_SWAP_SPACE = 1 << 20
 MAX_RANKS = 64
 
 
+USUAL_POOL_TOKENS = 64 * 1024
+"""Tokens of the KV cache where nobody says how many, and the memory is others', too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Names are vLLM's where it has them.
 
-    ``kv_cache_memory`` is in bytes (None: what half of the free memory allows), ``kv_cache_tokens`` what is wanted of
-    it (None: 64 Ki, or one whole context if that is more); ``max_model_len`` None takes the model's own context, or
-    what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out; ``deterministic``
-    refuses a placement in which a sequence's tokens may depend on what else is in the batch; ``watchdog_s``
-    ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for allocators
-    that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
-    (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares
-    the model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``tensor_parallel_size``:
-    ranks that share each layer, with ``threads`` and ``kv_cache_memory`` each; ``collectives`` names how they exchange
-    values ("auto": the device's own, or the best over the host). ``warm_up``: a device that takes steps of fixed sizes
-    compiles all of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in
-    chunks that make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
+    ``kv_cache_memory`` is in bytes (None: half of the free memory, or 85 % of that which is a device's own),
+    ``kv_cache_tokens`` what is wanted of it (None: 64 Ki, or one whole context if that is more; of a device's own memory all
+    that the sequences may take); ``max_num_batched_tokens`` None is what the device proposes; ``max_model_len`` None takes
+    the model's own context, or what the KV memory holds if that is less, which is reported; ``without`` takes an op's
+    providers out; ``deterministic`` refuses a placement in which a sequence's tokens may depend on what else is in the batch;
+    ``watchdog_s`` ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for
+    allocators that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
+    (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares the
+    model out among devices (``program/rules.py``); what it does not name is ``backend``'s. ``tensor_parallel_size``: ranks
+    that share each layer, with ``threads`` and ``kv_cache_memory`` each; ``collectives`` names how they exchange values
+    ("auto": the device's own, or the best over the host). ``warm_up``: a device that takes steps of fixed sizes compiles all
+    of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in chunks that
+    make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
     ``max_num_batched_tokens``, for the highest throughput.
     """
 
@@ -44,7 +49,7 @@ class EngineConfig:
     block_size: int = 16
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_tokens: int | None = None
     kv_allocator: str = "paged"
@@ -100,5 +105,5 @@ class EngineConfig:
             raise ConfigError("Ranks cannot swap to the host; with tensor_parallel_size preempt by recomputation.")
         if self.tensor_parallel_size > MAX_RANKS:
             raise ConfigError(f"tensor_parallel_size is {self.tensor_parallel_size}; it may be at most {MAX_RANKS}.")
-        if self.max_num_seqs > 4096 or self.max_num_batched_tokens > 1 << 16:
+        if self.max_num_seqs > 4096 or (self.max_num_batched_tokens or 0) > 1 << 16:
             raise ConfigError("max_num_seqs may be at most 4096, and max_num_batched_tokens at most 65536.")

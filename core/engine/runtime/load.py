@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from ..program.shard import shard
 from ..program.weights import stored_bytes
 from ..sampling.beam import MAX_CANDIDATES
 from ..scheduler import Scheduler, SchedulerConfig
-from .config import EngineConfig
+from .config import USUAL_POOL_TOKENS, EngineConfig
 from .ranks import Ranks
 
 Progress = Callable[[str, int, int], None]
@@ -146,20 +146,21 @@ def _load(
     placer = Placer(devices, config.without, config.round_trip, config.rules, rank)
     placement = placer.place(program, config.strict, config.fused, config.deterministic)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
-    length, blocks = _sizes(config, model, devices, placement, notices)
+    infos = {place: device.describe() for place, device in devices.items()}
+    step = config.max_num_batched_tokens or min(info.step_tokens for info in infos.values())
+    length, blocks = _sizes(config, model, _pools(config, devices, placement, step), infos, notices)
     if rank is not None:
         length, *counts = together(partial(rank.least, (length, *blocks)))
         blocks = tuple(counts)
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     packing = Packing(placement, report)
-    batched = min(config.max_num_batched_tokens, length * config.max_num_seqs)
-    infos = [device.describe() for device in devices.values()]
-    decodes = infos[0].decode_buckets if len(infos) == 1 else ()
+    batched = min(step, length * config.max_num_seqs)
+    decodes = next(iter(infos.values())).decode_buckets if len(infos) == 1 else ()
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
-    buckets = common_buckets([_buckets(info, config.deterministic) for info in infos])
+    buckets = common_buckets([_buckets(info, config.deterministic) for info in infos.values()])
     plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep, buckets)
-    for place, device in devices.items():
-        check_device(plan, device.describe(), place)
+    for place, info in infos.items():
+        check_device(plan, info, place)
     if config.preemption == "swap" and (why := swap_refusal(devices, plan)):
         raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
     return Loaded(
@@ -194,10 +195,10 @@ def _fallback_notice(placement: Placement) -> str:
 
 
 def _sizes(
-    config: EngineConfig, model: Model, devices: Mapping[str, Device], placement: Placement, notices: list[str]
+    config: EngineConfig, model: Model, pools: Sequence[Pools], infos: Mapping[str, DeviceInfo], notices: list[str]
 ) -> tuple[int, tuple[int, ...]]:
-    """The context's length and each pool's blocks: the pools hold one whole context and no more than the budget."""
-    pools = _pools(config, devices, placement)
+    """The context's length and each pool's blocks: the pools hold one whole context and no more than the budget, and where
+    no memory is a device's own, no more tokens than are usual."""
     length = config.max_model_len or model.config.max_context
     if config.max_model_len is not None and config.max_model_len > model.config.max_context:
         raise ConfigError(
@@ -211,13 +212,16 @@ def _sizes(
             f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB."
         )
         length = affordable
-    wanted = min(length * config.max_num_seqs, max(length, config.kv_cache_tokens or _DEFAULT_POOL_TOKENS))
+    most = length * config.max_num_seqs
+    usual = most if all(info.own_memory for info in infos.values()) else USUAL_POOL_TOKENS
+    wanted = min(most, max(length, config.kv_cache_tokens or usual))
     return length, tuple(min(counts) for counts in zip(*(pool.choose(wanted, length) for pool in pools), strict=True))
 
 
-def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Placement) -> list[Pools]:
-    """The pools as each device with a cache sees them: its layers' bytes and its share of the memory. Several devices, and
-    ranks, may lie in the same memory, so each takes its part of what is free there."""
+def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Placement, step: int) -> list[Pools]:
+    """The pools as each device with a cache sees them, in steps of at most so many tokens: its layers' bytes and its share of
+    the memory. Several devices may lie in the same memory, and ranks unless it is a device's own, so each takes its part of
+    what is free there."""
     weights: Counter[str] = Counter()
     refs = {(placed.place, ref.name): ref for placed in placement.calls for ref in placed.call.weights.values()}
     for (place, _), ref in refs.items():
@@ -226,14 +230,10 @@ def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Place
     total = sum(map(sum, sizes.values()))
     pools = []
     for place, a_block in sizes.items():
-        budget = max(devices[place].memory_info().free - weights[place], 0) // (
-            2 * len(sizes) * config.tensor_parallel_size
-        )
+        free = max(devices[place].memory_info().free - weights[place], 0) // len(sizes)
+        own = devices[place].describe().own_memory
+        budget = free * 17 // 20 if own else free // (2 * config.tensor_parallel_size)
         if config.kv_cache_memory is not None:
             budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
-        groups, sequences, chunk = placement.program.groups, config.max_num_seqs, config.max_num_batched_tokens
-        pools.append(Pools(groups, a_block, budget, sequences, chunk))
+        pools.append(Pools(placement.program.groups, a_block, budget, config.max_num_seqs, step))
     return pools
-
-
-_DEFAULT_POOL_TOKENS = 64 * 1024
