@@ -74,7 +74,7 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
 }
 
 template <class Packed>
-void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+void many_rows(int64_t rows, const uint8_t* strip, const uint8_t* next_strip, int64_t depth, const Scratch& s) {
   using C = ChunkOf<Packed>;
   C& chunk = *reinterpret_cast<C*>(s.chunk());
   const int64_t pitch = depth / Packed::kGroupSize;
@@ -85,6 +85,7 @@ void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch&
     unpack_chunk<Packed>(strip, size, chunk);
     strip += size / Packed::kUnit * Packed::kUnitBytes;
     // The tiles share in fetching the next chunk, in whole lines a group.
+    const uint8_t* const next = k + size < depth ? strip : next_strip;
     constexpr int64_t kNext = kChunk / Packed::kUnit * Packed::kUnitBytes;
     const int64_t groups = size / Packed::kGroupSize;
     const int64_t step = (kNext / (tiles * groups) + 63) / 64 * 64;
@@ -93,7 +94,7 @@ void many_rows(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch&
       const int64_t fetched = t * groups * step;
       kChunkTiles<C>[tile_start(rows, tiles, t + 1) - first - kLeastTileRows](
           chunk, k, size, s.rows() + first, depth, s.corrections() + first * pitch,
-          Ahead{strip + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
+          Ahead{next + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
     }
   }
 }
@@ -106,11 +107,11 @@ void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int6
 #endif
   const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
   for (int64_t strip = strip0; strip < strip1; ++strip) {
+    const uint8_t* const packed = product.matrix + strip * bytes;
     if (rows <= kFewRows)
-      kPackedTiles<Packed>[rows - 1](product.matrix + strip * bytes, product.depth, scratch.rows(), scratch.corrections(),
-                                     scratch.acc());
+      kPackedTiles<Packed>[rows - 1](packed, product.depth, scratch.rows(), scratch.corrections(), scratch.acc());
     else
-      many_rows<Packed>(rows, product.matrix + strip * bytes, product.depth, scratch);
+      many_rows<Packed>(rows, packed, packed + product.stride * bytes, product.depth, scratch);
     finish_strip(product, row0, rows, strip, scratch.acc());
   }
 }

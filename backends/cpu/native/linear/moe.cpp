@@ -161,6 +161,7 @@ class MoeLinear final : public Kernel {
         Product product = product_of(frame, i, e);
         product.x_rows = x_rows + starts[e];
         product.y_rows = y_rows + starts[e];
+        product.stride = team.size;
         multiply(product, rows, tasks, scratch_[team.index]);
       }
     }

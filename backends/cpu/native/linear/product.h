@@ -24,6 +24,7 @@ struct Product {
   const float* residual = nullptr;  // laid out as y
   const int32_t* x_rows = nullptr;
   const int32_t* y_rows = nullptr;
+  int64_t stride = 1;  // strips from one that a thread multiplies to the one that it will most likely multiply next
 };
 
 constexpr int64_t kBlockRows = 256;           // the most rows that are multiplied with a strip at a time,
