@@ -148,7 +148,7 @@ def _load(
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
     infos = {place: device.describe() for place, device in devices.items()}
     step = config.max_num_batched_tokens or min(info.step_tokens for info in infos.values())
-    length, blocks = _sizes(config, model, _pools(config, devices, placement, step), infos, notices)
+    length, blocks = _sizes(config, model, _pools(config, devices, infos, placement, step), infos, notices)
     if rank is not None:
         length, *counts = together(partial(rank.least, (length, *blocks)))
         blocks = tuple(counts)
@@ -218,7 +218,13 @@ def _sizes(
     return length, tuple(min(counts) for counts in zip(*(pool.choose(wanted, length) for pool in pools), strict=True))
 
 
-def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Placement, step: int) -> list[Pools]:
+def _pools(
+    config: EngineConfig,
+    devices: Mapping[str, Device],
+    infos: Mapping[str, DeviceInfo],
+    placement: Placement,
+    step: int,
+) -> list[Pools]:
     """The pools as each device with a cache sees them, in steps of at most so many tokens: its layers' bytes and its share of
     the memory. Several devices may lie in the same memory, and ranks unless it is a device's own, so each takes its part of
     what is free there."""
@@ -231,9 +237,12 @@ def _pools(config: EngineConfig, devices: Mapping[str, Device], placement: Place
     pools = []
     for place, a_block in sizes.items():
         free = max(devices[place].memory_info().free - weights[place], 0) // len(sizes)
-        own = devices[place].describe().own_memory
-        budget = free * 17 // 20 if own else free // (2 * config.tensor_parallel_size)
+        budget = int(_OWN_SHARE * free) if infos[place].own_memory else free // (2 * config.tensor_parallel_size)
         if config.kv_cache_memory is not None:
             budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
         pools.append(Pools(placement.program.groups, a_block, budget, config.max_num_seqs, step))
     return pools
+
+
+_OWN_SHARE = 0.85
+"""Of a device's own memory beside the weights; the rest is for what a step makes."""

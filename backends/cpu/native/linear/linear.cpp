@@ -71,7 +71,7 @@ class Linear final : public Kernel {
       products[i] = parts_[i];
       products[i].x = frame.values[reads_plain(parts_[i]) ? plain_ : packed_];
       products[i].y = output<float>(frame, outputs_[i]);
-      products[i].stride = rows <= kFewRows ? 1 : team.size;
+      products[i].stride = team.size;
       if (residual_ >= 0) products[i].residual = input<float>(frame, residual_);
     }
     if (rows == 0) return;
