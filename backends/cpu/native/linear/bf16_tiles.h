@@ -50,7 +50,7 @@ ENGINE_INLINE void add_pair(const uint8_t* weights, const uint32_t (&x)[kRows], 
 // memory.
 template <int kRows, bool kAhead>
 void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth, float* acc) {
-  static_assert(kRows <= kRowsAtOnce);
+  static_assert(kRows <= kTileRows);
   const uint8_t* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];

@@ -62,7 +62,7 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int index, int panel0, const fl
 // acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth). kAhead: the weights come from memory.
 template <class Dense, int kRows, bool kAhead>
 void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, float* acc) {
-  static_assert(kRows <= kRowsAtOnce);
+  static_assert(kRows <= kTileRows);
   const float* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];

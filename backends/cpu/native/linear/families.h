@@ -1,4 +1,4 @@
-// The families' parts in a product: direct tiles for few rows, unpacked chunks shared by many.
+// The families' parts in a product: one pass over a strip for few rows, tiles over its chunks for more.
 #pragma once
 
 #include <array>
@@ -15,30 +15,33 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// Rows of a tile over an unpacked chunk. More than kFewRows rows divide into tiles of kLeastTileRows to kTileRows.
-constexpr int kTileRows = kWideRegisters >= 32 ? 5 : kWideRegisters >= 8 ? 4 : 2;
+// Up to kOnePassRows rows memory is what takes the time, the longer the more bytes a weight has; more are divided into tiles of at most kTileRows, at least
+// kLeastTileRows. Up to kDirectRows read the weights as they are packed: to store them takes longer than to unpack them a tile.
+template <class Packed>
+constexpr int kOnePassRows = kWideRegisters < 32 ? kFewRows : Packed::kGroupSize == 16 ? 4 : Packed::kWide ? 8 : 6;
+constexpr int64_t kDirectRows = kWideRegisters >= 32 ? 32 : kFewRows;
 constexpr int kLeastTileRows = kWideRegisters >= 32 ? 3 : kWideRegisters >= 8 ? 2 : 1;
 static_assert(sizeof(Chunk<16, true, true>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, true>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 
-// One function for each number of rows: kPackedTiles[rows - 1], kDenseTiles[rows - 1], kBf16Tiles[rows - 1],
-// kChunkTiles[rows - kLeastTileRows].
+// One function for each number of rows: kOnePass[rows - 1], kTiles[rows - kLeastTileRows], kDenseTiles[rows - 1],
+// kBf16Tiles[rows - 1].
 template <class Packed>
-using PackedTile = decltype(&tile_packed<Packed, 1>);
+using OnePass = decltype(&multiply_in_one_pass<Packed, 1>);
 template <class Source>
-using ChunkTile = decltype(&tile_chunk<Source, 1>);
+using Tile = decltype(&add_groups<Source, 1>);
 template <class Dense>
 using DenseTile = decltype(&tile_dense<Dense, 1, true>);
 using Bf16Tile = decltype(&tile_bf16<1, true>);
 
 template <class Packed, int... kRows>
-constexpr std::array<PackedTile<Packed>, sizeof...(kRows)> packed_tiles(std::integer_sequence<int, kRows...>) {
-  return {tile_packed<Packed, kRows + 1>...};
+constexpr std::array<OnePass<Packed>, sizeof...(kRows)> one_passes(std::integer_sequence<int, kRows...>) {
+  return {multiply_in_one_pass<Packed, kRows + 1>...};
 }
 template <class Source, int... kRows>
-constexpr std::array<ChunkTile<Source>, sizeof...(kRows)> chunk_tiles(std::integer_sequence<int, kRows...>) {
-  return {tile_chunk<Source, kRows + kLeastTileRows>...};
+constexpr std::array<Tile<Source>, sizeof...(kRows)> tiles(std::integer_sequence<int, kRows...>) {
+  return {add_groups<Source, kRows + kLeastTileRows>...};
 }
 template <class Dense, bool kAhead, int... kRows>
 constexpr std::array<DenseTile<Dense>, sizeof...(kRows)> dense_tiles(std::integer_sequence<int, kRows...>) {
@@ -50,13 +53,13 @@ constexpr std::array<Bf16Tile, sizeof...(kRows)> bf16_tiles(std::integer_sequenc
 }
 
 template <class Packed>
-constexpr auto kPackedTiles = packed_tiles<Packed>(std::make_integer_sequence<int, kFewRows>());
+constexpr auto kOnePass = one_passes<Packed>(std::make_integer_sequence<int, kOnePassRows<Packed>>());
 template <class Source>
-constexpr auto kChunkTiles = chunk_tiles<Source>(std::make_integer_sequence<int, kTileRows - kLeastTileRows + 1>());
+constexpr auto kTiles = tiles<Source>(std::make_integer_sequence<int, kTileRows - kLeastTileRows + 1>());
 template <class Dense, bool kAhead>
-constexpr auto kDenseTiles = dense_tiles<Dense, kAhead>(std::make_integer_sequence<int, kRowsAtOnce>());
+constexpr auto kDenseTiles = dense_tiles<Dense, kAhead>(std::make_integer_sequence<int, kTileRows>());
 template <bool kAhead>
-constexpr auto kBf16Tiles = bf16_tiles<kAhead>(std::make_integer_sequence<int, kRowsAtOnce>());
+constexpr auto kBf16Tiles = bf16_tiles<kAhead>(std::make_integer_sequence<int, kTileRows>());
 
 // Tile t of `tiles` over `rows` rows begins here; tiles are as equal as can be.
 ENGINE_INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t t) { return rows * t / tiles; }
@@ -73,29 +76,40 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
     correct_row<Packed>(scratch.rows()[i], product.depth, scratch.corrections() + i * groups);
 }
 
-template <class Packed>
-void many_rows(int64_t rows, const uint8_t* strip, const uint8_t* next_strip, int64_t depth, const Scratch& s) {
-  using C = ChunkOf<Packed>;
-  C& chunk = *reinterpret_cast<C*>(s.chunk());
+// A chunk of a strip, `size` k from k on, to the sums of all rows. The tiles share in fetching the chunk at `next`, in whole
+// lines a group.
+template <class Packed, class Source>
+void add_chunk(const Source& source, int64_t k, int64_t size, int64_t rows, int64_t depth, const uint8_t* next, const Scratch& s) {
+  constexpr int64_t kNext = kChunk / Packed::kUnit * Packed::kUnitBytes;
   const int64_t pitch = depth / Packed::kGroupSize;
   const int64_t tiles = tiles_of(rows, kTileRows);
+  const int64_t steps = size / Packed::kGroupSize * (4 / kPassPanels);
+  const int64_t step = (kNext / (tiles * steps) + 63) / 64 * 64;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t first = tile_start(rows, tiles, t);
+    const int64_t fetched = t * steps * step;
+    const auto add = kTiles<Source>[tile_start(rows, tiles, t + 1) - first - kLeastTileRows];
+    add(source, k, size, s.rows() + first, depth, s.corrections() + first * pitch,
+        Ahead{next + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
+  }
+}
+
+template <class Packed>
+void multiply_packed_strip(int64_t rows, const uint8_t* strip, const uint8_t* next_strip, int64_t depth, const Scratch& s) {
+  if (rows <= kOnePassRows<Packed>) return kOnePass<Packed>[rows - 1](strip, depth, s.rows(), s.corrections(), s.acc());
+  auto& chunk = *reinterpret_cast<ChunkOf<Packed>*>(s.chunk());
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += kChunk) {
     const int64_t size = depth - k < kChunk ? depth - k : kChunk;
-    unpack_chunk<Packed>(strip, size, chunk);
-    strip += size / Packed::kUnit * Packed::kUnitBytes;
-    // The tiles share in fetching the next chunk, in whole lines a group.
-    const uint8_t* const next = k + size < depth ? strip : next_strip;
-    constexpr int64_t kNext = kChunk / Packed::kUnit * Packed::kUnitBytes;
-    const int64_t groups = size / Packed::kGroupSize;
-    const int64_t step = (kNext / (tiles * groups) + 63) / 64 * 64;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t first = tile_start(rows, tiles, t);
-      const int64_t fetched = t * groups * step;
-      kChunkTiles<C>[tile_start(rows, tiles, t + 1) - first - kLeastTileRows](
-          chunk, k, size, s.rows() + first, depth, s.corrections() + first * pitch,
-          Ahead{next + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
+    const uint8_t* const after = strip + size / Packed::kUnit * Packed::kUnitBytes;
+    const uint8_t* const next = k + size < depth ? after : next_strip;
+    if (rows <= kDirectRows) {
+      add_chunk<Packed>(Units<Packed>(strip), k, size, rows, depth, next, s);
+    } else {
+      unpack_chunk<Packed>(strip, size, chunk);
+      add_chunk<Packed>(chunk, k, size, rows, depth, next, s);
     }
+    strip = after;
   }
 }
 
@@ -108,10 +122,7 @@ void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int6
   const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
   for (int64_t strip = strip0; strip < strip1; ++strip) {
     const uint8_t* const packed = product.matrix + strip * bytes;
-    if (rows <= kFewRows)
-      kPackedTiles<Packed>[rows - 1](packed, product.depth, scratch.rows(), scratch.corrections(), scratch.acc());
-    else
-      many_rows<Packed>(rows, packed, packed + product.stride * bytes, product.depth, scratch);
+    multiply_packed_strip<Packed>(rows, packed, packed + product.stride * bytes, product.depth, scratch);
     finish_strip(product, row0, rows, strip, scratch.acc());
   }
 }
@@ -125,7 +136,7 @@ constexpr int64_t kWidenTiles = 2;  // with more tiles it pays to widen a chunk 
 
 template <class Dense>
 void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
-  const int64_t tiles = tiles_of(rows, kRowsAtOnce);
+  const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t chunk = tiles == 1 ? depth : kDenseChunk;
   const bool widen = tiles > kWidenTiles;
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
@@ -135,7 +146,7 @@ void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, con
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t first = tile_start(rows, tiles, t);
       const int64_t count = tile_start(rows, tiles, t + 1) - first;
-      const float* x[kRowsAtOnce];
+      const float* x[kTileRows];
       for (int64_t i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
       float* const acc = s.acc() + first * kStrip;
       if (widen)
@@ -161,7 +172,7 @@ constexpr int64_t kBf16Chunk = 256;  // k whose weights stay in the first-level 
 
 // The first tile of a chunk brings its weights near, for the others.
 inline void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
-  const int64_t tiles = tiles_of(rows, kRowsAtOnce);
+  const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t chunk = tiles == 1 ? depth : kBf16Chunk;
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += chunk, strip += chunk / 2 * kPairBytes) {
@@ -169,7 +180,7 @@ inline void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t dept
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t first = tile_start(rows, tiles, t);
       const int64_t count = tile_start(rows, tiles, t + 1) - first;
-      const uint8_t* x[kRowsAtOnce];
+      const uint8_t* x[kTileRows];
       for (int64_t i = 0; i < count; ++i) x[i] = s.rows()[first + i] + 2 * k;
       (t == 0 ? kBf16Tiles<true> : kBf16Tiles<false>)[count - 1](strip, x, size, s.acc() + first * kStrip);
     }

@@ -7,8 +7,10 @@
 // above 127, which takes other instructions on many machines.
 #pragma once
 
-#include "layout.h"
+#include <type_traits>
+
 #include "dot.h"
+#include "layout.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -138,9 +140,32 @@ struct W6 {
   ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
 };
 
-// A chunk of up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
-constexpr int kChunk = 256;
+constexpr int kChunk = 256;  // k that a tile's sums stay in registers for
 
+// Up to kChunk k of a strip as they are packed.
+template <class Packed>
+struct Units {
+  static constexpr int kGroupSize = Packed::kGroupSize, kInUnit = Packed::kUnit / kGroupSize;
+  static constexpr bool kMinimums = Packed::kMinimums, kWide = Packed::kWide;
+  static constexpr bool kOne = Packed::kUnit == kChunk;
+  std::conditional_t<kOne, Packed, const uint8_t*> units;
+
+  ENGINE_INLINE explicit Units(const uint8_t* source) : units(source) {}
+  ENGINE_INLINE decltype(auto) of(int group) const {
+    if constexpr (kOne)
+      return (units);
+    else
+      return Packed(units + group / kInUnit * Packed::kUnitBytes);
+  }
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return of(group).template weights<kStep>(group % kInUnit, panel);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const { return of(group).scale(group % kInUnit, panel); }
+  ENGINE_INLINE f32x16 minimum(int group, int panel) const { return of(group).minimum(group % kInUnit, panel); }
+};
+
+// Up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
 template <int kGroup_, bool kMinimums_, bool kWide_>
 struct Chunk {
   static constexpr int kGroupSize = kGroup_;

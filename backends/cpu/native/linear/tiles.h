@@ -9,16 +9,21 @@
 // are a row's corrections, one a group.
 #pragma once
 
+#include <cstring>
+
 #include "q8g32.h"
 #include "sources.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// Rows and panels whose integer sums are in registers together. Of 32 vector registers 24 hold sums, 4 weights and 1 an
-// activation; where a panel takes several registers, those of one panel.
-constexpr int kRowsAtOnce = kWideRegisters >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 2;
+// Of 32 vector registers the integer sums of a tile take up to 24, weights 2 or 4 and an activation 1; where a panel takes
+// several registers, its sums are those of one panel. Float sums are where the compiler puts them, unless a pass has only two
+// panels: then they are in registers, too, and a group stores nothing (each store costs as much as a product on Zen 4), but
+// weights that come from memory stream best in one pass.
+constexpr int kTileRows = kWideRegisters >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 2;
 constexpr int kPanelsAtOnce = kWideRegisters >= 32 ? 4 : 1;
+constexpr int kPassPanels = kWideRegisters >= 32 ? 2 : 4;  // with many rows
 
 // The sum of -q over group g.
 template <class Source>
@@ -61,37 +66,60 @@ ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const 
   }
 }
 
-// Adds one group to the sums of kRows rows. q: the rows' bytes of this group; scales: the rows' scales of it; nsums: theirs
-// of -q; corrections: of the group, rows `pitch` apart.
-template <int kRows, class Source>
-ENGINE_INLINE void add_group(const Source& source, int group, const int8_t* const* q, const float* const* scales,
-                             const int32_t* const* nsums, const int32_t* corrections, int64_t pitch, f32x16 (*sums)[4]) {
-#pragma GCC unroll 4
-  for (int panel0 = 0; panel0 < 4; panel0 += kPanelsAtOnce) {
-    i32x16 dots[kRows][kPanelsAtOnce];
-    const int8_t* bytes[kRows];
+// The rows of a tile, from some k on.
+template <int kRows>
+struct QuantizedRows {
+  const int8_t* q[kRows];
+  const float* scales[kRows];
+  const int32_t* nsums[kRows];
+  const int32_t* corrections;  // `pitch` from row to row
+  int64_t pitch;
+
+  ENGINE_INLINE int32_t correction(int row, int group) const { return corrections[row * pitch + group]; }
+
+  // k0 is a multiple of 32; corrections: of the first row, from its first group on.
+  template <int kGroupSize>
+  ENGINE_INLINE static QuantizedRows at(const uint8_t* const* rows, int64_t depth, int64_t k0, const int32_t* corrections) {
+    QuantizedRows tile;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      bytes[r] = q[r];
-      // Or the compiler keeps the group's activations for the next panel, on the stack.
-      if constexpr (kPanelsAtOnce < 4) asm("" : "+r"(bytes[r]));
-      const i32x16 start = splat_i32(!Source::kMinimums   ? corrections[r * pitch]
-                                     : kBase<Source> == 0 ? kDotBias
-                                                          : kDotBias - kBase<Source> * group_sum<Source>(nsums[r], group));
-#pragma GCC unroll 8
-      for (int p = 0; p < kPanelsAtOnce; ++p) dots[r][p] = start;
+      tile.q[r] = reinterpret_cast<const int8_t*>(rows[r]) + k0;
+      tile.scales[r] = q8g32_scales(rows[r], depth) + k0 / 32;
+      tile.nsums[r] = q8g32_sums(rows[r], depth) + k0 / 16;
     }
-    dot_steps<0>(source, group, panel0, bytes, dots);
+    tile.pitch = depth / kGroupSize;
+    tile.corrections = corrections + k0 / kGroupSize;
+    return tile;
+  }
+};
+
+// Adds one group of kPanels panels to the sums, from column `at` on, of kRows rows from kFirst on.
+template <int kFirst, int kRows, int kPanels, class Source, int kAll, int kWidth>
+ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at, const QuantizedRows<kAll>& rows,
+                             f32x16 (&sums)[kAll][kWidth]) {
+  i32x16 dots[kRows][kPanels];
+  const int8_t* q[kRows];
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanelsAtOnce; ++p) {
-      const f32x16 scale = source.scale(group, panel0 + p);
-      const f32x16 minimum = source.minimum(group, panel0 + p);
+  for (int r = 0; r < kRows; ++r) {
+    q[r] = rows.q[kFirst + r] + group * Source::kGroupSize;
+    // Or the compiler keeps the group's activations for the next panel, on the stack.
+    if constexpr (kPanels < kWidth) asm("" : "+r"(q[r]));
+    const i32x16 start = splat_i32(!Source::kMinimums   ? rows.correction(kFirst + r, group)
+                                   : kBase<Source> == 0 ? kDotBias
+                                                        : kDotBias - kBase<Source> * group_sum<Source>(rows.nsums[kFirst + r], group));
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        f32x16& sum = sums[r][panel0 + p];
-        sum = fma(scaled_dot(dots[r][p], scale), splat(*scales[r]), sum);
-        if constexpr (Source::kMinimums) sum = fma(minimum, splat(bit_cast<float>(corrections[r * pitch])), sum);
-      }
+    for (int p = 0; p < kPanels; ++p) dots[r][p] = start;
+  }
+  dot_steps<0>(source, group, panel0, q, dots);
+#pragma GCC unroll 8
+  for (int p = 0; p < kPanels; ++p) {
+    const f32x16 scale = source.scale(group, panel0 + p);
+    const f32x16 minimum = source.minimum(group, panel0 + p);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      f32x16& sum = sums[kFirst + r][at + p];
+      sum = fma(scaled_dot(dots[r][p], scale), splat(rows.scales[kFirst + r][group * Source::kGroupSize / 32]), sum);
+      if constexpr (Source::kMinimums) sum = fma(minimum, splat(bit_cast<float>(rows.correction(kFirst + r, group))), sum);
     }
   }
 }
@@ -109,67 +137,55 @@ struct Ahead {
   }
 };
 
-// Adds the groups of `depth` k that begin at k0 (a multiple of 32) of the rows (each `row_depth` deep), from the source's
-// first groups on.
-template <int kRows, class Source>
-ENGINE_INLINE void add_groups(const Source& source, const uint8_t* const* rows, int64_t row_depth, int64_t k0, int64_t depth,
-                              const int32_t* corrections, Ahead ahead, f32x16 (&sums)[kRows][4]) {
-  constexpr int kSize = Source::kGroupSize;
-  constexpr int kFirst = kRows <= kRowsAtOnce ? kRows : (kRows + 1) / 2;
-  const int64_t pitch = row_depth / kSize;
-  const int8_t* q[kRows];
-  const float* scales[kRows];
-  const int32_t* nsums[kRows];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    q[r] = reinterpret_cast<const int8_t*>(rows[r]) + k0;
-    scales[r] = q8g32_scales(rows[r], row_depth) + k0 / 32;
-    nsums[r] = q8g32_sums(rows[r], row_depth) + k0 / 16;
-  }
-  corrections += k0 / kSize;
-  for (int group = 0; group < depth / kSize; ++group) {
-    ahead.next();
-    add_group<kFirst>(source, group, q, scales, nsums, corrections + group, pitch, sums);
-    if constexpr (kFirst < kRows)
-      add_group<kRows - kFirst>(source, group, q + kFirst, scales + kFirst, nsums + kFirst,
-                                corrections + group + kFirst * pitch, pitch, sums + kFirst);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      q[r] += kSize;
-      if (kSize == 32 || group % 2 == 1) ++scales[r];
+// acc [kRows][64] = the product of a strip as it is packed, in one pass. Where all of the rows are too many for the registers,
+// each half of them adds a group in turn.
+template <class Packed, int kRows>
+void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* const* all, const int32_t* corrections, float* acc) {
+  constexpr int kFirst = kRows <= kTileRows ? kRows : (kRows + 1) / 2, kGroups = Packed::kUnit / Packed::kGroupSize;
+  f32x16 sums[kRows][4] = {};
+  for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
+    const Packed unit(strip);
+    const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, corrections);
+    Ahead ahead{strip + kPrefetchDistance, Packed::kUnitBytes / kGroups};
+    for (int group = 0; group < kGroups; ++group) {
+      ahead.next();
+#pragma GCC unroll 4
+      for (int panel = 0; panel < 4; panel += kPanelsAtOnce) {
+        add_group<0, kFirst, kPanelsAtOnce>(unit, group, panel, panel, rows, sums);
+        if constexpr (kFirst < kRows) add_group<kFirst, kRows - kFirst, kPanelsAtOnce>(unit, group, panel, panel, rows, sums);
+      }
     }
   }
-}
-
-template <int kRows>
-ENGINE_INLINE void store_sums(const f32x16 (&sums)[kRows][4], float* acc) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int p = 0; p < 4; ++p) store(acc + r * kStrip + 16 * p, sums[r][p]);
 }
 
-// A whole strip from its packed form: acc [kRows][64] = the product over all of depth.
-template <class Packed, int kRows>
-void tile_packed(const uint8_t* strip, int64_t depth, const uint8_t* const* rows, const int32_t* corrections, float* acc) {
-  constexpr int64_t kStep = Packed::kUnitBytes / (Packed::kUnit / Packed::kGroupSize);
-  f32x16 sums[kRows][4] = {};
-  for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes)
-    add_groups<kRows>(Packed(strip), rows, depth, k, Packed::kUnit, corrections, Ahead{strip + kPrefetchDistance, kStep}, sums);
-  store_sums(sums, acc);
-}
-
-// One chunk of a strip: acc [kRows][64] += its part.
+// acc [kRows][64] += the source's groups, `size` k that begin at k0 of the rows, which are `depth` deep.
 template <class Source, int kRows>
-void tile_chunk(const Source& chunk, int64_t k0, int64_t depth, const uint8_t* const* rows, int64_t row_depth,
+void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* const* all, int64_t depth,
                 const int32_t* corrections, Ahead ahead, float* acc) {
-  f32x16 sums[kRows][4];
+  const auto rows = QuantizedRows<kRows>::template at<Source::kGroupSize>(all, depth, k0, corrections);
+  const int groups = static_cast<int>(size / Source::kGroupSize);
+  constexpr int kPanels = kPassPanels < kPanelsAtOnce ? kPassPanels : kPanelsAtOnce;
+#pragma GCC unroll 1
+  for (int panel0 = 0; panel0 < 4; panel0 += kPassPanels) {
+    f32x16 sums[kRows][kPassPanels];
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int p = 0; p < kPassPanels; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
+    for (int group = 0; group < groups; ++group) {
+      ahead.next();
 #pragma GCC unroll 4
-    for (int p = 0; p < 4; ++p) sums[r][p] = load(acc + r * kStrip + 16 * p);
-  add_groups<kRows>(chunk, rows, row_depth, k0, depth, corrections, ahead, sums);
-  store_sums(sums, acc);
+      for (int p = 0; p < kPassPanels; p += kPanels) add_group<0, kRows, kPanels>(source, group, panel0 + p, p, rows, sums);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int p = 0; p < kPassPanels; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
+  }
 }
 
 }  // namespace ENGINE_ISA
