@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from itertools import pairwise
@@ -45,6 +46,17 @@ def test_without_a_model(engine):
     assert (done.status, done.err) == (0, "")
     assert re.search(r"reference +available: NumPy", done.out)
     assert all(re.search(rf"^ +{op} +reference$", done.out, re.MULTILINE) for op in OPS)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads are pinned on Linux only")
+def test_threads_are_pinned_or_refused(engine, llama):
+    done = engine("doctor", "--backend", "cpu", "--threads", "1", "--pin-threads", "--json")
+    assert done.status == 0
+    assert json.loads(done.out)["device"]["details"]["threads"] == "1, pinned"
+    for command in (("doctor",), ("doctor", llama), ("generate", llama, "a")):
+        done = engine(*command, "--backend", "cpu", "--threads", "999", "--pin-threads")
+        assert done.status == 2
+        assert re.search(r"999 threads cannot be pinned to \d+ processors; ask for at most as many\.", done.err)
 
 
 def test_without_a_model_as_json(engine, toy):

@@ -96,6 +96,28 @@ def test_little_kernels_between_others(isa: str, threads: int, poison: bool) -> 
             np.testing.assert_array_equal(got[1], sums)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads are pinned on Linux only")
+def test_pinned_threads_each_have_a_processor_and_the_caller_is_free() -> None:
+    processors, others = sorted(os.sched_getaffinity(0)), set(os.listdir("/proc/self/task"))
+    pool = native.Pool(len(processors), pin=True)
+    places = [os.sched_getaffinity(int(thread)) for thread in set(os.listdir("/proc/self/task")) - others]
+    assert sorted(map(sorted, places)) == [[processor] for processor in processors[1:]]
+    assert os.sched_getaffinity(0) == set(processors)
+    segment = native.Segment(pool, MAXIMA, 64)
+    for i in range(2):
+        segment.value(i, WIDTH * 4, "T", "f32")
+    segment.add("add", [0, 0], [1], numbers={"width": WIDTH})
+    segment.finish([0], [1])
+    x = np.random.default_rng().standard_normal((8, WIDTH)).astype(np.float32)
+    y = np.full_like(x, np.nan)
+    segment.run(dims(8), [x], [y])
+    np.testing.assert_array_equal(y, 2 * x)
+    with pytest.raises(
+        ValueError, match=f"{len(processors) + 1} threads cannot be pinned to {len(processors)} processors"
+    ):
+        native.Pool(len(processors) + 1, pin=True)
+
+
 def test_one_pool_under_several_segments_and_callers() -> None:
     pool = native.Pool(2)
     failures = []

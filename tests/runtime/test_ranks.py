@@ -172,6 +172,7 @@ def test_settings_are_checked(llama):
         ({"tensor_parallel_size": 65}, "it may be at most 64"),
         ({"tensor_parallel_size": 2, "place": "head: cpu"}, "not by both"),
         ({"tensor_parallel_size": 2, "preemption": "swap"}, "preempt by recomputation"),
+        ({"tensor_parallel_size": 2, "pin_threads": True}, "leave pin_threads out"),
         ({"tensor_parallel_size": 3}, "cannot be shared by 3 ranks"),
     ):
         with pytest.raises(ConfigError, match=sentence):

@@ -23,7 +23,8 @@ def _probe() -> Probe:
 def _open(index: int, options: Mapping[str, Any]) -> Device:
     from .device import CpuDevice
 
-    return CpuDevice(threads=options.get("threads"), isa=options.get("isa"))
+    pin = bool(options.get("pin_threads"))
+    return CpuDevice(threads=options.get("threads"), isa=options.get("isa"), pin_threads=pin)
 
 
 manifest = Manifest("cpu", API, _probe, _open)

@@ -32,11 +32,14 @@ _PAGE = 4096
 
 
 class CpuDevice:
-    """``threads`` None takes every core that this process may use; ``isa`` None the best variant, or ENGINE_CPU_ISA."""
+    """``threads`` None takes every core that this process may use; ``isa`` None the best variant, or ENGINE_CPU_ISA.
+    ``pin_threads`` keeps all threads but the one that runs steps on a core of their own each; ValueError where that cannot
+    be."""
 
-    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(self, threads: int | None = None, isa: str | None = None, pin_threads: bool = False) -> None:
         self.isa: str = isa or _native.isa()
-        self.pool = _native.Pool(threads or _cores())
+        self.pool = _native.Pool(threads or _cores(), pin_threads)
+        self._pinned = pin_threads
         self.packing = _native.PackQueue(self.pool.size)
         self._providers = make_providers(self)
 
@@ -64,7 +67,8 @@ class CpuDevice:
         return available_memory()
 
     def describe(self) -> DeviceInfo:
-        details = {"isa": self.isa, "threads": str(self.pool.size), "variants": " ".join(_native.isa_list())}
+        threads = f"{self.pool.size}, pinned" if self._pinned else str(self.pool.size)
+        details = {"isa": self.isa, "threads": threads, "variants": " ".join(_native.isa_list())}
         return DeviceInfo(
             name=f"cpu ({self.isa}, {self.pool.size} threads)", backend="cpu", kv_layouts=(CPU_LANES,), details=details
         )

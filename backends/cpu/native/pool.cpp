@@ -5,6 +5,7 @@
 #include <string>
 
 #ifdef __linux__
+#include <pthread.h>
 #include <sched.h>
 #endif
 
@@ -30,6 +31,31 @@ int processors() {
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
 #endif
   return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+// Keeps a thread on the processor that comes after `index` others among those that this process may use.
+void pin_thread(std::thread& thread, int index) {
+#ifdef __linux__
+  cpu_set_t all, one;
+  if (sched_getaffinity(0, sizeof(all), &all) != 0) throw std::invalid_argument("The system does not say which processors there are.");
+  int processor = 0;
+  for (int before = 0; !CPU_ISSET(processor, &all) || before++ < index;) ++processor;
+  CPU_ZERO(&one);
+  CPU_SET(processor, &one);
+  if (pthread_setaffinity_np(thread.native_handle(), sizeof(one), &one) != 0)
+    throw std::invalid_argument("The system refuses to keep a thread on one processor.");
+#else
+  (void)thread, (void)index;
+#endif
+}
+
+void check_pinning(int threads) {
+#ifndef __linux__
+  throw std::invalid_argument("Threads can be pinned on Linux only.");
+#endif
+  if (threads > processors())
+    throw std::invalid_argument(std::to_string(threads) + " threads cannot be pinned to " + std::to_string(processors()) +
+                                " processors; ask for at most as many.");
 }
 
 int checked(int threads) {
@@ -66,12 +92,21 @@ void Gate::wait(uint32_t seen, bool spin) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-Pool::Pool(int threads) : size_(checked(threads)), spin_(threads <= processors()) {
+Pool::Pool(int threads, bool pin) : size_(checked(threads)), spin_(threads <= processors()) {
+  if (pin) check_pinning(threads);
   threads_.reserve(size_ - 1);
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; pin && i < size_; ++i) pin_thread(threads_[i - 1], i);
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
   stop_.store(true, std::memory_order_relaxed);
   start_.open();
   for (std::thread& thread : threads_) thread.join();

@@ -28,8 +28,10 @@ class Gate {
 
 class Pool {
  public:
-  // `threads` in all, the caller of run() among them. Throws std::invalid_argument unless 1 <= threads <= 1024.
-  explicit Pool(int threads);
+  // `threads` in all, the caller of run() among them. `pin`: each of the others stays on a processor of its own. The caller's
+  // place is the system's choice, since threads that it starts would inherit it. Throws std::invalid_argument unless
+  // 1 <= threads <= 1024, and where threads cannot be pinned or are more than the processors.
+  explicit Pool(int threads, bool pin = false);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -58,6 +60,7 @@ class Pool {
 
  private:
   void work(int index);
+  void stop();
 
   const int size_;
   const bool spin_;  // false when there are more threads than processors: waiting must give the processor away

@@ -68,7 +68,7 @@ def device_report(engine: EngineOptions) -> dict[str, Any]:
     from engine.backend.registry import open_device
     from engine.cli.diagnosis import describe_device
 
-    return describe_device(open_device(engine.backend, {"threads": engine.threads}))
+    return describe_device(open_device(engine.backend, {"threads": engine.threads, "pin_threads": engine.pin_threads}))
 
 
 def _lines(report: dict[str, Any]) -> list[str]:

@@ -38,6 +38,9 @@ class EngineOptions:
     threads: Annotated[int | None, typer.Option(help="Threads of the CPU, for each rank; all cores if not given.")] = (
         None
     )
+    pin_threads: Annotated[
+        bool, typer.Option("--pin-threads", help="Keep each thread of the CPU but one on a core of its own.")
+    ] = False
     tensor_parallel: Annotated[
         int, typer.Option(metavar="RANKS", help="Share each layer among so many ranks, processes of this machine.")
     ] = 1
@@ -82,6 +85,7 @@ class EngineOptions:
             "backend": self.backend,
             "place": self.place,
             "threads": self.threads,
+            "pin_threads": self.pin_threads,
             "tensor_parallel_size": self.tensor_parallel,
             "collectives": self.collectives,
             "kv_cache_dtype": self.kv_dtype or kv_dtype,

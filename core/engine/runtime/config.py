@@ -36,13 +36,15 @@ class EngineConfig:
     ("auto": the device's own, or the best over the host). ``warm_up``: a device that takes steps of fixed sizes compiles all
     of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in chunks that
     make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
-    ``max_num_batched_tokens``, for the highest throughput.
+    ``max_num_batched_tokens``, for the highest throughput. ``pin_threads`` keeps the CPU's threads but one on cores of their
+    own.
     """
 
     model: Path
     backend: str = "auto"
     place: str | None = None
     threads: int | None = None
+    pin_threads: bool = False
     tensor_parallel_size: int = 1
     collectives: str = "auto"
     kv_cache_dtype: str = "f16"
@@ -101,6 +103,10 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value}; it must be at least 1.")
         if self.tensor_parallel_size > 1 and self.place is not None:
             raise ConfigError("A model is shared by place or by tensor_parallel_size, not by both; leave one out.")
+        if self.tensor_parallel_size > 1 and self.pin_threads:
+            raise ConfigError(
+                "Ranks share this machine's cores, and each would pin to the same; leave pin_threads out."
+            )
         if self.tensor_parallel_size > 1 and self.preemption == "swap":
             raise ConfigError("Ranks cannot swap to the host; with tensor_parallel_size preempt by recomputation.")
         if self.tensor_parallel_size > MAX_RANKS:

@@ -170,7 +170,7 @@ def _load(
 
 def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
     """The device that is asked for, by its index, or several by the names that the rules have for them."""
-    options = {"threads": config.threads_a_rank}
+    options = {"threads": config.threads_a_rank, "pin_threads": config.pin_threads}
     if config.place is None:
         return {"device": open_device(config.backend, options, index)}
     return {name: open_place(name, options) for name in config.rules.devices}
