@@ -30,8 +30,8 @@ def peers() -> str:
     return _peers("cpu-peers")
 
 
-def epyc() -> str:
-    return _peers("cpu-peers-epyc")
+def amx() -> str:
+    return _peers("cpu-peers-amx")
 
 
 def opencl() -> str:
@@ -241,7 +241,7 @@ TABLES = {
     },
     "docs/performance.md": {
         "step-profile": profile,
-        "cpu-peers-epyc": epyc,
+        "cpu-peers-amx": amx,
         "opencl-peers": opencl,
         "stages": stages,
         "serving-soak": soak,
