@@ -36,7 +36,7 @@ class Latent:
         blocks = width * len(self.contexts) + 2
         pages = np.random.default_rng().permutation(blocks)[: width * len(self.contexts)].astype(np.int32)
         pages = pages.reshape(-1, width)
-        # A token's key is a row, so the layouts "plain" and "cpu.lanes" are one.
+        # A token's key is a row, so the layouts "plain", "cpu.lanes" and "cpu.pairs" are one.
         states = [poisoned((blocks, block_size, 1, self.dim), HOST_DTYPES[dtype].type)]
         states += [poisoned((blocks, block_size, 1), np.float32)] if dtype == "int8" else []
         cache = {"kv_heads": 1, "head_dim": self.dim, "block_size": block_size, "kv_dtype": DTYPES.index(dtype)}
@@ -77,7 +77,9 @@ class Latent:
 def test_is_the_reference(isa, dtype, block_size):
     latent = Latent([0, 300, 17], [21, 1, 4], 5, 40, 33)
     for got, want in zip(*latent.run(block_size, dtype, isa), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(
+            got, want, **({"rtol": 3e-4, "atol": 3e-4} if dtype == "int8" else {"rtol": 2e-5, "atol": 2e-5})
+        )
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -25,7 +25,7 @@ from engine.backend.v1 import (
 
 from . import _native
 from .compile import compile_segment
-from .layouts import CPU_LANES
+from .layouts import CPU_LANES, CPU_PAIRS
 from .providers import CpuProvider, make_providers
 
 _PAGE = 4096
@@ -70,7 +70,10 @@ class CpuDevice:
         threads = f"{self.pool.size}, pinned" if self._pinned else str(self.pool.size)
         details = {"isa": self.isa, "threads": threads, "variants": " ".join(_native.isa_list())}
         return DeviceInfo(
-            name=f"cpu ({self.isa}, {self.pool.size} threads)", backend="cpu", kv_layouts=(CPU_LANES,), details=details
+            name=f"cpu ({self.isa}, {self.pool.size} threads)",
+            backend="cpu",
+            kv_layouts=(CPU_LANES, CPU_PAIRS),
+            details=details,
         )
 
     def session(self, plan: Plan) -> Session:

@@ -10,7 +10,7 @@ from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, 
 
 from . import lower, weights
 from .compile import Lowering, compile_segment
-from .layouts import CPU_LANES
+from .layouts import CPU_LANES, CPU_PAIRS
 
 if TYPE_CHECKING:
     from .device import CpuDevice
@@ -20,7 +20,7 @@ PACKED_ACTIVATIONS = frozenset({PACKED_ACTIVATION, "bf16"})
 GROUP = 32
 ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"})
 NO_LAYOUT: frozenset[str] = frozenset()
-KV_LAYOUTS = frozenset({CPU_LANES.name})
+KV_LAYOUTS = frozenset({CPU_LANES.name, CPU_PAIRS.name})
 
 Check = Callable[[Call], str | None]
 
@@ -107,6 +107,12 @@ def _packed_check(call: Call) -> str | None:
     return None
 
 
+def _pairs_check(call: Call) -> str | None:
+    if "k_scale" in call.states and call.attr("head_dim") % 2:
+        return f"the CPU's int8 caches take an even head_dim, and this one is {call.attr('head_dim')}."
+    return None
+
+
 def _quantize_check(call: Call) -> str | None:
     layout = call.attr("layout")
     return None if layout in PACKED_ACTIVATIONS else f"the CPU does not know the packed activation {layout}."
@@ -130,14 +136,16 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
 
     one("step_expand", lower.step_expand)
     one("kv_copy", lower.kv_copy, kv=True)
-    one("kv_write", lower.kv_write, "k_scale v_scale latent", kv=True)
+    one("kv_write", lower.kv_write, "k_scale v_scale latent", _pairs_check, kv=True)
     one(
         "rope_kv_write",
         lower.rope_kv_write,
         "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
+        _pairs_check,
         kv=True,
     )
-    one("attention", lower.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True)
+    features = "k_scale v_scale window softcap v_head_dim sinks contiguous"
+    one("attention", lower.attention, features, _pairs_check, kv=True)
     one("embed", lower.embed, "scale", _embed_check)
     one("quantize", lower.quantize, "scale", _quantize_check)
     one("gather_columns", lower.gather_columns, "chosen")

@@ -3,6 +3,7 @@
 // The cache is cut at multiples of kChunk tokens. For each row and chunk: m = max score, p = exp(score - m), l = sum p,
 // o = sum p v, all from scratch; then the chunks of a row are merged in order (as in flash decoding). So a row's bits
 // depend on its own tokens only, not on the tile, the thread or whether its chunks were computed apart.
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
@@ -11,23 +12,33 @@
 #include "../simd.h"
 #include "../simd_math.h"
 #include "../work_split.h"
+#include "attention_cache.h"
+#include "attention_int8.h"
 #include "attention_partial.h"
 #include "attention_plan.h"
+#include "attention_softmax.h"
 #include "attention_tile.h"
-#include "kv_layout.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
+// The queries of a tile: f32 [dim][rows], or i32 [dim / 2][rows] with a scale a row where the cache is int8.
+struct Queries {
+  float* rows;
+  float* scales;
+};
+
 // One thread's working memory.
 struct Workspace {
-  float* q;            // [kBlockTiles][dim][rows of the tile], scaled
+  Queries queries;     // of kBlockTiles tiles
   float* weights;      // [kTileRows][kChunk]: scores, then probabilities
+  int16_t* rounded;    // [kTileRows][kChunk]: those of int8 values, and the scale of each row
+  float* scales;
   float* chunk;        // [kTileRows] partials of the chunk in hand
   float* state;        // [kBlockTiles * kTileRows] partials so far
-  float* key_panel;    // a chunk's keys in f32, [kChunk / 16][dim][16],
-  float* value_panel;  // and its values, as ValueChunk has them
+  float* key_panel;    // a chunk's keys in f32, [kChunk / 16][dim][16], or in i16, [kChunk / 16][dim / 2][16][2],
+  float* value_panel;  // and its values, as ValueChunk or ValuePairs has them
   uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens, or from rows
   const void** pages;  // [kChunk] values of a chunk's blocks
   const void** ahead;  // [kChunk] what to prefetch beside each
@@ -54,7 +65,8 @@ class Attention final : public Kernel {
         offsets_(args.inputs.at(2)),
         table_(args.inputs.at(3)),
         out_(args.outputs.at(0)),
-        layout_(args),
+        cache_(args),
+        layout_(cache_.layout()),
         heads_(args.integer("heads")),
         group_(heads_ / layout_.heads),
         v_dim_(layout_.latent ? args.integer("v_head_dim") : layout_.dim),
@@ -68,8 +80,6 @@ class Attention final : public Kernel {
     if (v_dim_ < 1 || v_dim_ > layout_.dim) throw std::invalid_argument("v_head_dim is 1 to head_dim.");
     if (sinks_ != nullptr && (sinks_->family != "plain" || sinks_->columns != heads_))
       throw std::invalid_argument("sinks are a plain weight with one number a head.");
-    layout_.find_states(args, states_);
-    while (int64_t{1} << block_shift_ < layout_.block) ++block_shift_;
     reserve(args.integer("threads"));
   }
 
@@ -90,7 +100,8 @@ class Attention final : public Kernel {
   Span span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const;
   int64_t row_index(const Frame& frame, const TileTask& task, int32_t row) const;
   void write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const;
-  void load_queries(const Frame& frame, const TileTask& task, float* q) const;
+  Queries queries(const Workspace& work, int32_t tile) const;
+  void load_queries(const Frame& frame, const TileTask& task, const Workspace& work, const Queries& target) const;
   void merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const;
 
   template <class T>
@@ -98,6 +109,10 @@ class Attention final : public Kernel {
   template <class T>
   void run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work,
                  const Following& next, T*) const;
+  bool widens(int32_t tiles) const;
+  template <class T>
+  void run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk, bool widened,
+                const Workspace& work, const Queries& queries, float* partials, const Following& next, T* type) const;
   Following following(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t threads) const;
   template <class T>
   void widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
@@ -106,30 +121,28 @@ class Attention final : public Kernel {
                  const Workspace& work, float* state) const;
   template <int R, bool kPanel, class T>
   void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                 const Workspace& work, const float* q, float* partials, const Following& next, T*) const;
+                 const Workspace& work, const Queries& queries, float* partials, const Following& next, T*) const;
   template <bool kPanel, class T>
   void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                const Workspace& work, const float* q, float* partials, const Following& next, T* type) const;
+                const Workspace& work, const Queries& queries, float* partials, const Following& next, T* type) const;
   const int32_t* chunk_blocks(const Frame& frame, int32_t sequence, int64_t chunk) const;
   template <class T>
-  void find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Following& next,
-                  const Workspace& work, T*) const;
-  template <int R, bool kPanel, class T>
-  void all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, const float* q, T*) const;
+  void widen_values(const HeadBlocks& of, Span all, const Workspace& work) const;
   template <class T>
-  const T* key_tile(const int32_t* blocks, int64_t head, int32_t token, int32_t end, T* assembled) const;
-  const float* token_scale(int state, const int32_t* blocks, int64_t head, int32_t token) const;
-  f32x16 token_scales(int state, const int32_t* blocks, int64_t head, int32_t token, int32_t end) const;
-  void softmax(const int32_t* blocks, int64_t head, Span span, float* weights, Partial sums) const;
+  void find_pages(const HeadBlocks& of, Span all, int64_t end, const Following& next, const Workspace& work, T*) const;
+  template <int R, bool kPanel, class T>
+  void all_scores(const HeadBlocks& of, Span all, const Workspace& work, const Queries& queries, T*) const;
+  template <int R, bool kPanel, class T>
+  void sum_values(const Workspace& work, const Span* spans, Span all, Span shared, float* partials, T*) const;
 
   int q_, starts_, offsets_, table_, out_;
+  AttentionCache cache_;
   KvLayout layout_;
   int64_t heads_, group_, v_dim_, width_;
   float scale_, softcap_;
-  int32_t window_, block_shift_ = 0;
+  int32_t window_;
   std::shared_ptr<PackedWeight> sinks_;
   int64_t max_chunks_;
-  uint8_t* states_[4] = {};
   Buffer memory_, stored_;
   std::vector<Workspace> workspaces_;
 };
@@ -137,15 +150,18 @@ class Attention final : public Kernel {
 void Attention::reserve(int64_t threads) {
   const int64_t partials = kTileRows * (width_ + 16), queries = kBlockTiles * kTileRows * layout_.dim;
   const int64_t scores = kTileRows * kChunk, panels = kChunk * (layout_.dim + width_);
+  const int64_t rounded = scores / 2, scales = (1 + kBlockTiles) * kTileRows;
   const int64_t keys = layout_.lanes < 16 ? kVectors<1> * layout_.dim * 16 * 4 : 0;
-  const int64_t floats = queries + scores + (1 + kBlockTiles) * partials + panels;
+  const int64_t floats = scores + rounded + scales + queries + (1 + kBlockTiles) * partials + panels;
   const int64_t stride = (floats * 4 + keys + 2 * kChunk * sizeof(void*) + 63) / 64 * 64;
   memory_ = Buffer(threads * stride);
   for (int64_t i = 0; i < threads; ++i) {
     Workspace work;
     work.weights = reinterpret_cast<float*>(memory_.data() + i * stride);
-    work.q = work.weights + scores;
-    work.chunk = work.q + queries;
+    work.rounded = reinterpret_cast<int16_t*>(work.weights + scores);
+    work.scales = work.weights + scores + rounded;
+    work.queries = {work.scales + scales, work.scales + kTileRows};
+    work.chunk = work.queries.rows + queries;
     work.state = work.chunk + partials;
     work.key_panel = work.state + kBlockTiles * partials;
     work.value_panel = work.key_panel + kChunk * layout_.dim;
@@ -200,12 +216,20 @@ void Attention::write_result(const Frame& frame, const TileTask& task, int32_t r
     store_first(out + d, load(sums.o + d) * scale, v_dim_ - d < 16 ? v_dim_ - d : 16);
 }
 
-// The tile's queries as [dim][R]; rows beyond its own repeat the last.
-void Attention::load_queries(const Frame& frame, const TileTask& tile, float* target) const {
+Queries Attention::queries(const Workspace& work, int32_t tile) const {
+  return {work.queries.rows + tile * kTileRows * layout_.dim, work.queries.scales + tile * kTileRows};
+}
+
+// Rows beyond the tile's own repeat the last.
+void Attention::load_queries(const Frame& frame, const TileTask& tile, const Workspace& work,
+                             const Queries& target) const {
   const float* rows[16];
   for (int32_t r = 0; r < 16; ++r)
     rows[r] = input<float>(frame, q_) + row_index(frame, tile, r < tile.rows ? r : tile.rows - 1) * layout_.dim;
-  transpose_queries(rows, padded_rows(tile.rows), layout_.dim, scale_, target);
+  if (layout_.dtype != KvDtype::kInt8)
+    return transpose_queries(rows, padded_rows(tile.rows), layout_.dim, scale_, target.rows);
+  transpose_query_pairs(rows, padded_rows(tile.rows), layout_.dim, scale_, reinterpret_cast<int16_t*>(work.key_panel),
+                        reinterpret_cast<int32_t*>(target.rows), target.scales);
 }
 
 template <class T>
@@ -217,11 +241,14 @@ void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionP
       if (slot < 0) {
         run_block(frame, plan, task, work, following(frame, plan, task, team.size), type);
       } else {
-        load_queries(frame, task, work.q);
+        load_queries(frame, task, work, queries(work, 0));
         TileTask piece = task;
         piece.first_chunk += static_cast<int32_t>(mine - first);
         piece.chunks = 1;
-        dispatch<false>(frame, plan, piece, piece.first_chunk, work, work.q, stored(slot, mine - first), {}, type);
+        const bool widened = widens(1);
+        if (widened) widen_chunk(frame, plan, piece, piece.first_chunk, work, type);
+        run_tile(frame, plan, piece, piece.first_chunk, widened, work, queries(work, 0), stored(slot, mine - first), {},
+                 type);
       }
     }
   });
@@ -234,28 +261,30 @@ Following Attention::following(const Frame& frame, const AttentionPlan& plan, co
   if (task.rows > group_ || sequence >= frame.dims.S) return {};
   const int32_t start = input<int32_t>(frame, starts_)[sequence];
   const int64_t chunk = plan.first_token(start) / kChunk;
-  const int64_t left = (start >> block_shift_) + 1 - (chunk * kChunk >> block_shift_);
+  const int64_t left = (start >> cache_.block_shift()) + 1 - (chunk * kChunk >> cache_.block_shift());
   return {chunk_blocks(frame, static_cast<int32_t>(sequence), chunk), left, index % layout_.heads};
 }
 
-// All chunks of a block's tiles, merged as they come. Many tiles share a chunk's keys and values in f32.
+// Whether so many tiles share a chunk's keys and values in panels.
+bool Attention::widens(int32_t tiles) const {
+  if (layout_.lanes == 16) return tiles >= kPanelTiles;
+  return tiles >= 2 || layout_.dtype == KvDtype::kInt8;  // keys are put in order first, and int8 values, too
+}
+
+// All chunks of a block's tiles, merged as they come.
 template <class T>
 void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& block, const Workspace& work,
                           const Following& next, T* type) const {
-  const int64_t q_stride = kTileRows * layout_.dim, state_stride = kTileRows * (width_ + 16);
-  const bool widened = block.tiles >= (layout_.lanes == 16 ? kPanelTiles : 2);  // other keys are put in order first
-  for (int32_t i = 0; i < block.tiles; ++i) load_queries(frame, plan.tile(block, i), work.q + i * q_stride);
+  const int64_t state_stride = kTileRows * (width_ + 16);
+  const bool widened = widens(block.tiles);
+  for (int32_t i = 0; i < block.tiles; ++i) load_queries(frame, plan.tile(block, i), work, queries(work, i));
   for (int64_t chunk = block.first_chunk; chunk < block.first_chunk + block.chunks; ++chunk) {
     if (widened) widen_chunk(frame, plan, block, chunk, work, type);
     for (int32_t i = 0; i < block.tiles; ++i) {
       const TileTask tile = plan.tile(block, i);
       float* state = work.state + i * state_stride;
       float* partials = chunk == tile.first_chunk ? state : work.chunk;
-      if (widened)
-        dispatch<true>(frame, plan, tile, chunk, work, work.q + i * q_stride, partials, next,
-                       static_cast<float*>(nullptr));
-      else
-        dispatch<false>(frame, plan, tile, chunk, work, work.q + i * q_stride, partials, next, type);
+      run_tile(frame, plan, tile, chunk, widened, work, queries(work, i), partials, next, type);
       if (partials != state) add_chunk(frame, plan, tile, chunk, work, state);
     }
   }
@@ -299,183 +328,164 @@ void Attention::merge_tiles(const Frame& frame, const Team& team, const Attentio
   });
 }
 
+template <class T>
+void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
+                         bool widened, const Workspace& work, const Queries& queries, float* partials,
+                         const Following& next, T* type) const {
+  using Panel = std::conditional_t<kWholeNumbers<T>, int16_t, float>;
+  if (widened)
+    dispatch<true>(frame, plan, tile, chunk, work, queries, partials, next, static_cast<Panel*>(nullptr));
+  else
+    dispatch<false>(frame, plan, tile, chunk, work, queries, partials, next, type);
+}
+
 template <bool kPanel, class T>
 void Attention::dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                         const Workspace& work, const float* q, float* partials, const Following& next,
+                         const Workspace& work, const Queries& queries, float* partials, const Following& next,
                          T* type) const {
   const int32_t rows = padded_rows(tile.rows);
-  if constexpr (!kPanel) {  // the tiles of a larger block have at least six rows
-    if (rows == 1) return run_chunk<1, false>(frame, plan, tile, chunk, work, q, partials, next, type);
-    if (rows == 2) return run_chunk<2, false>(frame, plan, tile, chunk, work, q, partials, next, type);
-    if (rows == 4) return run_chunk<4, false>(frame, plan, tile, chunk, work, q, partials, next, type);
+  if constexpr (!std::is_same_v<T, float> || !kPanel) {  // the tiles of a larger block have at least six rows
+    if (rows == 1) return run_chunk<1, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
+    if (rows == 2) return run_chunk<2, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
+    if (rows == 4) return run_chunk<4, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
   }
-  if (rows == 6) return run_chunk<6, kPanel>(frame, plan, tile, chunk, work, q, partials, next, type);
-  if (rows == 8) return run_chunk<8, kPanel>(frame, plan, tile, chunk, work, q, partials, next, type);
-  return run_chunk<kTileRows, kPanel>(frame, plan, tile, chunk, work, q, partials, next, type);
+  if (rows == 6) return run_chunk<6, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
+  if (rows == 8) return run_chunk<8, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
+  return run_chunk<kTileRows, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
 }
 
 // The partials of the tile's rows over one chunk, from the panels or from where keys and values are stored. R >=
 // tile.rows; the rows beyond repeat the last.
 template <int R, bool kPanel, class T>
 void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                          const Workspace& work, const float* q, float* partials, const Following& next,
+                          const Workspace& work, const Queries& queries, float* partials, const Following& next,
                           T* type) const {
-  constexpr int N = kPanel ? kVectors<kTileRows> : kVectors<R>;
-  const int32_t* blocks = chunk_blocks(frame, tile.sequence, chunk);
+  const HeadBlocks of{chunk_blocks(frame, tile.sequence, chunk), tile.head};
   Span spans[R];
   Span all{kChunk, 0}, shared{0, kChunk};
   for (int32_t r = 0; r < R; ++r) {
     spans[r] = span(frame, plan, tile, r < tile.rows ? r : tile.rows - 1, chunk);
-    shared = {spans[r].begin > shared.begin ? spans[r].begin : shared.begin,
-              spans[r].end < shared.end ? spans[r].end : shared.end};
+    shared = {std::max(spans[r].begin, shared.begin), std::min(spans[r].end, shared.end)};
     if (spans[r].begin >= spans[r].end) continue;
-    all = {spans[r].begin < all.begin ? spans[r].begin : all.begin, spans[r].end > all.end ? spans[r].end : all.end};
+    all = {std::min(spans[r].begin, all.begin), std::max(spans[r].end, all.end)};
   }
   if (all.begin >= all.end) return;
-  all_scores<R, kPanel>(blocks, tile.head, all, work, q, type);
-  for (int32_t r = 0; r < tile.rows; ++r)
-    if (spans[r].begin < spans[r].end)
-      softmax(blocks, tile.head, spans[r], work.weights + r * kChunk, partial(partials, r));
+  all_scores<R, kPanel>(of, all, work, queries, type);
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    float* weights = work.weights + r * kChunk;
+    if constexpr (kWholeNumbers<T>)
+      work.scales[r] = softmax_row_int8(cache_, of, softcap_, queries.scales[r], spans[r], all, weights,
+                                        work.rounded + r * kChunk, partial(partials, r));
+    else if (spans[r].begin < spans[r].end)
+      softmax_row(softcap_, spans[r], weights, partial(partials, r));
+  }
   if constexpr (!kPanel) {
     const bool more = chunk + 1 < tile.first_chunk + tile.chunks;
-    find_pages(blocks, tile.head, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
+    find_pages(of, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
                more ? Following{} : next, work, type);
   }
-  const ValueChunk<T> values{reinterpret_cast<const T* const*>(work.pages),
-                             reinterpret_cast<const T* const*>(work.ahead),
-                             work.value_panel,
-                             block_shift_,
-                             layout_.dim,
-                             kPanel ? width_ : v_dim_,
-                             work.weights,
-                             spans,
-                             all,
-                             shared};
-  all_values<R, N, kPanel>(values, 0, partials, width_ + 16);
+  sum_values<R, kPanel>(work, spans, all, shared, partials, type);
+}
+
+template <int R, bool kPanel, class T>
+void Attention::sum_values(const Workspace& work, const Span* spans, Span all, Span shared, float* partials,
+                           T*) const {
+  constexpr int N = kPanel ? kVectors<kTileRows> : kVectors<R>;
+  const auto pages = reinterpret_cast<const T* const*>(work.pages), ahead = reinterpret_cast<const T* const*>(work.ahead);
+  const int64_t dim = kPanel ? width_ : v_dim_;
+  if constexpr (kWholeNumbers<T>) {
+    const T* panel = reinterpret_cast<const T*>(work.value_panel);
+    const ValuePairs<T> values{pages, ahead, panel, cache_.block_shift(), dim, work.rounded, work.scales, all};
+    all_value_pairs<R, N, kPanel>(values, 0, partials, width_ + 16);
+  } else {
+    const ValueChunk<T> values{pages,       ahead, work.value_panel, cache_.block_shift(), layout_.dim, dim,
+                               work.weights, spans, all,              shared};
+    all_values<R, N, kPanel>(values, 0, partials, width_ + 16);
+  }
 }
 
 // The page table from the chunk's first block on.
 const int32_t* Attention::chunk_blocks(const Frame& frame, int32_t sequence, int64_t chunk) const {
   const int64_t row = static_cast<int64_t>(sequence) * frame.dims.P;
-  return input<int32_t>(frame, table_) + row + (chunk * kChunk >> block_shift_);
+  return input<int32_t>(frame, table_) + row + (chunk * kChunk >> cache_.block_shift());
 }
 
 // The panels of what any row of a block sees of a chunk.
 template <class T>
 void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
                             const Workspace& work, T*) const {
-  const int32_t* blocks = chunk_blocks(frame, block.sequence, chunk);
+  const HeadBlocks of{chunk_blocks(frame, block.sequence, chunk), block.head};
   const Span first = span(frame, plan, block, 0, chunk), last = span(frame, plan, block, block.rows - 1, chunk);
   for (int32_t tile = first.begin / 16; tile * 16 < last.end; ++tile) {
-    const T* keys = key_tile(blocks, block.head, tile * 16, last.end, reinterpret_cast<T*>(work.keys));
-    float* target = work.key_panel + tile * 16 * layout_.dim;
-    for (int64_t d = 0; d < layout_.dim; ++d) store(target + 16 * d, load(keys + 16 * d));
+    const T* keys = cache_.key_tile(of, tile * 16, last.end, reinterpret_cast<T*>(work.keys));
+    const int64_t at = tile * 16 * layout_.dim;
+    if constexpr (kWholeNumbers<T>)
+      widen_key_pairs(keys, layout_.dim / 2, reinterpret_cast<int16_t*>(work.key_panel) + at);
+    else
+      for (int64_t d = 0; d < layout_.dim; ++d) store(work.key_panel + at + 16 * d, load(keys + 16 * d));
   }
-  for (int32_t t = first.begin; t < last.end; ++t) {
-    const T* page = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[t >> block_shift_], block.head);
-    const T* value = page + (t & (layout_.block - 1)) * layout_.dim;
-    widen_value<kVectors<kTileRows>>(value, v_dim_, width_, t, work.value_panel);
+  widen_values<T>(of, {first.begin, last.end}, work);
+}
+
+template <class T>
+void Attention::widen_values(const HeadBlocks& of, Span all, const Workspace& work) const {
+  if constexpr (kWholeNumbers<T>) {
+    int16_t* panel = reinterpret_cast<int16_t*>(work.value_panel);
+    for (int32_t t = all.begin / 2 * 2; t < all.end; t += 2) {
+      if (layout_.beside() == 2) {
+        widen_value_pairs(cache_.value<T>(of, t), v_dim_, t / 2, panel);
+      } else {  // a neighbour that is not seen has weight zero
+        const int32_t even = std::max(t, all.begin), odd = std::min(t + 1, all.end - 1);
+        widen_value_rows(cache_.value<T>(of, even), cache_.value<T>(of, odd), v_dim_, t / 2, panel);
+      }
+    }
+  } else {
+    for (int32_t t = all.begin; t < all.end; ++t)
+      widen_value<kVectors<kTileRows>>(cache_.value<T>(of, t), v_dim_, width_, t, work.value_panel);
   }
 }
 
 // The value pages of a chunk's blocks, and beside each the key page one chunk later, if the task goes on to it: `end`
 // is where its tokens end, relative to this chunk. Else one of those that follow.
 template <class T>
-void Attention::find_pages(const int32_t* blocks, int64_t head, Span all, int64_t end, const Following& next,
-                           const Workspace& work, T*) const {
-  const T* keys = reinterpret_cast<const T*>(states_[0]);
-  for (int32_t block = all.begin >> block_shift_; block <= (all.end - 1) >> block_shift_; ++block) {
-    work.pages[block] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[block], head);
-    const int64_t later = block + (kChunk >> block_shift_);
-    work.ahead[block] = later << block_shift_ < end ? keys + layout_.page(blocks[later], head)
-                        : block < next.count        ? keys + layout_.page(next.blocks[block], next.head)
-                                                    : work.pages[block];
+void Attention::find_pages(const HeadBlocks& of, Span all, int64_t end, const Following& next, const Workspace& work,
+                           T*) const {
+  const int32_t shift = cache_.block_shift();
+  for (int32_t block = all.begin >> shift; block <= (all.end - 1) >> shift; ++block) {
+    work.pages[block] = cache_.value_page<T>(of.blocks[block], of.head);
+    const int64_t later = block + (kChunk >> shift);
+    work.ahead[block] = later << shift < end ? cache_.key_page<T>(of.blocks[later], of.head)
+                        : block < next.count ? cache_.key_page<T>(next.blocks[block], next.head)
+                                             : work.pages[block];
   }
 }
 
 template <int R, bool kPanel, class T>
-void Attention::all_scores(const int32_t* blocks, int64_t head, Span all, const Workspace& work, const float* q,
-                           T*) const {
+void Attention::all_scores(const HeadBlocks& of, Span all, const Workspace& work, const Queries& queries, T*) const {
   constexpr int N = kVectors<R>;
   const int32_t first = all.begin / 16, last = (all.end - 1) / 16;
+  const int64_t tile_size = 16 * layout_.dim;
   for (int32_t tile = first / N * N; tile <= last; tile += N) {
     const T *tiles[N], *ahead[N];
     for (int32_t j = 0; j < N; ++j) {
       // Beyond the ends a tile that exists is read again; its scores are not used.
-      const int32_t index = tile + j < first ? first : tile + j > last ? last : tile + j;
+      const int32_t index = std::clamp(tile + j, first, last);
       if constexpr (kPanel) {
-        tiles[j] = work.key_panel + index * 16 * layout_.dim;
+        tiles[j] = reinterpret_cast<const T*>(work.key_panel) + index * tile_size;
       } else {
-        tiles[j] = key_tile(blocks, head, index * 16, all.end, reinterpret_cast<T*>(work.keys) + j * layout_.dim * 16);
-        ahead[j] = reinterpret_cast<const T*>(states_[1]) + layout_.page(blocks[index * 16 >> block_shift_], head) +
-                   (index * 16 & (layout_.block - 1)) * layout_.dim;
-        if (layout_.dtype == KvDtype::kInt8)
-          for (int state : {2, 3}) __builtin_prefetch(token_scale(state, blocks, head, index * 16));
+        tiles[j] = cache_.key_tile(of, index * 16, all.end, reinterpret_cast<T*>(work.keys) + j * tile_size);
+        ahead[j] = cache_.value<T>(of, index * 16);
+        if constexpr (kWholeNumbers<T>)
+          for (int which : {2, 3}) __builtin_prefetch(cache_.token_scale(which, of, index * 16));
       }
     }
-    tile_scores<R, N, R, !kPanel>(q, tiles, ahead, layout_.dim, work.weights + tile * 16);
+    float* scores = work.weights + tile * 16;
+    if constexpr (kWholeNumbers<T>)
+      tile_score_pairs<R, N, R, !kPanel>(reinterpret_cast<const int32_t*>(queries.rows), tiles, ahead, layout_.dim / 2,
+                                         reinterpret_cast<int32_t*>(scores));
+    else
+      tile_scores<R, N, R, !kPanel>(queries.rows, tiles, ahead, layout_.dim, scores);
   }
-}
-
-// The keys [dim][16] of the 16 tokens from `token` on: in place, or from rows, or put together from small blocks up to
-// `end`.
-template <class T>
-const T* Attention::key_tile(const int32_t* blocks, int64_t head, int32_t token, int32_t end, T* assembled) const {
-  const T* keys = reinterpret_cast<const T*>(states_[0]);
-  const int64_t lanes = layout_.lanes;
-  if (layout_.block >= 16) {
-    const T* source = keys + layout_.page(blocks[token >> block_shift_], head) + layout_.key(token & (layout_.block - 1));
-    if (lanes == 16) return source;
-    transpose_rows(source, layout_.dim, assembled);
-    return assembled;
-  }
-  for (int64_t i = 0; i < 16 && token + i < end; i += lanes) {
-    const T* source =
-        keys + layout_.page(blocks[(token + i) >> block_shift_], head) + layout_.key((token + i) & (layout_.block - 1));
-    for (int64_t d = 0; d < layout_.dim; ++d)
-      std::memcpy(assembled + d * 16 + i, source + d * lanes, lanes * sizeof(T));
-  }
-  return assembled;
-}
-
-// Where a token's scale is stored.
-const float* Attention::token_scale(int state, const int32_t* blocks, int64_t head, int32_t token) const {
-  return reinterpret_cast<const float*>(states_[state]) + layout_.scale(blocks[token >> block_shift_], head) +
-         (token & (layout_.block - 1));
-}
-
-// The scales of the 16 tokens from `token` on, up to `end`.
-f32x16 Attention::token_scales(int state, const int32_t* blocks, int64_t head, int32_t token, int32_t end) const {
-  if (layout_.block >= 16) return load(token_scale(state, blocks, head, token));
-  f32x16 result{};
-  for (int32_t i = 0; i < 16 && token + i < end; ++i) result[i] = *token_scale(state, blocks, head, token + i);
-  return result;
-}
-
-// weights: the row's scores over the chunk, turned into exp(score - max) (times the values' scales) within the span.
-void Attention::softmax(const int32_t* blocks, int64_t head, Span span, float* weights, Partial sums) const {
-  const bool scaled = layout_.dtype == KvDtype::kInt8;
-  f32x16 most = splat(-__builtin_inff());
-  const int32_t first = span.begin / 16 * 16;
-  for (int32_t t = first; t < span.end; t += 16) {
-    f32x16 s = load(weights + t);
-    if (scaled) s *= token_scales(2, blocks, head, t, span.end);
-    if (softcap_ > 0) s = softcap_ * tanh(s / softcap_);
-    const i32x16 token = lane_index() + t;
-    s = select((token >= span.begin) & (token < span.end), s, splat(-__builtin_inff()));
-    store(weights + t, s);
-    most = max(s, most);
-  }
-  const float m = reduce_max(most);
-  f32x16 sum{};
-  for (int32_t t = first; t < span.end; t += 16) {
-    f32x16 p = exp(load(weights + t) - m);
-    sum += p;
-    if (scaled) p *= token_scales(3, blocks, head, t, span.end);
-    store(weights + t, p);  // what lies outside the span is not read
-  }
-  *sums.m = m;
-  *sums.l = reduce_add(sum);
 }
 
 }  // namespace

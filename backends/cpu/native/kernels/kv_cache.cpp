@@ -35,7 +35,7 @@ class KvWrite final : public Kernel {
         store_.write_keys(team, slots[t], h, end - t, input<float>(frame, k_) + at, width, type);
         if (layout.latent) continue;
         for (int64_t i = 0; i < end - t; ++i)
-          store_.write_value(slots[t] + i, h, input<float>(frame, v_) + at + i * width, type);
+          store_.write_value(team, slots[t] + i, h, input<float>(frame, v_) + at + i * width, type);
       }
     }
   }

@@ -1,8 +1,13 @@
-// The KV layout "cpu.lanes": where a token's key and value lie in a layer's state tensors.
+// The KV layouts "cpu.lanes" and, of int8, "cpu.pairs": where a token's key and value lie in a layer's state tensors.
 //
 //   K [blocks][kv_heads][bs / L][D][L], L = min(16, bs): a tile of L tokens lies in the lanes of a vector
 //   V [blocks][kv_heads][bs][D]
-//   scales (int8 only) f32 [blocks][kv_heads][bs], one a token and head: absmax / 127
+//
+// In cpu.pairs two dimensions of a key lie together, and the values of two tokens, since products come in pairs:
+//
+//   K [blocks][kv_heads][bs / L][D / 2][L][2]
+//   V [blocks][kv_heads][bs / P][D][P], P = min(2, bs)
+//   scales f32 [blocks][kv_heads][bs], one a token and head: absmax / 127
 //
 // A latent cache, whose values are the first dimensions of its keys, has K alone and L = 1: a token's key is a row.
 #pragma once
@@ -28,6 +33,8 @@ struct KvLayout {
         dtype(static_cast<KvDtype>(args.integer("kv_dtype"))) {
     if (block < 1 || block > 256 || (block & (block - 1)) != 0)
       throw std::invalid_argument("block_size must be a power of two, at most 256.");
+    if (dtype == KvDtype::kInt8 && dim % 2 != 0)
+      throw std::invalid_argument("head_dim must be even for an int8 cache.");
     const int64_t kind = args.integer("kv_dtype");
     if (kind < 0 || kind > 3) throw std::invalid_argument("kv_dtype is 0 (f32), 1 (f16), 2 (bf16) or 3 (int8).");
     if (args.states.size() != (dtype == KvDtype::kInt8 ? 2u : 1u) * (latent ? 1 : 2))
@@ -40,9 +47,15 @@ struct KvLayout {
     if (latent) states[1] = states[0], states[3] = states[2];
   }
 
-  // Element offsets of (block, head), of a token's first key element there, and of its value.
+  // How many tokens' values lie together.
+  int64_t beside() const { return dtype == KvDtype::kInt8 && !latent && block > 1 ? 2 : 1; }
+
+  // Element offsets of (block, head), of a token's first key element there, and of its value or the first of its pair.
   int64_t page(int64_t block_id, int64_t head) const { return (block_id * heads + head) * block * dim; }
-  int64_t key(int64_t token) const { return token / lanes * lanes * dim + token % lanes; }
+  int64_t key(int64_t token) const {
+    return token / lanes * lanes * dim + token % lanes * (dtype == KvDtype::kInt8 ? 2 : 1);
+  }
+  int64_t value(int64_t token) const { return token / beside() * beside() * dim; }
   int64_t scale(int64_t block_id, int64_t head) const { return (block_id * heads + head) * block; }
 
   int64_t heads, dim, block;

@@ -79,23 +79,35 @@ class KvStore {
                   T*) const {
     const int64_t block = slot / layout_.block, token = slot % layout_.block, dim = layout_.dim;
     float* scales = reinterpret_cast<float*>(states_[2]) + layout_.scale(block, head) + token;
-    T* keys = reinterpret_cast<T*>(states_[0]) + layout_.page(block, head) + layout_.key(token);
+    uint8_t* keys = states_[0] + (layout_.page(block, head) + layout_.key(token)) * sizeof(T);
     T* stored = reinterpret_cast<T*>(scratch_.data() + team.index * stride_);
     for (int64_t i = 0; i < count; ++i) convert(rows + i * row_stride, dim, stored + i * dim, scales + i);
-    if (count == 16) return transpose_rows(stored, dim, keys);  // a whole tile
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t d = 0; d < dim; ++d) keys[d * layout_.lanes + i] = stored[i * dim + d];
+    using Unit = std::conditional_t<std::is_same_v<T, int8_t>, uint16_t, T>;  // of int8 two dimensions
+    put_in_lanes(reinterpret_cast<const Unit*>(stored), count, dim * sizeof(T) / sizeof(Unit),
+                 reinterpret_cast<Unit*>(keys));
   }
 
   template <class T>
-  void write_value(int64_t slot, int64_t head, const float* value, T*) const {
-    const int64_t block = slot / layout_.block, token = slot % layout_.block;
+  void write_value(const Team& team, int64_t slot, int64_t head, const float* value, T*) const {
+    const int64_t block = slot / layout_.block, token = slot % layout_.block, beside = layout_.beside();
     float* scale = reinterpret_cast<float*>(states_[3]) + layout_.scale(block, head) + token;
-    T* target = reinterpret_cast<T*>(states_[1]) + layout_.page(block, head) + token * layout_.dim;
-    convert(value, layout_.dim, target, scale);
+    T* target = reinterpret_cast<T*>(states_[1]) + layout_.page(block, head) + layout_.value(token);
+    if (beside == 1) return convert(value, layout_.dim, target, scale);
+    T* stored = reinterpret_cast<T*>(scratch_.data() + team.index * stride_);
+    convert(value, layout_.dim, stored, scale);
+    // One by one: another thread may be writing the token beside it.
+    for (int64_t d = 0; d < layout_.dim; ++d) target[d * beside + token % beside] = stored[d];
   }
 
  private:
+  // `count` of a tile's rows of units, where the first belongs.
+  template <class Unit>
+  void put_in_lanes(const Unit* rows, int64_t count, int64_t units, Unit* keys) const {
+    if (count == 16) return transpose_rows(rows, units, keys);  // a whole tile
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t u = 0; u < units; ++u) keys[u * layout_.lanes + i] = rows[i * units + u];
+  }
+
   KvLayout layout_;
   uint8_t* states_[4] = {};
   int64_t stride_;

@@ -1,0 +1,201 @@
+// The inner products of attention over an int8 cache, in whole numbers: queries and softmax weights have 16 bits each,
+// keys and values the bytes that are stored, and the sums 32 bits. They are exact in any order, so a row's bits do not
+// depend on which rows or lanes share its tile.
+//
+// Products come in pairs, so keys lie as [dim / 2][16 tokens][2] and values as [tokens / 2][dim][2]; where many tiles
+// share a chunk they are widened once, to i16 panels of the same order.
+#pragma once
+
+#include <algorithm>
+
+#include "attention_tile.h"
+#include "dot_pairs.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+template <class T>
+constexpr bool kWholeNumbers = std::is_same_v<T, int8_t> || std::is_same_v<T, int16_t>;
+
+// The largest number of a query of `dim` for which no sum with bytes can leave 32 bits.
+inline float most_in_query(int64_t dim) { return static_cast<float>(std::min<int64_t>(32767, INT32_MAX / (127 * dim))); }
+
+// The largest of a softmax weight: kChunk of them times bytes stay within 32 bits.
+constexpr float kMostInWeight = 32767;
+static_assert(int64_t{kChunk} * 127 * 32767 <= INT32_MAX, "sums of values stay within 32 bits");
+
+// What takes numbers up to `largest` to whole ones up to `most`; next to nothing becomes nothing.
+inline float inverse_step(float largest, float most) { return largest > 1e-30f ? most / largest : 0; }
+
+// x as whole numbers of at most `most` times the scale that is given back, which is NaN where x is not finite.
+ENGINE_INLINE float quantize_pairs(const float* x, int64_t count, float factor, float most, int16_t* q) {
+  f32x16 top{}, bad{};  // bad stays zero unless something is not finite
+  for (int64_t i = 0; i < count; i += 16) {
+    const f32x16 v = load_first(x + i, count - i < 16 ? count - i : 16) * factor;
+    top = max(abs(v), top);
+    bad += v * 0.0f;
+  }
+  const float largest = reduce_max(top), inverse = inverse_step(largest, most);
+  for (int64_t i = 0; i < count; i += 16) {
+    const f32x16 v = load_first(x + i, count - i < 16 ? count - i : 16) * factor;
+    const u16x16 bits = narrow_u16(bit_cast<u32x16>(round_i32(v * inverse)));
+    std::memcpy(q + i, &bits, 32);  // up to 15 numbers more, all zero
+  }
+  return largest / most + reduce_add(bad);
+}
+
+// Query rows times `factor` as i32 [dim / 2][padded], each a pair, with a scale a row. `room`: i16 [16][dim padded to
+// 16]. May write up to 15 pairs beyond.
+ENGINE_INLINE void transpose_query_pairs(const float* const (&rows)[16], int padded, int64_t dim, float factor,
+                                         int16_t* room, int32_t* q, float* scales) {
+  const int64_t width = (dim + 15) / 16 * 16, pairs = dim / 2;
+  for (int r = 0; r < padded; ++r) scales[r] = quantize_pairs(rows[r], dim, factor, most_in_query(dim), room + r * width);
+  const auto pair = [&](int r, int64_t k) { return room + r * width + 2 * k; };
+  int64_t k = 0;
+  for (; padded > 2 && k + 16 <= pairs; k += 16) {
+    i32x16 a[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) a[r] = load_as<i32x16>(pair(r < padded ? r : 0, k));
+    transpose(a);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) store(q + (k + i) * padded, a[i]);  // the next ones overwrite what is too much
+  }
+  for (; k < pairs; ++k)
+    for (int r = 0; r < padded; ++r) q[k * padded + r] = load_as<int32_t>(pair(r, k));
+}
+
+// scores[row * kChunk + 16 j + lane] = q[.][row] . key of the token at `lane` of tile j; the rest as in tile_scores.
+template <int R, int N, int Q, bool kAhead, class T>
+void tile_score_pairs(const int32_t* q, const T* const* tiles, const T* const* ahead, int64_t pairs, int32_t* scores) {
+  if constexpr (R > kRowsInRegisters) {
+    tile_score_pairs<R / 2, N, Q, kAhead>(q, tiles, ahead, pairs, scores);
+    return tile_score_pairs<R - R / 2, N, Q, kAhead>(q + R / 2, tiles, ahead, pairs, scores + R / 2 * kChunk);
+  }
+  i32x16 sum[R][N] = {};
+  const T* tile[N];
+  for (int j = 0; j < N; ++j) tile[j] = tiles[j];
+  for (int64_t k = 0; k < pairs; ++k) {
+    if constexpr (kAhead) {
+      if (k % 2 == 0)  // 32 bytes a pair
+#pragma GCC unroll 16
+        for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 32 * k, 0, 2);
+    }
+    i32x16 key[N];
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) key[j] = load_pairs(tile[j] + 32 * k);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const i32x16 a = splat_i32(q[k * Q + r]);
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) dot_pairs(sum[r][j], a, key[j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) store(scores + r * kChunk + 16 * j, sum[r][j]);
+}
+
+// What the value product of one chunk reads: the values where they are stored (T = int8_t), or a panel of them.
+template <class T>
+struct ValuePairs {
+  const T* const* pages;   // the head's values in each block of the chunk, [block_size / 2][dim][2]
+  const T* const* ahead;   // a page to be prefetched for each of them
+  const T* panel;          // or, if not null, [dim / 16][kChunk / 2][16][2]
+  int32_t block_shift;     // log2(block_size)
+  int64_t dim;
+  const int16_t* weights;  // [row][kChunk], zero outside a row's span and within `all`
+  const float* scales;     // of the weights of each row
+  Span all;                // the tokens of any row
+};
+
+// out[row][d .. d + 16 N) = sum over the row's tokens of weight * value. kPart: the last `part` dimensions only (N = 1).
+template <int R, int N, bool kPanel, bool kPart, class T>
+void tile_value_pairs(const ValuePairs<T>& chunk, int64_t d, int64_t part, float* out, int64_t out_stride) {
+  if constexpr (R > kRowsInRegisters) {
+    ValuePairs<T> rest = chunk;
+    rest.weights += R / 2 * kChunk;
+    rest.scales += R / 2;
+    tile_value_pairs<R / 2, N, kPanel, kPart>(chunk, d, part, out, out_stride);
+    return tile_value_pairs<R - R / 2, N, kPanel, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
+  }
+  constexpr int64_t kBeside = kPanel ? 16 * kChunk : 32;  // from a vector's values to those of the next dimensions
+  i32x16 sum[R][N] = {};
+  const auto step = [&](int32_t u, const T* source) __attribute__((always_inline)) {
+    i32x16 value[N];
+    if constexpr (kPart) {
+      T whole[32] = {};
+      std::memcpy(whole, source, 2 * part * sizeof(T));
+      value[0] = load_pairs(whole);
+    } else {
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) value[j] = load_pairs(source + kBeside * j);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const i32x16 a = splat_i32(load_as<int32_t>(chunk.weights + r * kChunk + 2 * u));
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) dot_pairs(sum[r][j], a, value[j]);
+    }
+  };
+  const int32_t end = (chunk.all.end + 1) / 2;
+  if constexpr (kPanel) {
+    for (int32_t u = chunk.all.begin / 2; u < end; ++u) step(u, chunk.panel + d * kChunk + 32 * u);
+  } else {
+    const int32_t shift = chunk.block_shift - 1, mask = (1 << shift) - 1;
+    const int64_t stride = 2 * chunk.dim;
+    for (int32_t u = chunk.all.begin / 2; u < end;) {
+      const int32_t stop = std::min((u | mask) + 1, end);
+      const int64_t offset = (u & mask) * stride + 2 * d;
+      const T *source = chunk.pages[u >> shift] + offset, *next = chunk.ahead[u >> shift] + offset;
+      for (; u < stop; ++u, source += stride, next += stride) {
+        for (int i = 0; i < 32 * N; i += 64)  // each line once, though a step may be less than one
+          if (N > 1 || reinterpret_cast<uintptr_t>(next) % 64 < 32) __builtin_prefetch(next + i, 0, 2);
+        step(u, source);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) store(out + r * out_stride + d + 16 * j, to_f32(sum[r][j]) * chunk.scales[r]);
+}
+
+// All dimensions from d on, in blocks of N vectors and then of fewer. The rows of `out` and of a panel are padded to 16.
+template <int R, int N, bool kPanel, class T>
+ENGINE_INLINE void all_value_pairs(const ValuePairs<T>& chunk, int64_t d, float* out, int64_t out_stride) {
+  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_value_pairs<R, N, kPanel, false>(chunk, d, 0, out, out_stride);
+  if constexpr (N > 1)
+    all_value_pairs<R, N / 2, kPanel>(chunk, d, out, out_stride);
+  else if constexpr (!kPanel)
+    if (d < chunk.dim) tile_value_pairs<R, 1, false, true>(chunk, d, chunk.dim - d, out, out_stride);
+}
+
+// A tile of keys, `pairs` dimension pairs of 16 tokens, in 16 bits.
+ENGINE_INLINE void widen_key_pairs(const int8_t* tile, int64_t pairs, int16_t* panel) {
+  for (int64_t k = 0; k < pairs; ++k) store(panel + 32 * k, widen_pairs(tile + 32 * k));
+}
+
+// The values of tokens 2 u and 2 u + 1 of a chunk, [dim][2] as they are stored, into a panel as ValuePairs has it.
+ENGINE_INLINE void widen_value_pairs(const int8_t* values, int64_t dim, int32_t u, int16_t* panel) {
+  for (int64_t d = 0; d < dim; d += 16) {
+    int8_t whole[32] = {};
+    std::memcpy(whole, values + 2 * d, 2 * std::min<int64_t>(dim - d, 16));
+    store(panel + d * kChunk + 32 * u, widen_pairs(whole));
+  }
+}
+
+// The same of two rows [dim].
+ENGINE_INLINE void widen_value_rows(const int8_t* even, const int8_t* odd, int64_t dim, int32_t u, int16_t* panel) {
+  for (int64_t d = 0; d < dim; d += 16) {
+    u8x16 rows[2] = {}, pairs[2];
+    const int64_t count = std::min<int64_t>(dim - d, 16);
+    std::memcpy(&rows[0], even + d, count);
+    std::memcpy(&rows[1], odd + d, count);
+    zip(rows[0], rows[1], pairs[0], pairs[1]);
+    store(panel + d * kChunk + 32 * u, widen_pairs(reinterpret_cast<const int8_t*>(pairs)));
+  }
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu

@@ -1,0 +1,76 @@
+// The softmax of one row over one chunk: scores become weights of the values, with the row's maximum and sum beside.
+#pragma once
+
+#include "../simd_math.h"
+#include "attention_cache.h"
+#include "attention_int8.h"
+#include "attention_partial.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+// Lanes of the 16 tokens from `t` on that lie in the span.
+ENGINE_INLINE i32x16 inside(Span span, int32_t t) {
+  const i32x16 token = lane_index() + t;
+  return (token >= span.begin) & (token < span.end);
+}
+
+ENGINE_INLINE f32x16 capped(f32x16 s, float softcap) { return softcap > 0 ? softcap * tanh(s / softcap) : s; }
+
+// weights: the row's scores, turned into exp(score - max) within the span.
+inline void softmax_row(float softcap, Span span, float* weights, Partial sums) {
+  f32x16 most = splat(-__builtin_inff());
+  const int32_t first = span.begin / 16 * 16;
+  for (int32_t t = first; t < span.end; t += 16) {
+    const f32x16 s = select(inside(span, t), capped(load(weights + t), softcap), splat(-__builtin_inff()));
+    store(weights + t, s);
+    most = max(s, most);
+  }
+  const float m = reduce_max(most);
+  f32x16 sum{};
+  for (int32_t t = first; t < span.end; t += 16) {
+    const f32x16 p = exp(load(weights + t) - m);
+    sum += p;
+    store(weights + t, p);  // what lies outside the span is not read
+  }
+  *sums.m = m;
+  *sums.l = reduce_add(sum);
+}
+
+// The same of whole scores, i32 in the memory of `weights`, each times query_scale and its key's scale; exp(score - max)
+// times the value's scale is rounded to `rounded`, 16 bits with the scale that is given back (NaN where one is not
+// finite), zero in all of [all.begin, all.end) outside the span and up to the next pair.
+inline float softmax_row_int8(const AttentionCache& cache, const HeadBlocks& of, float softcap, float query_scale,
+                              Span span, Span all, float* weights, int16_t* rounded, Partial sums) {
+  f32x16 most = splat(-__builtin_inff());
+  const int32_t first = span.begin / 16 * 16, last = (span.end + 15) / 16 * 16;
+  for (int32_t t = first; t < last; t += 16) {
+    const f32x16 scale = cache.token_scales(2, of, t, span.end) * query_scale;
+    const f32x16 s = capped(to_f32(load_as<i32x16>(weights + t)) * scale, softcap);
+    const f32x16 seen = select(inside(span, t), s, splat(-__builtin_inff()));
+    store(weights + t, seen);
+    most = max(seen, most);
+  }
+  const float m = reduce_max(most);
+  f32x16 sum{}, top{}, bad{};  // bad stays zero unless something is not finite
+  for (int32_t t = first; t < last; t += 16) {
+    const f32x16 p = exp(load(weights + t) - m);
+    const f32x16 weight = select(inside(span, t), p * cache.token_scales(3, of, t, span.end), f32x16{});
+    sum += p;
+    top = max(weight, top);
+    bad += weight * 0.0f;
+    store(weights + t, weight);
+  }
+  *sums.m = m;
+  *sums.l = reduce_add(sum);
+  const float largest = reduce_max(top), inverse = inverse_step(largest, kMostInWeight);
+  for (int32_t t = all.begin / 16 * 16; t < all.end; t += 16) {
+    const bool own = t >= first && t < last;
+    const i32x16 whole = own ? round_i32(load(weights + t) * inverse) : i32x16{};
+    store(rounded + t, narrow_u16(bit_cast<u32x16>(whole)));
+  }
+  return largest / kMostInWeight + reduce_add(bad);
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu
