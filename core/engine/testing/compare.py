@@ -11,6 +11,7 @@ from ..backend.v1 import Array
 _NARROW = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """Two roundings to the storage type of an activation, relative."""
 _BYTES_ERROR = 0.05
+_SHORTS_ERROR = 2.0**-12
 """Five standard deviations of what rounding the activations of a product to 8 bits adds, relative to |x| |w| / sqrt(K)."""
 
 
@@ -31,6 +32,12 @@ def packed_bound(x: Array, weight: Array, extra: Bound) -> Bound:
     """The bound of x [rows, K] times weight [N, K] where x may be rounded to 8 bits: an array [rows, N]."""
     sizes = np.linalg.norm(np.nan_to_num(x), axis=1)[:, None] * np.linalg.norm(weight, axis=1)[None]
     return Bound(extra.absolute + _BYTES_ERROR * sizes / np.sqrt(x.shape[1]), extra.relative)
+
+
+def int8_cache_bound(values: Array, extra: Bound) -> Bound:
+    """The bound of attention over an int8 cache, where queries and softmax weights may be rounded to 16 bits; ``values``
+    may hold NaN. It is a sixteenth of what the cache's own 8 bits cost."""
+    return Bound(extra.absolute + _SHORTS_ERROR * float(np.nanmax(np.abs(values), initial=0.0)), extra.relative)
 
 
 def close(where: str, bound: Bound, got: Array, want: Array) -> None:
