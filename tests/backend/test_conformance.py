@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.backend.registry import open_device
-from engine.backend.v1 import Dims
+from engine.backend.v1 import Call, Dims
 from engine.ops import OPS
 from engine.program.group import OPS as GROUP_OPS
 from engine.testing.checks import check_op
@@ -37,6 +37,16 @@ def test_the_comparison_can_fail(cpu):
     spoiled = replace(OPS["add"], reference=lambda *, a, b: (a + b + 1,))
     with pytest.raises(AssertionError):
         check_op(open_device("cpu", {"threads": 1}), spoiled, np.random.default_rng())
+
+
+def test_an_int8_cache_of_odd_heads_is_left_to_the_reference(cpu):
+    attrs = {"head_dim": 9, "heads": 1, "kv_heads": 1, "block_size": 16, "scale": 1.0}
+    providers = open_device("cpu", {"threads": 1}).providers()
+    states = {name: name for name in ("k", "v", "k_scale", "v_scale")}
+    for op in ("attention", "kv_write", "rope_kv_write"):
+        [provider] = providers[op]
+        assert "even head_dim" in provider.supports(Call(op, {}, (), {}, states, attrs))
+        assert provider.supports(Call(op, {}, (), {}, {"k": "k", "v": "v"}, attrs)) is None
 
 
 def test_dims_are_named_as_the_native_side_names_them(cpu):

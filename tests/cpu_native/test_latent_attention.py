@@ -117,6 +117,16 @@ def test_a_broken_token_does_not_reach_earlier_ones():
     assert np.isnan(broken[13:]).all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_sums_of_an_int8_cache_stay_whole(isa):
+    """576 products at their largest: 16 bits a query would leave 32 bits."""
+    latent = Latent([255], [1], 2, 576, 512)
+    latent.k[0][:], latent.q[0][:] = 1, 1 / 64
+    latent.k[0][::2] = 0.5
+    for got, want in zip(*latent.run(16, "int8", isa), strict=True):
+        np.testing.assert_allclose(got, want, rtol=3e-4, atol=3e-4)
+
+
 def test_values_wider_than_keys_are_refused():
     with pytest.raises(ValueError, match="v_head_dim"):
         Latent([0], [2], 1, 16, 17).run()

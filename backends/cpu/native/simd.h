@@ -426,10 +426,8 @@ ENGINE_INLINE f32x16 widen_u8(u8x16 x) { return to_f32(to_i32(x)); }
 ENGINE_INLINE f32x16 load(const float* p) { return load_as<f32x16>(p); }
 ENGINE_INLINE f32x16 load(const f16* p) { return widen_f16(load_as<u16x16>(p)); }
 ENGINE_INLINE f32x16 load(const bf16* p) { return widen_bf16(load_as<u16x16>(p)); }
-ENGINE_INLINE f32x16 load(const int8_t* p) { return widen_i8(load_as<i8x16>(p)); }
 
 ENGINE_INLINE float to_f32(float x) { return x; }
-ENGINE_INLINE float to_f32(int8_t x) { return static_cast<float>(x); }
 ENGINE_INLINE float to_f32(bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 ENGINE_INLINE float to_f32(f16 x) {
 #if defined(__F16C__)

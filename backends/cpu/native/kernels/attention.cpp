@@ -137,7 +137,7 @@ class Attention final : public Kernel {
 
   int q_, starts_, offsets_, table_, out_;
   AttentionCache cache_;
-  KvLayout layout_;
+  const KvLayout& layout_;
   int64_t heads_, group_, v_dim_, width_;
   float scale_, softcap_;
   int32_t window_;

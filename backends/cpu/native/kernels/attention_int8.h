@@ -18,7 +18,9 @@ template <class T>
 constexpr bool kWholeNumbers = std::is_same_v<T, int8_t> || std::is_same_v<T, int16_t>;
 
 // The largest number of a query of `dim` for which no sum with bytes can leave 32 bits.
-inline float most_in_query(int64_t dim) { return static_cast<float>(std::min<int64_t>(32767, INT32_MAX / (127 * dim))); }
+inline float most_in_query(int64_t dim) {
+  return static_cast<float>(std::min<int64_t>(32767, INT32_MAX / (127 * dim)));
+}
 
 // The largest of a softmax weight: kChunk of them times bytes stay within 32 bits.
 constexpr float kMostInWeight = 32767;
@@ -49,7 +51,8 @@ ENGINE_INLINE float quantize_pairs(const float* x, int64_t count, float factor, 
 ENGINE_INLINE void transpose_query_pairs(const float* const (&rows)[16], int padded, int64_t dim, float factor,
                                          int16_t* room, int32_t* q, float* scales) {
   const int64_t width = (dim + 15) / 16 * 16, pairs = dim / 2;
-  for (int r = 0; r < padded; ++r) scales[r] = quantize_pairs(rows[r], dim, factor, most_in_query(dim), room + r * width);
+  const float most = most_in_query(dim);
+  for (int r = 0; r < padded; ++r) scales[r] = quantize_pairs(rows[r], dim, factor, most, room + r * width);
   const auto pair = [&](int r, int64_t k) { return room + r * width + 2 * k; };
   int64_t k = 0;
   for (; padded > 2 && k + 16 <= pairs; k += 16) {

@@ -15,17 +15,21 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// Unpacking has units of its own on Zen 4; on Intel's cores it takes the two that multiply, so a chunk is unpacked once there.
+// Unpacking has units of its own on Zen 4; on Intel's cores it takes the two that multiply.
 #if defined(__AMX_INT8__)
 constexpr bool kUnpackingIsWork = true;
 #else
 constexpr bool kUnpackingIsWork = false;
 #endif
 
-// Up to kOnePassRows rows memory is what takes the time, the longer the more bytes a weight has; more are divided into tiles of at most kTileRows, at least
-// kLeastTileRows. Up to kDirectRows read the weights as they are packed: to store them takes longer than to unpack them a tile.
+// Up to kOnePassRows rows memory is what takes the time, the longer the more bytes a weight has; more are divided into tiles of
+// at most kTileRows, at least kLeastTileRows. Up to kDirectRows read the weights as they are packed, where to store them takes
+// longer than to unpack them a tile.
 template <class Packed>
-constexpr int kOnePassRows = kWideRegisters < 32 || kUnpackingIsWork ? kFewRows : Packed::kGroupSize == 16 ? 4 : Packed::kWide ? 8 : 6;
+constexpr int kOnePassRows = kWideRegisters < 32 || kUnpackingIsWork ? kFewRows
+                             : Packed::kGroupSize == 16              ? 4
+                             : Packed::kWide                         ? 8
+                                                                     : 6;
 constexpr int64_t kDirectRows = kWideRegisters >= 32 && !kUnpackingIsWork ? 32 : kFewRows;
 constexpr int kLeastTileRows = kWideRegisters >= 32 ? 3 : kWideRegisters >= 8 ? 2 : 1;
 static_assert(sizeof(Chunk<16, true, true>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, true>) <= Scratch::kChunkBytes &&
