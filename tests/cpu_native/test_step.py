@@ -170,7 +170,7 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
     (got,) = run_kernel(
         "process_logits",
         {"T": len(rows["positions"]), "S": count, "R": count, "B": 6, "M": 2},
-        [logits, *rows.values(), prompts, *columns, offsets, bias_ids, bias, mask_rows, masks, *later],
+        [logits, *rows.values(), prompts, *columns, offsets, bias_ids, bias, mask_rows, masks, *later, None],
         [(logits.shape, np.float32)],
         states=[history],
         numbers={"width": vocabulary, "max_len": history.shape[1]},
@@ -219,6 +219,7 @@ def test_processed_rows_do_not_depend_on_the_step(isa: str) -> None:
                 *(chosen[key] for key in OFF),
                 *off,
                 *(chosen[key] for key in LATER),
+                None,
             ],
             [((len(picked), vocabulary), np.float32)],
             states=[history],
@@ -258,6 +259,7 @@ def test_process_logits_of_rows_that_are_broken() -> None:
             np.full(3, -1, np.int32),
             np.zeros(0, np.uint32),
             *later,
+            None,
         ],
         [(logits.shape, np.float32)],
         states=[history],
@@ -304,13 +306,14 @@ def run_sample(
     want: np.ndarray,
     candidates: np.ndarray | None = None,
     targets: np.ndarray | None = None,
+    found: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
     **options: object,
 ) -> list[np.ndarray]:
     count, most = len(logits), 5
     return run_kernel(
         "sample",
         {"T": len(rows["positions"]), "S": count, "R": count, "K": most},
-        [processed, logits, *rows.values(), temperature, seeds, branches, want, candidates, targets],
+        [processed, logits, *rows.values(), temperature, seeds, branches, want, candidates, targets, *found],
         [((count,), np.int32)] * 2 + [((count,), np.float32), ((count, most), np.int32), ((count, most), np.float32)],
         states=[history],
         numbers={"width": logits.shape[1], "max_len": history.shape[1]},

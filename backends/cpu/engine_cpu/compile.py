@@ -11,6 +11,7 @@ import numpy as np
 from engine.backend.v1 import HOST_DTYPES, BoundCall, Dims, Frame, Limits, Segment, StepFn, Value
 
 from . import _native
+from .greedy import GreedyHead, declare_greedy_head
 
 if TYPE_CHECKING:
     from .device import CpuDevice
@@ -38,6 +39,7 @@ class Lowering:
     threads: int
     read: frozenset[int] = frozenset()
     """Ids of the values that a call or anything outside the segment reads."""
+    head: GreedyHead | None = None
 
     def inputs(self, *names: str) -> list[int]:
         """Native ids of inputs; ABSENT where the call has none of that name."""
@@ -59,13 +61,16 @@ class Lowering:
         inputs: Sequence[int],
         weights: Sequence[Any] = (),
         states: Sequence[str] = (),
+        more_outputs: Sequence[int] = (),
         **numbers: float,
     ) -> None:
-        """Append a kernel whose outputs are the call's; a plain output that nobody reads beside its packed form is absent."""
+        """Append a kernel whose outputs are the call's, and then ``more_outputs``; a plain output that nobody reads beside its
+        packed form is absent."""
         outputs = [self.ids[value.id] for value in self.bound.call.outputs]
         if self.bound.call.attrs.get("packed") and self.bound.call.outputs[-2].id not in self.read:
             outputs[-2] = ABSENT
         arrays = [self.states[self.bound.call.states[name]] for name in states]
+        outputs += more_outputs
         self.native.add(kernel, list(inputs), outputs, list(weights), arrays, {k: float(v) for k, v in numbers.items()})
 
 
@@ -76,9 +81,10 @@ def compile_segment(device: CpuDevice, segment: Segment, limits: Limits, states:
     ids = _declare(native, segment)
     used = (*segment.outputs, *(value for bound in segment.calls for value in bound.call.inputs.values()))
     read = frozenset(value.id for value in used)
+    head = declare_greedy_head(native, segment, ids, device.pool.size)
     for bound in segment.calls:
         provider: Any = bound.provider
-        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size, read))
+        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size, read, head))
     native.finish([ids[v.id] for v in segment.inputs], [ids[v.id] for v in segment.outputs])
     return _Step(native, segment)
 

@@ -131,7 +131,11 @@ def _matrices(low: Lowering) -> tuple[list[Any], int]:
 
 def linear(low: Lowering) -> None:
     weights, biased = _matrices(low)
-    low.emit("linear", [*_activation(low), *low.inputs("residual")], weights, rows_dim=_rows_dim(low, "x"), bias=biased)
+    inputs, more = [*_activation(low), *low.inputs("residual")], []
+    if low.head is not None and low.bound.call.outputs[0].id == low.head.logits:
+        inputs += low.head.conditions
+        more = [low.head.best, low.head.greedy]
+    low.emit("linear", inputs, weights, more_outputs=more, rows_dim=_rows_dim(low, "x"), bias=biased)
 
 
 def _member(name: str) -> int:
@@ -232,6 +236,7 @@ def process_logits(low: Lowering) -> None:
     names += ("repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values")
     width, max_len = _width(low, "logits"), low.limits.max_context
     inputs = low.inputs(*names, "mask_rows", "masks", "typical_p", "no_repeat_ngram_size", "candidates")
+    inputs.append(low.head.greedy if low.head else ABSENT)
     low.emit("process_logits", inputs, states=["history"], width=width, max_len=max_len)
 
 
@@ -239,4 +244,5 @@ def sample(low: Lowering) -> None:
     names = ("processed", "logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches")
     width, max_len = _width(low, "logits"), low.limits.max_context
     inputs = low.inputs(*names, "want_logprobs", "candidates", "targets")
+    inputs += [low.head.best, low.head.greedy] if low.head else [ABSENT, ABSENT]
     low.emit("sample", inputs, states=["history"], width=width, max_len=max_len)

@@ -38,6 +38,7 @@ enum Input {
   kTypicalP,
   kNgramSize,
   kCandidates,
+  kGreedy,
   kInputs
 };
 
@@ -89,8 +90,8 @@ struct KeyLogit {
 // prompt_lengths i32 [R]; temperature f32, top_k i32 (0: off), top_p f32 (1), min_p f32 (0), repetition f32 (1),
 // frequency f32 (0), presence f32 (0), each [R]; bias_offsets i32 [R+1], bias_ids i32 [B], bias_values f32 [B];
 // mask_rows i32 [R] (-1: none), masks u32 [M, ceil(width / 32)] (set: allowed); each of these may be absent: typical_p
-// f32 [R] (1: off), no_repeat_ngram_size i32 [R] (0), candidates i32 [R] (0). State: history i32 [slots, max_len].
-// Output: f32 [R, width], what is removed is -inf. In this order: log-softmax where candidates > 0, bias, mask,
+// f32 [R] (1: off), no_repeat_ngram_size i32 [R] (0), candidates i32 [R] (0), greedy i32 [1] (0; 1: there are no logits, and
+// nothing is done). State: history i32 [slots, max_len]. Output: f32 [R, width], what is removed is -inf. In this order: log-softmax where candidates > 0, bias, mask,
 // repetition penalty over the tokens of history 0..position, n-gram bans over the same (Paulus et al., 2017), frequency
 // and presence over those from the prompt's length on, temperature (0: nothing further), top-k (Fan et al., 2018), top-p
 // (Holtzman et al., 2020), min-p (Nguyen et al., 2024), typical-p (Meister et al., 2022).
@@ -109,6 +110,7 @@ class ProcessLogits final : public Kernel {
   }
 
   void run(const Frame& frame, const Team& team, int) override {
+    if (inputs_[kGreedy] >= 0 && *in<int32_t>(frame, kGreedy) != 0) return;
     for (int64_t row = team.take(); row < frame.dims.R; row = team.take()) {
       float* values = output<float>(frame, out_) + row * width_;
       std::memcpy(values, in<float>(frame, kLogits) + row * width_, width_ * sizeof(float));

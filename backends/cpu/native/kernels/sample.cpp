@@ -7,6 +7,7 @@
 #include "../simd_math.h"
 #include "../work_split.h"
 #include "best_keys.h"
+#include "greedy.h"
 #include "philox.h"
 
 namespace engine_cpu {
@@ -28,6 +29,8 @@ enum Input {
   kWantLogprobs,
   kCandidates,
   kTargets,
+  kBest,
+  kGreedy,
   kInputs
 };
 enum Output { kTokens, kStatus, kLogprob, kTopIds, kTopLogprobs, kOutputs };
@@ -57,7 +60,8 @@ struct Best {
 // Inputs: processed, logits f32 [R, width]; rows i32 [R], positions, token_seq i32 [T], seq_slots i32 [S];
 // temperature f32 [R], seeds u32 [R, 2], branches u32 [R], want_logprobs i32 [R] (-1: none, n: the token's and the n
 // best); each of these may be absent: candidates i32 [R] (0: none, k: the k best processed ones in place of logprobs),
-// targets i32 [R] (-1: none, else the token, and none is chosen). State: history i32 [slots, max_len], into which the
+// targets i32 [R] (-1: none, else the token, and none is chosen), best BestLogit [threads, R] and greedy i32 [1] (0; 1: there
+// are no logits, and best has what was found of them). State: history i32 [slots, max_len], into which the
 // token goes at position + 1 if that is below max_len and the row is the last of its sequence.
 // Outputs: tokens i32 [R], status i32 [R] (0 good, 1 a NaN or +inf in the raw logits, 2 no finite processed logit),
 // logprob f32 [R], top_ids i32 [R, K], top_logprobs f32 [R, K]: of the raw logits' softmax; what is not wanted is id
@@ -71,8 +75,9 @@ class Sample final : public Kernel {
         width_(args.integer("width")),
         max_len_(args.integer("max_len")),
         pieces_((width_ + kPiece - 1) / kPiece),
+        threads_(args.integer("threads")),
         found_(args.integer("max_rows") * pieces_ * sizeof(Found)),
-        key_memory_(args.integer("threads") * (width_ + 16) * sizeof(uint64_t)) {
+        key_memory_(threads_ * (width_ + 16) * sizeof(uint64_t)) {
     for (int i = 0; i < kInputs; ++i) inputs_[i] = args.inputs.at(i);
     for (int i = 0; i < kOutputs; ++i) outputs_[i] = args.outputs.at(i);
   }
@@ -81,6 +86,7 @@ class Sample final : public Kernel {
 
   void run(const Frame& frame, const Team& team, int phase) override {
     if (phase == 0) {
+      if (is_greedy(frame)) return;
       for (int64_t task = team.take(); task < frame.dims.R * pieces_; task = team.take())
         found_.as<Found>()[task] = search(frame, task / pieces_, task % pieces_);
     } else {
@@ -102,6 +108,7 @@ class Sample final : public Kernel {
   int32_t optional(const Frame& frame, Input which, int64_t row, int32_t off) const {
     return inputs_[which] < 0 ? off : in<int32_t>(frame, which)[row];
   }
+  bool is_greedy(const Frame& frame) const { return inputs_[kGreedy] >= 0 && *in<int32_t>(frame, kGreedy) != 0; }
   // The position that the row's new token will have.
   int32_t position(const Frame& frame, int64_t row) const {
     return in<int32_t>(frame, kPositions)[in<int32_t>(frame, kRows)[row]] + 1;
@@ -183,15 +190,7 @@ class Sample final : public Kernel {
   }
 
   void decide(const Frame& frame, int64_t row, uint64_t* memory) const {
-    const Found* pieces = found_.as<Found>() + row * pieces_;
-    Found all = pieces[0];
-    for (int64_t i = 1; i < pieces_; ++i) {  // in the order of the ids, so that the first of equals stays
-      all.broken |= pieces[i].broken;
-      all.most = pieces[i].most > all.most ? pieces[i].most : all.most;
-      if (pieces[i].id < 0 || (all.id >= 0 && pieces[i].score <= all.score)) continue;
-      all.score = pieces[i].score;
-      all.id = pieces[i].id;
-    }
+    const Found all = is_greedy(frame) ? best_of_threads(frame, row) : best_of_pieces(row);
     const int32_t target = optional(frame, kTargets, row, -1);
     const Status status = all.broken ? kNonFinite : target < 0 && all.id < 0 ? kFullyMasked : kGood;
     const int32_t token = status != kGood ? 0 : target < 0 ? all.id : target;
@@ -208,6 +207,25 @@ class Sample final : public Kernel {
       give_candidates(frame, row, candidates, memory);
     else if (status == kGood && in<int32_t>(frame, kWantLogprobs)[row] >= 0)
       give_logprobs(frame, row, token, all.most, memory);
+  }
+
+  Found best_of_pieces(int64_t row) const {
+    const Found* pieces = found_.as<Found>() + row * pieces_;
+    Found all = pieces[0];
+    for (int64_t i = 1; i < pieces_; ++i) {  // in the order of the ids, so that the first of equals stays
+      all.broken |= pieces[i].broken;
+      all.most = pieces[i].most > all.most ? pieces[i].most : all.most;
+      if (pieces[i].id < 0 || (all.id >= 0 && pieces[i].score <= all.score)) continue;
+      all.score = pieces[i].score;
+      all.id = pieces[i].id;
+    }
+    return all;
+  }
+
+  Found best_of_threads(const Frame& frame, int64_t row) const {
+    BestLogit best;
+    for (int64_t i = 0; i < threads_; ++i) best.take(in<BestLogit>(frame, kBest)[i * frame.dims.R + row]);
+    return Found{best.score, best.id, best.id == BestLogit::kBroken, best.score, 0};
   }
 
   void clear_logprobs(const Frame& frame, int64_t row) const {
@@ -252,7 +270,7 @@ class Sample final : public Kernel {
 
   int32_t inputs_[kInputs], outputs_[kOutputs];
   int32_t* history_;
-  int64_t width_, max_len_, pieces_;
+  int64_t width_, max_len_, pieces_, threads_;
   Buffer found_, key_memory_;
 };
 

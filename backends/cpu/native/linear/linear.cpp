@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "../isa.h"
+#include "../kernels/greedy.h"
 #include "../work_split.h"
 #include "families.h"
 #include "q8g32.h"
@@ -35,11 +36,16 @@ namespace {
 // inputs: x as q8g32, x as f32 or bf16 (each -1 where no weight's family reads it), residual [rows, N] (-1: none; one output only).
 // outputs: y_i f32 [rows, N_i]. weights: one matrix an output, then "plain" biases [N_i] of those that have one, in order.
 // Numbers: rows_dim; bias: sum of 2^i over the outputs i with a bias (0 if absent).
+//
+// A head that may keep its rows' best has one matrix, no bias and no residual; after its other inputs those of GreedyRows, and
+// after y two outputs more: best BestLogit [threads, rows], what each thread has found; greedy i32 [1], 1 if best was written,
+// and 0 if y was.
 class Linear final : public Kernel {
  public:
   explicit Linear(const KernelArgs& args)
       : packed_(args.inputs.at(0)), plain_(args.inputs.at(1)), residual_(args.inputs.at(2)), rows_(args) {
-    const size_t count = args.outputs.size();
+    is_head_ = args.inputs.size() > kPlainInputs;
+    const size_t count = args.outputs.size() - (is_head_ ? 2 : 0);
     if (count == 0 || count > kMost) throw std::invalid_argument("linear takes one to eight outputs.");
     if (residual_ >= 0 && count != 1) throw std::invalid_argument("linear adds a residual to one output only.");
     const auto biased = static_cast<uint64_t>(args.number_or("bias", 0));
@@ -61,6 +67,13 @@ class Linear final : public Kernel {
       }
     }
     count_ = static_cast<int>(count);
+    if (is_head_) {
+      if (args.inputs.size() != kPlainInputs + GreedyRows::kInputs || count != 1 || biased != 0 || residual_ >= 0)
+        throw std::invalid_argument("a head has one matrix, no bias, no residual, and all that tells which rows are greedy.");
+      asked_ = GreedyRows(args.inputs.data() + kPlainInputs);
+      best_ = args.outputs[1];
+      greedy_ = args.outputs[2];
+    }
     for (int64_t i = 0; i < args.integer("threads"); ++i) scratch_.emplace_back(max_depth);
   }
 
@@ -71,18 +84,20 @@ class Linear final : public Kernel {
       products[i] = parts_[i];
       products[i].x = frame.values[reads_plain(parts_[i]) ? plain_ : packed_];
       products[i].y = output<float>(frame, outputs_[i]);
-      products[i].stride = team.size;
       if (residual_ >= 0) products[i].residual = input<float>(frame, residual_);
     }
+    BestLogit* const best = is_head_ ? decide(frame, team, rows) : nullptr;
+    if (best != nullptr) products[0].y = nullptr;
     if (rows == 0) return;
     if (rows <= kFewRows)
-      split(products, rows, team);
+      split(products, rows, team, best);
     else
-      take(products, rows, team);
+      take(products, rows, team, best);
   }
 
  private:
   static constexpr int kMost = 8;
+  static constexpr size_t kPlainInputs = 3;
 
   static bool reads_plain(const Product& part) { return part.ops->activation != Activation::q8g32; }
 
@@ -101,8 +116,28 @@ class Linear final : public Kernel {
     return part;
   }
 
+  // Where this thread keeps the best of its rows; null where a row wants more.
+  BestLogit* decide(const Frame& frame, const Team& team, int64_t rows) const {
+    const bool greedy = asked_.all(frame);
+    if (team.index == 0) *output<int32_t>(frame, greedy_) = greedy;
+    if (!greedy) return nullptr;
+    BestLogit* const best = output<BestLogit>(frame, best_) + team.index * rows;
+    std::fill_n(best, rows, BestLogit{});
+    return best;
+  }
+
+  static void multiply(const Product& product, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1,
+                       const Scratch& scratch, BestLogit* best) {
+    if (best == nullptr) return product.ops->multiply(product, row0, rows, strip0, strip1, scratch);
+    for (int64_t strip = strip0; strip < strip1; ++strip) {
+      product.ops->multiply(product, row0, rows, strip, strip + 1, scratch);
+      for (int64_t i = 0; i < rows; ++i)
+        best[row0 + i].take(scratch.acc() + i * kStrip, product.valid_columns(strip), static_cast<int32_t>(strip * kStrip));
+    }
+  }
+
   // Few rows: the time is that of reading the weights, so each thread takes a contiguous share of their bytes.
-  void split(const Product* products, int64_t rows, const Team& team) {
+  void split(const Product* products, int64_t rows, const Team& team, BestLogit* best) {
     int64_t total = 0;
     for (int i = 0; i < count_; ++i) total += strips_of(products[i].columns) * products[i].ops->strip_bytes(products[i].depth);
     int64_t begin = total * team.index / team.size;
@@ -115,7 +150,7 @@ class Linear final : public Kernel {
       const int64_t strip1 = first_at(end);
       if (strip0 < strip1) {
         products[i].ops->prepare(products[i], 0, rows, scratch_[team.index]);
-        products[i].ops->multiply(products[i], 0, rows, strip0, strip1, scratch_[team.index]);
+        multiply(products[i], 0, rows, strip0, strip1, scratch_[team.index], best);
       }
       begin -= strips * size;
       end -= strips * size;
@@ -123,12 +158,13 @@ class Linear final : public Kernel {
   }
 
   // Many rows: tasks of a strip and a block of rows, block by block so that its activations stay near.
-  void take(const Product* products, int64_t rows, const Team& team) {
+  void take(Product* products, int64_t rows, const Team& team, BestLogit* best) {
     int64_t depth = 0;
     int64_t strips = 0;
     for (int i = 0; i < count_; ++i) {
       depth = std::max(depth, products[i].depth);
       strips += strips_of(products[i].columns);
+      products[i].stride = team.size;
     }
     const int64_t blocks = (rows + block_rows(depth) - 1) / block_rows(depth);
     int64_t prepared = -1;
@@ -141,13 +177,16 @@ class Linear final : public Kernel {
       const int64_t count = rows * (block + 1) / blocks - row0;
       if (prepared != block * count_ + i) products[i].ops->prepare(products[i], row0, count, scratch_[team.index]);
       prepared = block * count_ + i;
-      products[i].ops->multiply(products[i], row0, count, strip, strip + 1, scratch_[team.index]);
+      multiply(products[i], row0, count, strip, strip + 1, scratch_[team.index], best);
     }
   }
 
   int packed_, plain_, residual_;
   RowsDim rows_;
   int count_ = 0;
+  bool is_head_ = false;
+  int32_t best_ = -1, greedy_ = -1;
+  GreedyRows asked_;
   int32_t outputs_[kMost] = {};
   Product parts_[kMost] = {};
   std::shared_ptr<PackedWeight> weights_[kMost], biases_[kMost];

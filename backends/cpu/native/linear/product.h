@@ -19,12 +19,16 @@ struct Product {
   int64_t depth;
   const uint8_t* x;
   int64_t x_bytes;  // of a row
-  float* y;
+  float* y;  // null: the sums of a strip stay in the scratch, and strips are multiplied one at a time
   const float* bias = nullptr;      // [columns]
   const float* residual = nullptr;  // laid out as y
   const int32_t* x_rows = nullptr;
   const int32_t* y_rows = nullptr;
   int64_t stride = 1;  // strips from one that a thread multiplies to the one that it will most likely multiply next
+
+  ENGINE_INLINE int64_t valid_columns(int64_t strip) const {
+    return columns - strip * kStrip < kStrip ? columns - strip * kStrip : kStrip;
+  }
 };
 
 constexpr int64_t kBlockRows = 256;           // the most rows that are multiplied with a strip at a time,
@@ -104,8 +108,9 @@ inline void point_to_rows(const Product& product, int64_t row0, int64_t rows, co
 
 // The finished sums of a strip to y, with bias and residual: first (acc + bias), then + residual, as separate ops would.
 inline void finish_strip(const Product& product, int64_t row0, int64_t rows, int64_t strip, const float* acc) {
+  if (product.y == nullptr) return;
   const int64_t column = strip * kStrip;
-  const int64_t valid = product.columns - column < kStrip ? product.columns - column : kStrip;
+  const int64_t valid = product.valid_columns(strip);
   for (int64_t i = 0; i < rows; ++i, acc += kStrip) {
     const int64_t row = product.y_rows == nullptr ? row0 + i : product.y_rows[row0 + i];
     const int64_t at = row * product.columns + column;
