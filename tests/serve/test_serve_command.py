@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from engine.chat.answer import Ask
 from engine.chat.remote import Remote
 from engine.cli.main import run
 from engine.sampling import StructuredOutputs
+from engine.serve.run import _open as open_model
 
 
 def test_the_chat_attaches(running):
@@ -121,3 +123,11 @@ def test_without_a_model_the_demo_is_served():
         process.terminate()
         process.stderr.read()
         assert process.wait(30) == 0
+
+
+def test_a_server_takes_its_cache_s_memory_before_it_is_used(talker):
+    settings = {"backend": "cpu", "threads": 1, "max_num_seqs": 4, "max_model_len": 64}
+    with ExitStack() as opened:
+        engine = open_model("tiny", talker, settings, print, opened)
+        opened.callback(engine.close)
+        assert engine._core._session._population.wait(30)

@@ -44,7 +44,7 @@ class CpuDevice:
         self._providers = make_providers(self)
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
-        # Untouched pages take no memory, so a large pool costs only what is used of it.
+        # Untouched pages take no memory, so a large pool costs only what is used of it, unless populate is called.
         tag = HOST_DTYPES[dtype]
         count = int(np.prod(shape))
         raw = np.zeros(count * tag.itemsize + _PAGE, np.uint8)
@@ -53,6 +53,9 @@ class CpuDevice:
 
     def free(self, value: Array) -> None:
         """Garbage collection does it."""
+
+    def populate(self, state: Array, first: int, count: int) -> None:
+        _native.populate(state[first : first + count])
 
     def copy_in(self, array: Array) -> Array:
         return np.ascontiguousarray(array)

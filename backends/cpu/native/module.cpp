@@ -11,6 +11,10 @@
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 
 #include "isa.h"
 #include "linear/pack/bindings.h"
@@ -106,6 +110,20 @@ std::shared_ptr<PackedWeight> plain(nb::ndarray<const float, nb::c_contig, nb::d
   return weight;
 }
 
+// Asks the system for all pages of an array; what they hold stays. A hint: an older system gives each when it is written to.
+void populate(WriteArray array) {
+#ifdef __linux__
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(array.data()) / page * page;
+  const auto end = reinterpret_cast<uintptr_t>(array.data()) + array.nbytes();
+  nb::gil_scoped_release unlocked;
+  madvise(reinterpret_cast<void*>(begin), end - begin, kPopulateWrite);
+#else
+  (void)array;
+#endif
+}
+
 void trim_heap() {
 #ifdef __GLIBC__
   malloc_trim(0);  // other C libraries do it by themselves
@@ -135,6 +153,7 @@ NB_MODULE(_native, m) {
   m.def("isa", &default_isa,
         "The variant used where none is named: ENGINE_CPU_ISA, else the best. ValueError if it cannot run.");
   m.def("trim_heap", &trim_heap, "Gives memory that has been freed back to the system.");
+  m.def("populate", &populate, nb::arg("array").noconvert(), "Asks the system for the memory of an array, and releases the GIL.");
   m.def("kernels", &names_of, nb::arg("isa") = "", "Names of the kernels of a variant.");
 
   nb::class_<PackedWeight>(m, "PackedWeight", "A weight in a kernel family's packed layout.")

@@ -444,6 +444,13 @@ def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]]
     return getattr(device, "copy_in_all", None)
 
 
+def populate_of(device: Device) -> Callable[[Any, int, int], None] | None:
+    """Optional on a device (api 1.1), whose ``alloc`` gives memory that the system adds only when it is first written to:
+    ``populate(state, first, count)`` has that of so many entries of a state's first axis added, and changes nothing else. It is
+    called beside running steps."""
+    return getattr(device, "populate", None)
+
+
 @dataclass(frozen=True)
 class BlockAccess:
     """How a device's ``StepSession`` reads and writes rows of a state's first axis."""

@@ -26,11 +26,13 @@ from ..backend.v1 import (
     block_access_of,
     compile_of,
     copy_in_all_of,
+    populate_of,
 )
 from ..errors import EngineStoppedError
 from .bounds import Bounds
 from .group import CollectiveProvider
 from .padding import Padding
+from .population import Population, Room
 from .transfers import Transfer, by_place, converted, transfers
 
 _RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
@@ -99,6 +101,7 @@ class StepSession:
         self._embedding = self._bound((*plan.body, *plan.embedding), len(plan.body))
         self._inputs = {v.name: v for segment in (*segments, *plan.embedding) for v in segment.inputs}
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step")
+        self._population: Population | None = None
 
     def submit(self, inputs: StepInputs) -> StepTicket:
         if self._thread is None:
@@ -114,6 +117,19 @@ class StepSession:
         for inputs in () if self._padding is None else self._padding.empty_steps():
             self._thread.submit(self._run_exactly, inputs, True).result()
 
+    def populate(self) -> Population:
+        """Asks for the memory of all states in the background, where devices would give it step by step."""
+        if self._thread is None:
+            raise EngineStoppedError("The session is closed.")
+        rooms = []
+        for spec in self._plan.states:
+            place = self._plan.state_places[spec.name]
+            if place != "host" and (populate := populate_of(self._devices[place])) is not None:
+                entry = int(np.prod(spec.shape[1:])) * HOST_DTYPES[spec.dtype].itemsize
+                rooms.append(Room(populate, self._states[place][spec.name], spec.shape[0], entry))
+        self._population = Population(rooms)
+        return self._population
+
     def export_blocks(self, blocks: Sequence[Sequence[int]]) -> BlockTicket:
         self._bounds.check_blocks(blocks)
         return self._between_steps(self._export, blocks)
@@ -126,6 +142,8 @@ class StepSession:
         """Waits for submitted steps, then frees the states."""
         if self._thread is None:
             return
+        if self._population is not None:
+            self._population.stop()
         self._thread.shutdown(wait=True)
         self._thread = None
         for place, device in self._devices.items():

@@ -37,7 +37,7 @@ class EngineConfig:
     of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in chunks that
     make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
     ``max_num_batched_tokens``, for the highest throughput. ``pin_threads`` keeps the CPU's threads but one on cores of their
-    own.
+    own. ``populate_cache``: the KV cache's memory is taken when the engine starts, in the background, and not as it is used.
     """
 
     model: Path
@@ -68,6 +68,7 @@ class EngineConfig:
     watchdog_s: float = 300.0
     warm_up: bool = True
     decode_slowdown: float | None = None
+    populate_cache: bool = False
 
     @property
     def rules(self) -> Rules:

@@ -90,6 +90,8 @@ class Loaded:
         session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
         if self.config.warm_up and isinstance(session, StepSession):
             session.warm_up()
+        if self.config.populate_cache and isinstance(session, StepSession):
+            session.populate()
         return session
 
     def close(self) -> None:

@@ -1,0 +1,55 @@
+"""Memory that a system gives only when it is first written to, asked for beforehand."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_PIECE = 4 << 20  # bytes of a state that are asked for at a time
+_LEAST_PRIORITY = 19
+
+
+@dataclass(frozen=True)
+class Room:
+    """A state whose memory is asked for by ``populate(state, first, count)``: ``entries`` of so many bytes."""
+
+    populate: Callable[[Any, int, int], None]
+    state: Any
+    entries: int
+    entry_bytes: int
+
+
+class Population:
+    """A thread that asks for the states' memory, of all states what steps use first before what they use later."""
+
+    def __init__(self, rooms: Sequence[Room]) -> None:
+        self._rooms = rooms
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-populate", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when no state is used any more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether all memory has been given, or does so within this time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        entries = max((room.entries for room in self._rooms), default=0)
+        step = max(_PIECE // max((room.entry_bytes for room in self._rooms), default=1), 1)
+        for first in range(0, entries, step):
+            for room in self._rooms:
+                if self._stopping.is_set():
+                    return
+                if first < room.entries:
+                    room.populate(room.state, first, min(step, room.entries - first))
