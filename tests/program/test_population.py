@@ -11,6 +11,7 @@ from engine import LLM, SamplingParams
 from engine.program.population import Population, Room
 from engine.testing import models
 from engine.testing.checkpoints import write_checkpoint
+from engine.testing.memory import check_populate
 from engine_cpu.device import CpuDevice
 
 MIB = 1 << 20
@@ -48,6 +49,17 @@ def test_memory_is_taken_and_keeps_what_it_holds(device):
     assert state[3, 5] == 7 and np.count_nonzero(state) == 1
     device.populate(state, 0, 64)
     assert resident(state) >= 64 * MIB and np.count_nonzero(state) == 1
+
+
+def test_the_kit_finds_a_device_that_clears_what_it_populates(device):
+    class Clears(CpuDevice):
+        def populate(self, state, first, count):
+            state[first : first + count] = 0
+
+    rng = np.random.default_rng()
+    check_populate(device, rng)
+    with pytest.raises(AssertionError, match="populate of 5 entries"):
+        check_populate(Clears(threads=1), rng)
 
 
 def test_all_states_are_populated_first_things_first():

@@ -9,17 +9,21 @@ from typing import Any
 
 from engine.backend.v1 import BoundCall, Segment
 
-_PROCESSING = (
+_CONDITIONS = (
     "temperature",
     "bias_offsets",
     "mask_rows",
     "repetition_penalty",
     "frequency_penalty",
     "presence_penalty",
+    "want_logprobs",
+    "no_repeat_ngram_size",
+    "candidates",
+    "targets",
 )
-_CONDITIONS = (*_PROCESSING, "want_logprobs", "no_repeat_ngram_size", "candidates", "targets")
 """Inputs of the two calls that tell whether a row asks for more, in the order of the native GreedyRows."""
 _BEST_BYTES = 8
+"""Of the native BestLogit."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ NB_MODULE(_native, m) {
   m.def("isa", &default_isa,
         "The variant used where none is named: ENGINE_CPU_ISA, else the best. ValueError if it cannot run.");
   m.def("trim_heap", &trim_heap, "Gives memory that has been freed back to the system.");
-  m.def("populate", &populate, nb::arg("array").noconvert(), "Asks the system for the memory of an array, and releases the GIL.");
+  m.def("populate", &populate, nb::arg("array").noconvert(),
+        "Asks the system for the memory of an array, whose contents stay. Releases the GIL.");
   m.def("kernels", &names_of, nb::arg("isa") = "", "Names of the kernels of a variant.");
 
   nb::class_<PackedWeight>(m, "PackedWeight", "A weight in a kernel family's packed layout.")

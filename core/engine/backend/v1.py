@@ -22,6 +22,12 @@ from .collectives import CollectivesError as CollectivesError
 from .collectives import CollectivesManifest as CollectivesManifest
 from .collectives import Group as Group
 from .collectives import collectives_of as collectives_of
+from .optional import BlockAccess as BlockAccess
+from .optional import block_access_of as block_access_of
+from .optional import compile_of as compile_of
+from .optional import copy_in_all_of as copy_in_all_of
+from .optional import populate_of as populate_of
+from .optional import providers_of as providers_of
 from .tuning import Tuned as Tuned
 from .tuning import Tuning as Tuning
 from .tuning import tuning_of as tuning_of
@@ -425,46 +431,6 @@ class Plan:
     round_trips: frozenset[str] = frozenset()
     buckets: tuple[int, ...] = ()
     embedding: tuple[Segment, ...] = ()
-
-
-def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:
-    """Optional on a device: ``providers() -> {op: [Provider, ...]}`` in the order to try."""
-    offered = getattr(device, "providers", None)
-    return offered() if offered is not None else {}
-
-
-def compile_of(device: Device) -> Callable[[Segment, Limits, Mapping[str, Any]], StepFn | None] | None:
-    """Optional on a device: ``compile(segment, limits, states)`` takes a segment whole, or returns None for op by op."""
-    return getattr(device, "compile", None)
-
-
-def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]] | None:
-    """Optional on a device (api 1.1): ``copy_in_all(arrays)`` gives what ``copy_in`` gives of each, for a device that brings
-    many small arrays sooner together. Each value is freed by itself."""
-    return getattr(device, "copy_in_all", None)
-
-
-def populate_of(device: Device) -> Callable[[Any, int, int], None] | None:
-    """Optional on a device (api 1.1), whose ``alloc`` gives memory that the system adds only when it is first written to:
-    ``populate(state, first, count)`` has that of so many entries of a state's first axis added, and changes nothing else. It is
-    called beside running steps."""
-    return getattr(device, "populate", None)
-
-
-@dataclass(frozen=True)
-class BlockAccess:
-    """How a device's ``StepSession`` reads and writes rows of a state's first axis."""
-
-    export_blocks: Callable[[Any, Array], Array]
-    import_blocks: Callable[[Any, Array, Array], Any]
-
-
-def block_access_of(device: Device) -> BlockAccess | None:
-    """Optional on a device, for swapping: ``export_blocks(state, blocks) -> rows``, a host copy of the state's entries at
-    ``blocks`` (i32), and ``import_blocks(state, blocks, rows) -> state``, which gives the state with these rows written, the
-    same object where the device writes in place. A session of the device's own is a ``SwapSession``, too."""
-    out, into = getattr(device, "export_blocks", None), getattr(device, "import_blocks", None)
-    return None if out is None or into is None else BlockAccess(out, into)
 
 
 @dataclass(frozen=True)

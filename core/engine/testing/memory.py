@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.v1 import HOST_DTYPES, Array, Device, copy_in_all_of
+from ..backend.v1 import HOST_DTYPES, Array, Device, copy_in_all_of, populate_of
 
 
 def check_copies(device: Device, rng: np.random.Generator) -> None:
@@ -60,6 +60,22 @@ def check_alloc(device: Device) -> None:
         for value in made:
             found = device.copy_out(value)
             assert found.shape == (33, 65) and not found.any(), f"alloc of {tag} does not give zeros."
+            device.free(value)
+
+
+def check_populate(device: Device, rng: np.random.Generator) -> None:
+    """Where a device has ``populate``: a value holds what it held, in the entries that are named and in all others."""
+    populate = populate_of(device)
+    if populate is None:
+        return
+    for tag in sorted(device.describe().dtypes):
+        array = np.repeat(_arrays(HOST_DTYPES[tag], rng)[3][None], 9, axis=0)
+        wants = array.tobytes(), np.zeros_like(array).tobytes()
+        for value, want in zip((device.copy_in(array), device.alloc(array.shape, tag)), wants, strict=True):
+            for first, count in ((2, 5), (8, 1), (0, 9)):
+                populate(value, first, count)
+                same = device.copy_out(value).tobytes() == want
+                assert same, f"populate of {count} entries of {tag} from {first} on changes the value."
             device.free(value)
 
 

@@ -91,10 +91,11 @@ struct KeyLogit {
 // frequency f32 (0), presence f32 (0), each [R]; bias_offsets i32 [R+1], bias_ids i32 [B], bias_values f32 [B];
 // mask_rows i32 [R] (-1: none), masks u32 [M, ceil(width / 32)] (set: allowed); each of these may be absent: typical_p
 // f32 [R] (1: off), no_repeat_ngram_size i32 [R] (0), candidates i32 [R] (0), greedy i32 [1] (0; 1: there are no logits, and
-// nothing is done). State: history i32 [slots, max_len]. Output: f32 [R, width], what is removed is -inf. In this order: log-softmax where candidates > 0, bias, mask,
-// repetition penalty over the tokens of history 0..position, n-gram bans over the same (Paulus et al., 2017), frequency
-// and presence over those from the prompt's length on, temperature (0: nothing further), top-k (Fan et al., 2018), top-p
-// (Holtzman et al., 2020), min-p (Nguyen et al., 2024), typical-p (Meister et al., 2022).
+// nothing is done). State: history i32 [slots, max_len]. Output: f32 [R, width], what is removed is -inf. In this order:
+// log-softmax where candidates > 0, bias, mask, repetition penalty over the tokens of history 0..position, n-gram bans over
+// the same (Paulus et al., 2017), frequency and presence over those from the prompt's length on, temperature (0: nothing
+// further), top-k (Fan et al., 2018), top-p (Holtzman et al., 2020), min-p (Nguyen et al., 2024), typical-p (Meister et al.,
+// 2022).
 // Numbers: width, max_len.
 class ProcessLogits final : public Kernel {
  public:

@@ -69,7 +69,7 @@ class Linear final : public Kernel {
     count_ = static_cast<int>(count);
     if (is_head_) {
       if (args.inputs.size() != kPlainInputs + GreedyRows::kInputs || count != 1 || biased != 0 || residual_ >= 0)
-        throw std::invalid_argument("a head has one matrix, no bias, no residual, and all that tells which rows are greedy.");
+        throw std::invalid_argument("a head has one matrix, no bias, no residual, and all that tells greedy rows.");
       asked_ = GreedyRows(args.inputs.data() + kPlainInputs);
       best_ = args.outputs[1];
       greedy_ = args.outputs[2];

@@ -24,6 +24,10 @@ def test_alloc_gives_zeros(device):
     memory.check_alloc(device)
 
 
+def test_populated_memory_holds_what_it_held(device, rng):
+    memory.check_populate(device, rng)
+
+
 def test_memory_info(device):
     memory.check_memory_info(device)
 
