@@ -188,6 +188,29 @@ def test_sample_takes_what_threads_have_found(isa, rng):
     np.testing.assert_array_equal(history, before)
 
 
+@pytest.mark.parametrize("greedy", [0, 1])
+def test_logits_that_are_not_there_are_not_processed(greedy, rng):
+    rows, history = rows_of_a_step(rng, 3, 100)
+    logits = rng.standard_normal((3, 100), F32)
+    off = [
+        np.full(3, value, dtype)
+        for value, dtype in ((0, F32), (0, I32), (1, F32), (0, F32), (1, F32), (0, F32), (0, F32))
+    ]
+    no_bias, no_mask = (
+        [np.zeros(4, I32), np.zeros(0, I32), np.zeros(0, F32)],
+        [np.full(3, -1, I32), np.zeros(0, np.uint32)],
+    )
+    [got] = run_kernel(
+        "process_logits",
+        {"T": len(rows["positions"]), "S": 3, "R": 3},
+        [logits, *rows.values(), np.zeros(3, I32), *off, *no_bias, *no_mask, None, None, None, np.full(1, greedy, I32)],
+        [(logits.shape, F32)],
+        states=[history],
+        numbers={"width": 100, "max_len": history.shape[1]},
+    )
+    assert np.isnan(got).all() if greedy else np.array_equal(got, logits)
+
+
 def answers(model, prompts, params):
     with LLM(model, backend="cpu", max_num_seqs=16, max_model_len=96, warm_up=False) as llm:
         return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
