@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -42,6 +44,16 @@ def test_whatever_is_done_to_a_conversation_is_kept(tmp_path):
         assert store.save(talk) is None
         assert Store(tmp_path / "c.db").load(talk.id) == talk
     assert len(store.list()) == 1
+
+
+def test_another_process_that_begins_the_database_is_waited_for(tmp_path):
+    first = sqlite3.connect(tmp_path / "c.db", isolation_level=None, check_same_thread=False)
+    first.execute("BEGIN IMMEDIATE")
+    ends = threading.Timer(0.3, first.rollback)
+    ends.start()
+    assert Store(tmp_path / "c.db").list() == []
+    ends.join()
+    first.close()
 
 
 def test_many_processes_begin_and_use_one_database_at_once(tmp_path):

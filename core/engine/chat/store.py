@@ -59,10 +59,22 @@ class Store:
             if found > _VERSION:
                 raise StoreError(f"{path} is of a newer release of engine; use that, or another --database.")
             if found < _VERSION:
-                self._db.execute("PRAGMA journal_mode = WAL")
+                self._write_ahead()
                 self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
             self._db.execute("PRAGMA synchronous = FULL")
         self._saved: tuple[int, int, tuple[Message, ...]] = (0, 0, ())  # id, version and messages as they are kept
+
+    def _write_ahead(self) -> None:
+        """Sets the journal's mode, for whose locks SQLite does not wait."""
+        end = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+            time.sleep(0.01)
 
     def close(self) -> None:
         self._db.close()
