@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -62,12 +63,20 @@ def test_the_kit_finds_a_device_that_clears_what_it_populates(device):
         check_populate(Clears(threads=1), rng)
 
 
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
 def test_all_states_are_populated_first_things_first():
     asked = []
     rooms = [
         Room(lambda *given: asked.append(given), name, entries, 1 << 20) for name, entries in (("k", 10), ("v", 3))
     ]
-    assert Population(rooms).wait(10)
+    Population(rooms)
+    assert within(10, lambda: len(asked) == 4)
     assert asked == [("k", 0, 4), ("v", 0, 3), ("k", 4, 4), ("k", 8, 2)]
 
 
@@ -79,29 +88,69 @@ def test_stopping_waits_for_the_piece_that_is_asked_for():
         asked.append(first)
 
     population = Population([Room(slow, None, 1 << 20, 4 << 20)])
-    assert not population.wait(0.12)
+    time.sleep(0.12)
     population.stop()
     seen = len(asked)
     time.sleep(0.15)
     assert 1 <= seen < 100 and len(asked) == seen
 
 
-@linux
+class Asked:
+    """What of which state the device was asked to populate: how often each entry was."""
+
+    def __init__(self, monkeypatch, pause: float = 0.0) -> None:
+        self.times: dict[int, np.ndarray] = {}
+        given = CpuDevice.populate
+
+        def populate(device, state, first, count):
+            time.sleep(pause)
+            self.times.setdefault(id(state), np.zeros(len(state), int))[first : first + count] += 1
+            given(device, state, first, count)
+
+        monkeypatch.setattr(CpuDevice, "populate", populate)
+
+    def total(self) -> int:
+        return sum(int(times.sum()) for times in list(self.times.values()))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
+
+
+def device_states(llm: LLM) -> list[np.ndarray]:
+    states = llm.engine._core._session._states
+    return [state for place, some in states.items() if place != "host" for state in some.values()]
+
+
+SETTINGS = {"max_num_seqs": 4, "max_model_len": 96, "kv_cache_tokens": 200_000}
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])  # the reference has no populate
-def test_an_engine_takes_its_cache_beside_its_steps(backend, tmp_path):
+def test_an_engine_takes_all_its_cache_beside_its_steps(backend, folder, monkeypatch):
+    asked = Asked(monkeypatch)
     rng = np.random.default_rng()
-    folder = write_checkpoint("llama", tmp_path / "llama", rng)
     prompts = models.random_prompts(rng, (3, 40, 9))
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    settings = {"max_num_seqs": 4, "max_model_len": 96, "kv_cache_tokens": 200_000}
     found = []
     for populate in (False, True):
-        with LLM(folder, backend=backend, populate_cache=populate, **settings) as llm:
+        with LLM(folder, backend=backend, populate_cache=populate, **SETTINGS) as llm:
             found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
-            session = llm.engine._core._session
-            states = [state for states in session._states.values() for state in states.values() if state.ndim > 2]
-            if populate:
-                assert session._population.wait(30)
-                got = sum(resident(state) >= state.nbytes for state in states)
-                assert got == len(states) or backend == "reference"
+            states = device_states(llm)
+            entries = sum(map(len, states)) if populate and backend == "cpu" else 0
+            assert within(30, lambda want=entries: asked.total() >= want)
+            assert set(asked.times) == ({id(state) for state in states} if entries else set())
+            assert all((times == 1).all() for times in asked.times.values())
     assert found[0] == found[1]
+
+
+@linux
+def test_an_engine_that_closes_asks_for_no_more_of_its_cache(folder, monkeypatch):
+    monkeypatch.setattr("engine.program.population._PIECE", 1 << 10)
+    asked = Asked(monkeypatch, pause=0.01)
+    with LLM(folder, backend="cpu", populate_cache=True, **SETTINGS) as llm:
+        entries = sum(map(len, device_states(llm)))
+        assert within(10, lambda: asked.total() > 0)
+    seen = asked.total()
+    time.sleep(0.2)
+    assert 0 < seen < entries and asked.total() == seen

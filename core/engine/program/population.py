@@ -37,11 +37,6 @@ class Population:
         self._stopping.set()
         self._thread.join()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether all memory has been given, or does so within this time."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
     def _run(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
