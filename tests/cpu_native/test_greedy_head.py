@@ -1,11 +1,10 @@
-"""A head that keeps its rows' best logits, where no row wants more: what it finds, when it does, and what then reads it."""
+"""A head that keeps its rows' best logits, where no row wants more: what it finds, and when it does."""
 
 import itertools
 
 import numpy as np
 import pytest
 from one_kernel import DOT_ISAS, ISAS, native, run_kernel
-from test_step import rows_of_a_step, run_sample
 from weight_cases import Weight, random_weight, read_by
 
 import engine_cpu.compile
@@ -162,55 +161,6 @@ def test_inputs_that_are_absent_want_nothing(rng):
     assert greedy[0] == 1 and together(best) == best_of(run_plain(x, weight, ISAS[0]))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-def test_sample_takes_what_threads_have_found(isa, rng):
-    """Of three threads' best the greatest, of equals the first; logits, which are not there, are not read."""
-    rows, history = rows_of_a_step(rng, 5, 300)
-    found = np.array(
-        [
-            [(1.5, 70), (-2, 10), NONE, NONE, (0, 9)],
-            [(1.5, 69), NONE, NONE, BROKEN, (-0.0, 4)],
-            [(1.0, 2), (-1, 250), NONE, (3e38, 8), (-1, 1)],
-        ],
-        BEST,
-    )
-    nothing = np.full((5, 300), np.nan, F32)
-    zeros = np.zeros(5, F32)
-    common = (zeros, np.zeros((5, 2), np.uint32), np.zeros(5, np.uint32), np.full(5, -1, I32))
-    before = history.copy()
-    tokens, status, logprob, top_ids, top = run_sample(
-        nothing, nothing, rows, history, *common, found=(found.view(I32), np.ones(1, I32)), isa=isa, threads=3
-    )
-    assert tokens.tolist() == [69, 250, 0, 0, 4] and status.tolist() == [0, 0, 2, 1, 0]
-    assert not logprob.any() and (top_ids == -1).all() and not top.any()
-    for row, place in enumerate(rows["rows"]):
-        before[rows["seq_slots"][rows["token_seq"][place]], rows["positions"][place] + 1] = tokens[row]
-    np.testing.assert_array_equal(history, before)
-
-
-@pytest.mark.parametrize("greedy", [0, 1])
-def test_logits_that_are_not_there_are_not_processed(greedy, rng):
-    rows, history = rows_of_a_step(rng, 3, 100)
-    logits = rng.standard_normal((3, 100), F32)
-    off = [
-        np.full(3, value, dtype)
-        for value, dtype in ((0, F32), (0, I32), (1, F32), (0, F32), (1, F32), (0, F32), (0, F32))
-    ]
-    no_bias, no_mask = (
-        [np.zeros(4, I32), np.zeros(0, I32), np.zeros(0, F32)],
-        [np.full(3, -1, I32), np.zeros(0, np.uint32)],
-    )
-    [got] = run_kernel(
-        "process_logits",
-        {"T": len(rows["positions"]), "S": 3, "R": 3},
-        [logits, *rows.values(), np.zeros(3, I32), *off, *no_bias, *no_mask, None, None, None, np.full(1, greedy, I32)],
-        [(logits.shape, F32)],
-        states=[history],
-        numbers={"width": 100, "max_len": history.shape[1]},
-    )
-    assert np.isnan(got).all() if greedy else np.array_equal(got, logits)
-
-
 def answers(model, prompts, params):
     with LLM(model, backend="cpu", max_num_seqs=16, max_model_len=96, warm_up=False) as llm:
         return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
@@ -221,11 +171,12 @@ def test_answers_are_the_same_as_with_logprobs(kind, found, rng, tmp_path, monke
     """Alone, in a batch, and beside a row that wants more. A head with a softcap after it stays as it is."""
     heads = []
 
-    def declare(*given):
-        heads.append(engine_cpu.greedy.declare_greedy_head(*given))
-        return heads[-1]
+    def find(*given):
+        drawing = engine_cpu.drawing.find_drawing(*given)
+        heads.append(drawing and drawing.head)
+        return drawing
 
-    monkeypatch.setattr(engine_cpu.compile, "declare_greedy_head", declare)
+    monkeypatch.setattr(engine_cpu.compile, "find_drawing", find)
     folder = write_checkpoint(kind, tmp_path / kind, rng)
     prompts = models.random_prompts(rng, (1, 5, 9, 2, 12, 3, 7, 30, 4, 11))
     greedy, scored = (SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=n) for n in (None, 0))

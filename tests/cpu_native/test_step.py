@@ -170,7 +170,7 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
     (got,) = run_kernel(
         "process_logits",
         {"T": len(rows["positions"]), "S": count, "R": count, "B": 6, "M": 2},
-        [logits, *rows.values(), prompts, *columns, offsets, bias_ids, bias, mask_rows, masks, *later, None],
+        [logits, *rows.values(), prompts, *columns, offsets, bias_ids, bias, mask_rows, masks, *later],
         [(logits.shape, np.float32)],
         states=[history],
         numbers={"width": vocabulary, "max_len": history.shape[1]},
@@ -219,7 +219,6 @@ def test_processed_rows_do_not_depend_on_the_step(isa: str) -> None:
                 *(chosen[key] for key in OFF),
                 *off,
                 *(chosen[key] for key in LATER),
-                None,
             ],
             [((len(picked), vocabulary), np.float32)],
             states=[history],
@@ -259,7 +258,6 @@ def test_process_logits_of_rows_that_are_broken() -> None:
             np.full(3, -1, np.int32),
             np.zeros(0, np.uint32),
             *later,
-            None,
         ],
         [(logits.shape, np.float32)],
         states=[history],
@@ -306,14 +304,13 @@ def run_sample(
     want: np.ndarray,
     candidates: np.ndarray | None = None,
     targets: np.ndarray | None = None,
-    found: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
     **options: object,
 ) -> list[np.ndarray]:
     count, most = len(logits), 5
     return run_kernel(
         "sample",
         {"T": len(rows["positions"]), "S": count, "R": count, "K": most},
-        [processed, logits, *rows.values(), temperature, seeds, branches, want, candidates, targets, *found],
+        [processed, logits, *rows.values(), temperature, seeds, branches, want, candidates, targets],
         [((count,), np.int32)] * 2 + [((count,), np.float32), ((count, most), np.int32), ((count, most), np.float32)],
         states=[history],
         numbers={"width": logits.shape[1], "max_len": history.shape[1]},
@@ -415,6 +412,22 @@ def test_gumbel_noise_at_the_ends(isa: str) -> None:
     for r in range(4):
         position = int(rows["positions"][rows["rows"][r]]) + 1
         assert tokens[r] == np.argmax(gumbel(vocabulary, seeds[r], position, 0))
+
+
+@every_isa
+def test_the_winner_among_flat_and_steep_logits(isa: str) -> None:
+    """Noise that cannot win is not computed: the winner is that of all."""
+    rng = np.random.default_rng()
+    vocabulary, scales = 20_000, np.array([0.1, 1, 3, 30, 1e6, 1e30], np.float32)
+    count = len(scales)
+    rows, history = rows_of_a_step(rng, count, 40)
+    seeds = rng.integers(0, 2**32, (count, 2), dtype=np.uint32)
+    logits = (rng.standard_normal((count, vocabulary)) * scales[:, None]).astype(np.float32)
+    common = (np.ones(count, np.float32), seeds, np.zeros(count, np.uint32), np.full(count, -1, np.int32))
+    tokens, *_ = run_sample(logits, logits, rows, history, *common, isa=isa)
+    for r in range(count):
+        position = int(rows["positions"][rows["rows"][r]]) + 1
+        assert tokens[r] == np.argmax(logits[r] + gumbel(vocabulary, seeds[r], position, 0))
 
 
 @every_isa

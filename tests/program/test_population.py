@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.cli.main import run
+from engine.errors import ConfigError
 from engine.program.population import Population, Room
+from engine.runtime.config import EngineConfig
 from engine.testing import models
 from engine.testing.checkpoints import write_checkpoint
 from engine.testing.memory import check_populate
@@ -133,24 +136,39 @@ def test_an_engine_takes_all_its_cache_beside_its_steps(backend, folder, monkeyp
     prompts = models.random_prompts(rng, (3, 40, 9))
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     found = []
-    for populate in (False, True):
+    for populate in ("as used", "beside", "first"):
         with LLM(folder, backend=backend, populate_cache=populate, **SETTINGS) as llm:
+            if populate == "first" and backend == "cpu":
+                assert asked.total() == sum(map(len, device_states(llm)))
             found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
             states = device_states(llm)
-            entries = sum(map(len, states)) if populate and backend == "cpu" else 0
+            entries = sum(map(len, states)) if populate != "as used" and backend == "cpu" else 0
             assert within(30, lambda want=entries: asked.total() >= want)
             assert set(asked.times) == ({id(state) for state in states} if entries else set())
             assert all((times == 1).all() for times in asked.times.values())
-    assert found[0] == found[1]
+            asked.times.clear()
+    assert found[0] == found[1] == found[2]
 
 
 @linux
 def test_an_engine_that_closes_asks_for_no_more_of_its_cache(folder, monkeypatch):
     monkeypatch.setattr("engine.program.population._PIECE", 1 << 10)
     asked = Asked(monkeypatch, pause=0.01)
-    with LLM(folder, backend="cpu", populate_cache=True, **SETTINGS) as llm:
+    with LLM(folder, backend="cpu", populate_cache="beside", **SETTINGS) as llm:
         entries = sum(map(len, device_states(llm)))
         assert within(10, lambda: asked.total() > 0)
     seen = asked.total()
     time.sleep(0.2)
     assert 0 < seen < entries and asked.total() == seen
+
+
+def test_bench_takes_what_its_cases_need(folder, monkeypatch, capsys):
+    asked = Asked(monkeypatch)
+    assert run(["bench", str(folder), "--case", "1,0,20,4", "--repetitions", "1", "--backend", "cpu", "--json"]) == 0
+    assert asked.times and all((times == 1).all() for times in asked.times.values())
+    assert min(map(len, asked.times.values())) <= 4  # the blocks of 26 tokens, and the null block
+
+
+def test_a_way_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match=r"populate_cache is 'now'; choose one of as used, beside, first\."):
+        EngineConfig(model=Path("model"), populate_cache="now")

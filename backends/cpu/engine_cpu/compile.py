@@ -11,7 +11,7 @@ import numpy as np
 from engine.backend.v1 import HOST_DTYPES, BoundCall, Dims, Frame, Limits, Segment, StepFn, Value
 
 from . import _native
-from .greedy import GreedyHead, declare_greedy_head
+from .drawing import Drawing, find_drawing
 
 if TYPE_CHECKING:
     from .device import CpuDevice
@@ -39,11 +39,15 @@ class Lowering:
     threads: int
     read: frozenset[int] = frozenset()
     """Ids of the values that a call or anything outside the segment reads."""
-    head: GreedyHead | None = None
+    drawing: Drawing | None = None
 
     def inputs(self, *names: str) -> list[int]:
         """Native ids of inputs; ABSENT where the call has none of that name."""
-        given = self.bound.call.inputs
+        return self.inputs_of(self.bound.call, *names)
+
+    def inputs_of(self, call: Any, *names: str) -> list[int]:
+        """The same of another call in the segment."""
+        given = call.inputs
         return [self.ids[given[name].id] if name in given else ABSENT for name in names]
 
     def family(self, name: str) -> list[int]:
@@ -81,10 +85,10 @@ def compile_segment(device: CpuDevice, segment: Segment, limits: Limits, states:
     ids = _declare(native, segment)
     used = (*segment.outputs, *(value for bound in segment.calls for value in bound.call.inputs.values()))
     read = frozenset(value.id for value in used)
-    head = declare_greedy_head(native, segment, ids, device.pool.size)
+    drawing = find_drawing(native, segment, ids, device.pool.size)
     for bound in segment.calls:
         provider: Any = bound.provider
-        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size, read, head))
+        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size, read, drawing))
     native.finish([ids[v.id] for v in segment.inputs], [ids[v.id] for v in segment.outputs])
     return _Step(native, segment)
 

@@ -11,6 +11,26 @@ from .layouts import KV_DTYPE_NUMBERS
 
 ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 ROWS_DIM = {"T": 0, "R": 2}
+PROCESSED_BY = (
+    *(
+        "logits",
+        "rows",
+        "positions",
+        "token_seq",
+        "seq_slots",
+        "prompt_lengths",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+    ),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values"),
+    *("mask_rows", "masks", "typical_p", "no_repeat_ngram_size", "candidates"),
+)
+DRAWN_BY = (
+    *("logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches"),
+    *("want_logprobs", "candidates", "targets"),
+)
 KV_STATES = ("k", "v", "k_scale", "v_scale")
 
 
@@ -132,9 +152,10 @@ def _matrices(low: Lowering) -> tuple[list[Any], int]:
 def linear(low: Lowering) -> None:
     weights, biased = _matrices(low)
     inputs, more = [*_activation(low), *low.inputs("residual")], []
-    if low.head is not None and low.bound.call.outputs[0].id == low.head.logits:
-        inputs += low.head.conditions
-        more = [low.head.best, low.head.greedy]
+    drawing = low.drawing
+    if drawing is not None and drawing.head is not None and low.bound.call.outputs[0].id == drawing.logits:
+        inputs += drawing.head.conditions
+        more = [drawing.head.best, drawing.head.greedy]
     low.emit("linear", inputs, weights, more_outputs=more, rows_dim=_rows_dim(low, "x"), bias=biased)
 
 
@@ -221,28 +242,19 @@ def moe_combine(low: Lowering) -> None:
 
 
 def process_logits(low: Lowering) -> None:
-    names: tuple[str, ...] = (
-        "logits",
-        "rows",
-        "positions",
-        "token_seq",
-        "seq_slots",
-        "prompt_lengths",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-    )
-    names += ("repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values")
-    width, max_len = _width(low, "logits"), low.limits.max_context
-    inputs = low.inputs(*names, "mask_rows", "masks", "typical_p", "no_repeat_ngram_size", "candidates")
-    inputs.append(low.head.greedy if low.head else ABSENT)
-    low.emit("process_logits", inputs, states=["history"], width=width, max_len=max_len)
+    if low.drawing is not None and low.bound.call is low.drawing.processing:
+        return  # sample's kernel does it
+    _emit_of_rows(low, "process_logits", low.inputs(*PROCESSED_BY))
 
 
 def sample(low: Lowering) -> None:
-    names = ("processed", "logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches")
-    width, max_len = _width(low, "logits"), low.limits.max_context
-    inputs = low.inputs(*names, "want_logprobs", "candidates", "targets")
-    inputs += [low.head.best, low.head.greedy] if low.head else [ABSENT, ABSENT]
-    low.emit("sample", inputs, states=["history"], width=width, max_len=max_len)
+    drawing = low.drawing
+    if drawing is None or low.bound.call is not drawing.sampling:
+        return _emit_of_rows(low, "sample", low.inputs("processed", *DRAWN_BY))
+    inputs = low.inputs_of(drawing.processing, *PROCESSED_BY) + low.inputs(*DRAWN_BY)
+    inputs += [drawing.head.best, drawing.head.greedy] if drawing.head else [ABSENT, ABSENT]
+    _emit_of_rows(low, "process_and_sample", inputs)
+
+
+def _emit_of_rows(low: Lowering, kernel: str, inputs: list[int]) -> None:
+    low.emit(kernel, inputs, states=["history"], width=_width(low, "logits"), max_len=low.limits.max_context)

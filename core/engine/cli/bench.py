@@ -12,7 +12,7 @@ import typer
 from engine.cli.machine import describe_machine
 from engine.cli.options import AsJson, EngineOptions, Model, parse_integers
 from engine.cli.progress import Wait
-from engine.cli.running import note, open_llm
+from engine.cli.running import find_model, note, open_llm
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def bench(
     Rates are tokens a second of all sequences together, with the real scheduler, cache and sampler, on random tokens,
     past any end of sequence. Prefill is timed from submission to the last sequence's first token; decoding, with the
     prompt in the cache, from the first tokens to the last. Both together give the requests a second of as many identical
-    requests as the batch has, all at once.
+    requests as the batch has, all at once. The cache's memory is taken before, as in a server that has run for a while.
 
     Without options that is ten cases, up to 32 sequences of 4,096 tokens: many minutes on a processor.
 
@@ -63,7 +63,10 @@ def bench(
         cases = [Case(b, d, prompt, decode) for d in depths for b in batches]
     sequences = max(64, *(c.batch for c in cases))  # 64 is what serving has, too
     tokens = max(c.tokens(engine.block_size) for c in cases)
-    settings = {**engine.settings(), "max_num_seqs": sequences, "kv_cache_tokens": tokens}
+    own = {"max_num_seqs": sequences, "kv_cache_tokens": tokens, "populate_cache": "first"}
+    settings = {**engine.settings(), **own}
+    if engine.max_context is None:
+        settings["max_model_len"] = _longest(model, cases)
     with open_llm(model, settings) as llm:
         results = _measure(llm, cases, repetitions)
         report = _report(llm, results, repetitions)
@@ -71,6 +74,15 @@ def bench(
         print(json.dumps(report, ensure_ascii=False))
     else:
         _print_table(report)
+
+
+def _longest(model: str, cases: list[Case]) -> int:
+    """Tokens of the longest sequence, within the model's own context."""
+    from engine.formats import open_checkpoint
+    from engine.models import load_model
+
+    most = load_model(open_checkpoint(find_model(model))).config.max_context
+    return min(most, max(case.context for case in cases))
 
 
 def _case(text: str) -> Case:

@@ -117,7 +117,7 @@ class StepSession:
         for inputs in () if self._padding is None else self._padding.empty_steps():
             self._thread.submit(self._run_exactly, inputs, True).result()
 
-    def populate(self) -> None:
+    def populate(self) -> Population:
         """Asks for the memory of all states in the background, where devices would give it step by step."""
         if self._thread is None:
             raise EngineStoppedError("The session is closed.")
@@ -128,6 +128,7 @@ class StepSession:
                 entry = int(np.prod(spec.shape[1:])) * HOST_DTYPES[spec.dtype].itemsize
                 rooms.append(Room(populate, self._states[place][spec.name], spec.shape[0], entry))
         self._population = Population(rooms)
+        return self._population
 
     def export_blocks(self, blocks: Sequence[Sequence[int]]) -> BlockTicket:
         self._bounds.check_blocks(blocks)

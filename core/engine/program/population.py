@@ -37,6 +37,10 @@ class Population:
         self._stopping.set()
         self._thread.join()
 
+    def wait(self) -> None:
+        """Returns when all memory has been given."""
+        self._thread.join()
+
     def _run(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)

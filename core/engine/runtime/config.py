@@ -11,6 +11,7 @@ from ..program.rules import Rules, parse_rules
 
 KV_DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
 PREEMPTIONS = ("recompute", "swap")
+POPULATIONS = ("as used", "beside", "first")
 MAX_SWAP_SPACE = 1 << 20
 MAX_RANKS = 64
 
@@ -37,7 +38,8 @@ class EngineConfig:
     of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in chunks that
     make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
     ``max_num_batched_tokens``, for the highest throughput. ``pin_threads`` keeps the CPU's threads but one on cores of their
-    own. ``populate_cache``: the KV cache's memory is taken when the engine starts, in the background, and not as it is used.
+    own. ``populate_cache``: the KV cache's memory is taken "as used", or when the engine starts: "beside" its first steps, in the
+    background, or "first", before there are any.
     """
 
     model: Path
@@ -68,7 +70,7 @@ class EngineConfig:
     watchdog_s: float = 300.0
     warm_up: bool = True
     decode_slowdown: float | None = None
-    populate_cache: bool = False
+    populate_cache: str = "as used"
 
     @property
     def rules(self) -> Rules:
@@ -89,6 +91,8 @@ class EngineConfig:
             raise ConfigError(f"There is no KV dtype {self.kv_cache_dtype!r}; choose one of {', '.join(KV_DTYPES)}.")
         if self.preemption not in PREEMPTIONS:
             raise ConfigError(f"There is no preemption {self.preemption!r}; choose one of {', '.join(PREEMPTIONS)}.")
+        if self.populate_cache not in POPULATIONS:
+            raise ConfigError(f"populate_cache is {self.populate_cache!r}; choose one of {', '.join(POPULATIONS)}.")
         if not 0 < self.swap_space <= MAX_SWAP_SPACE:
             raise ConfigError(
                 f"The swap space is {self.swap_space:g} GiB; it must be above 0 and at most {MAX_SWAP_SPACE}."

@@ -90,8 +90,10 @@ class Loaded:
         session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
         if self.config.warm_up and isinstance(session, StepSession):
             session.warm_up()
-        if self.config.populate_cache and isinstance(session, StepSession):
-            session.populate()
+        if self.config.populate_cache != "as used" and isinstance(session, StepSession):
+            population = session.populate()
+            if self.config.populate_cache == "first":
+                population.wait()
         return session
 
     def close(self) -> None:

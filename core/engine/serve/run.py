@@ -170,7 +170,7 @@ def _open(name: str, path: Path, settings: dict[str, Any], note: Callable[[str],
     from engine.runtime.load import load
 
     with Wait(f"Loading {name}") as wait:
-        loaded = load(EngineConfig(model=path, populate_cache=True, **settings), wait.update)
+        loaded = load(EngineConfig(model=path, populate_cache="beside", **settings), wait.update)
     opened.enter_context(shown(loaded))
     for notice in loaded.notices:
         note(notice)

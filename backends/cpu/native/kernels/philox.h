@@ -42,14 +42,15 @@ ENGINE_INLINE f32x16 gumbel(u32x16 word) {
   return -log(-log_parts(f, n));
 }
 
-// Gumbel noise of the 64 tokens from 4 * counter on: token t takes word t % 4 of counter t / 4.
-ENGINE_INLINE void gumbel_tokens(uint32_t counter, uint32_t position, uint32_t branch, const uint32_t* key,
-                                 f32x16* noise) {
-  // Lane 4g + r computes counter 4r + g, so that transposing the 4 x 4 blocks of the four words puts tokens in order.
+// The words of the 64 tokens from 4 * counter on: token t takes word t % 4 of counter t / 4. words[j][4g + r] is token 16r + 4g + j's,
+// which gumbel_tokens puts in order.
+ENGINE_INLINE void token_words(uint32_t counter, uint32_t position, uint32_t branch, const uint32_t* key, u32x16* words) {
   const i32x16 lane = lane_index();
-  const u32x16 c0 = bit_cast<u32x16>((lane & 3) << 2 | lane >> 2) + counter;
-  u32x16 words[4];
-  philox(c0, position, branch, key, words);
+  philox(bit_cast<u32x16>((lane & 3) << 2 | lane >> 2) + counter, position, branch, key, words);
+}
+
+// The noise of these tokens, in their order.
+ENGINE_INLINE void gumbel_tokens(const u32x16* words, f32x16* noise) {
   f32x16 g[4];
   for (int j = 0; j < 4; ++j) g[j] = gumbel(words[j]);
   f32x16 low[2], high[2];
@@ -61,6 +62,17 @@ ENGINE_INLINE void gumbel_tokens(uint32_t counter, uint32_t position, uint32_t b
   noise[1] = zip_high(low[0], low[1]);
   noise[2] = zip_low(high[0], high[1]);
   noise[3] = zip_high(high[0], high[1]);
+}
+
+// Whether the noise of any of these tokens may be as great as `least`. As -log u >= 1 - u, noise is at most -log(1 - u), and
+// u = 1 - (rest - 1/2) * 2^-24 for the 24 bits 2^24 - rest.
+ENGINE_INLINE bool may_reach(const u32x16* words, float least) {
+  if (!(least > 0)) return true;
+  const float rest = exp(splat(-least))[0] * 16777300.0f + 1.0f;  // 2^24 and what exp may be off by
+  const i32x16 bits = splat_i32(rest < 16777216.0f ? 16777216 - static_cast<int32_t>(rest) : 0);
+  i32x16 found{};
+  for (int j = 0; j < 4; ++j) found |= bit_cast<i32x16>(words[j] >> 8) >= bits;
+  return any(found);
 }
 
 }  // namespace ENGINE_ISA

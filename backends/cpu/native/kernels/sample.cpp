@@ -1,282 +1,103 @@
-// sample: the next token of each row, and logprobs.
-#include <cmath>
-#include <stdexcept>
-
+// sample: the next token of each row, and logprobs; alone, or with the processing of the logits before it.
 #include "../isa.h"
-#include "../simd.h"
-#include "../simd_math.h"
-#include "../work_split.h"
-#include "best_keys.h"
-#include "greedy.h"
-#include "philox.h"
+#include "draw.h"
+#include "logit_row.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-constexpr int64_t kPiece = 4096;  // tokens of the vocabulary a task looks at; a multiple of 64
-
-enum Input {
-  kProcessed,
-  kLogits,
-  kRows,
-  kPositions,
-  kTokenSeq,
-  kSeqSlots,
-  kTemperature,
-  kSeeds,
-  kBranches,
-  kWantLogprobs,
-  kCandidates,
-  kTargets,
-  kBest,
-  kGreedy,
-  kInputs
-};
-enum Output { kTokens, kStatus, kLogprob, kTopIds, kTopLogprobs, kOutputs };
-enum Status : int32_t { kGood = 0, kNonFinite = 1, kFullyMasked = 2 };
-
-// What a task found in its piece of a row.
-struct Found {
-  float score;  // the best of the finite processed logits, noise included
-  int32_t id;   // -1: none is finite
-  bool broken;  // a NaN or +inf among the raw logits
-  float most;   // of the raw logits
-  float sum;    // of exp(raw - most)
-};
-
-// The best score so far in each lane, the first to reach it kept.
-struct Best {
-  f32x16 score = splat(-__builtin_inff());
-  i32x16 id = splat_i32(-1);
-
-  ENGINE_INLINE void offer(f32x16 scores, i32x16 finite, int64_t first_id) {
-    const i32x16 better = finite & (scores > score);
-    score = select(better, scores, score);
-    id = select(better, lane_index() + static_cast<int32_t>(first_id), id);
-  }
-};
-
-// Inputs: processed, logits f32 [R, width]; rows i32 [R], positions, token_seq i32 [T], seq_slots i32 [S];
-// temperature f32 [R], seeds u32 [R, 2], branches u32 [R], want_logprobs i32 [R] (-1: none, n: the token's and the n
-// best); each of these may be absent: candidates i32 [R] (0: none, k: the k best processed ones in place of logprobs),
-// targets i32 [R] (-1: none, else the token, and none is chosen), best BestLogit [threads, R] and greedy i32 [1] (0; 1: there
-// are no logits, and best has what was found of them). State: history i32 [slots, max_len], into which the
-// token goes at position + 1 if that is below max_len and the row is the last of its sequence.
-// Outputs: tokens i32 [R], status i32 [R] (0 good, 1 a NaN or +inf in the raw logits, 2 no finite processed logit),
-// logprob f32 [R], top_ids i32 [R, K], top_logprobs f32 [R, K]: of the raw logits' softmax; what is not wanted is id
-// -1, logprob 0. Temperature 0: the greatest processed logit, else the greatest of processed + gumbel noise (philox.h;
-// key seeds[row], counter (token / 4, position + 1, branch, 0), word token % 4). Lowest id on ties. Numbers: width,
-// max_len.
+// Inputs: processed f32 [R, width], then those of Draw, whose outputs, states and numbers are the kernel's.
 class Sample final : public Kernel {
  public:
-  explicit Sample(const KernelArgs& args)
-      : history_(reinterpret_cast<int32_t*>(args.states.at(0))),
-        width_(args.integer("width")),
-        max_len_(args.integer("max_len")),
-        pieces_((width_ + kPiece - 1) / kPiece),
-        threads_(args.integer("threads")),
-        found_(args.integer("max_rows") * pieces_ * sizeof(Found)),
-        key_memory_(threads_ * (width_ + 16) * sizeof(uint64_t)) {
-    for (int i = 0; i < kInputs; ++i) inputs_[i] = args.inputs.at(i);
-    for (int i = 0; i < kOutputs; ++i) outputs_[i] = args.outputs.at(i);
-  }
+  explicit Sample(const KernelArgs& args) : processed_(args.inputs.at(0)), draw_(args, 1), width_(args.integer("width")) {}
 
   int phases() const override { return 2; }
 
   void run(const Frame& frame, const Team& team, int phase) override {
+    const auto row_of = [&](int64_t row) { return input<float>(frame, processed_) + row * width_; };
+    const int64_t rows = frame.dims.R, pieces = draw_.pieces();
     if (phase == 0) {
-      if (is_greedy(frame)) return;
-      for (int64_t task = team.take(); task < frame.dims.R * pieces_; task = team.take())
-        found_.as<Found>()[task] = search(frame, task / pieces_, task % pieces_);
+      for (int64_t task = team.take(); task < rows * pieces; task = team.take())
+        draw_.search(frame, task / pieces, task % pieces, row_of(task / pieces));
     } else {
-      for (int64_t row = team.take(); row < frame.dims.R; row = team.take())
-        decide(frame, row, key_memory_.as<uint64_t>() + team.index * (width_ + 16));
+      for (int64_t row = team.take(); row < rows; row = team.take()) draw_.decide(frame, row, team.index, row_of(row));
     }
   }
 
  private:
-  template <class T>
-  const T* in(const Frame& frame, Input which) const {
-    return input<T>(frame, inputs_[which]);
-  }
-  template <class T>
-  T* out(const Frame& frame, Output which) const {
-    return output<T>(frame, outputs_[which]);
-  }
-  // A row's parameter, `off` where the input is absent.
-  int32_t optional(const Frame& frame, Input which, int64_t row, int32_t off) const {
-    return inputs_[which] < 0 ? off : in<int32_t>(frame, which)[row];
-  }
-  bool is_greedy(const Frame& frame) const { return inputs_[kGreedy] >= 0 && *in<int32_t>(frame, kGreedy) != 0; }
-  // The position that the row's new token will have.
-  int32_t position(const Frame& frame, int64_t row) const {
-    return in<int32_t>(frame, kPositions)[in<int32_t>(frame, kRows)[row]] + 1;
-  }
+  int32_t processed_;
+  Draw draw_;
+  int64_t width_;
+};
 
-  Found search(const Frame& frame, int64_t row, int64_t piece) const {
-    const int64_t begin = piece * kPiece, end = begin + kPiece < width_ ? begin + kPiece : width_;
-    Found found{};
-    search_raw(in<float>(frame, kLogits) + row * width_, begin, end, in<int32_t>(frame, kWantLogprobs)[row] >= 0,
-               found);
-    const float* processed = in<float>(frame, kProcessed) + row * width_;
-    Best best;
-    if (in<float>(frame, kTemperature)[row] == 0) {
-      each_vector(processed, begin, end,
-                  [&](f32x16 v, i32x16 inside, int64_t i) { best.offer(v, is_finite(v) & inside, i); });
+// Both in one, where nothing else reads what is drawn from: a thread keeps it in memory of its own, near. Fewer rows than
+// threads are drawn from by all threads. Inputs: those of LogitRows, those of Draw, best BestLogit [threads, R] and greedy i32
+// [1], of a head that may keep its rows' best (1: it did, and there are no logits), each -1 without such a head.
+class ProcessAndSample final : public Kernel {
+ public:
+  explicit ProcessAndSample(const KernelArgs& args)
+      : rows_(args), draw_(args, LogitRows::kInputs), best_(args.inputs.at(LogitRows::kInputs + Draw::kInputs)),
+        greedy_(args.inputs.at(LogitRows::kInputs + Draw::kInputs + 1)),
+        memory_(args.integer("threads") * rows_.width() * sizeof(float)) {}
+
+  int phases() const override { return 3; }
+
+  void run(const Frame& frame, const Team& team, int phase) override {
+    if (greedy_ >= 0 && *input<int32_t>(frame, greedy_) != 0) {
+      if (phase == 0) take_best(frame, team);
+    } else if (frame.dims.R >= team.size) {
+      if (phase == 0) draw_whole_rows(frame, team);
     } else {
-      search_random(frame, row, processed, begin, end, best);
-    }
-    reduce(best, found);
-    return found;
-  }
-
-  // f(values, lanes inside, first id) over [begin, end).
-  template <class F>
-  static ENGINE_INLINE void each_vector(const float* values, int64_t begin, int64_t end, F f) {
-    for (int64_t i = begin; i < end; i += 16) {
-      const int64_t count = end - i < 16 ? end - i : 16;
-      f(load_first(values + i, count), lane_index() < static_cast<int32_t>(count), i);
+      draw_together(frame, team, phase);
     }
   }
 
-  static void search_raw(const float* raw, int64_t begin, int64_t end, bool summed, Found& found) {
-    i32x16 broken{};
-    f32x16 most = splat(-__builtin_inff());
-    each_vector(raw, begin, end, [&](f32x16 v, i32x16 inside, int64_t) {
-      broken |= (v != v) | (v == __builtin_inff());
-      most = max(select(inside, v, splat(-__builtin_inff())), most);
-    });
-    found.broken = any(broken);
-    found.most = reduce_max(most);
-    if (!summed || found.broken || found.most == -__builtin_inff()) return;
-    f32x16 sum{};
-    each_vector(raw, begin, end,
-                [&](f32x16 v, i32x16 inside, int64_t) { sum += select(inside, exp(v - found.most), f32x16{}); });
-    found.sum = reduce_add(sum);
-  }
+ private:
+  float* memory(int64_t i) const { return memory_.as<float>() + i * rows_.width(); }
 
-  void search_random(const Frame& frame, int64_t row, const float* processed, int64_t begin, int64_t end,
-                     Best& best) const {
-    const uint32_t* key = in<uint32_t>(frame, kSeeds) + 2 * row;
-    const auto place = static_cast<uint32_t>(position(frame, row));
-    const uint32_t branch = in<uint32_t>(frame, kBranches)[row];
-    for (int64_t i = begin; i < end; i += 64) {
-      i32x16 left{};
-      const int64_t stop = i + 64 < end ? i + 64 : end;
-      each_vector(processed, i, stop, [&](f32x16 v, i32x16 inside, int64_t) { left |= is_finite(v) & inside; });
-      if (!any(left)) continue;
-      f32x16 noise[4];
-      gumbel_tokens(static_cast<uint32_t>(i / 4), place, branch, key, noise);
-      each_vector(processed, i, stop, [&](f32x16 v, i32x16 inside, int64_t j) {
-        best.offer(v + noise[(j - i) / 16], is_finite(v) & inside, j);
-      });
+  void take_best(const Frame& frame, const Team& team) const {
+    const int64_t rows = frame.dims.R;
+    for (int64_t row = team.take(); row < rows; row = team.take()) {
+      BestLogit best;
+      for (int64_t i = 0; i < team.size; ++i) best.take(input<BestLogit>(frame, best_)[i * rows + row]);
+      draw_.take(frame, row, best);
     }
   }
 
-  static void reduce(const Best& best, Found& found) {
-    float scores[16];
-    int32_t ids[16];
-    store(scores, best.score);
-    store(ids, best.id);
-    found.score = -__builtin_inff();
-    found.id = -1;
-    for (int i = 0; i < 16; ++i) {
-      if (ids[i] < 0 || (found.id >= 0 && (scores[i] < found.score || (scores[i] == found.score && ids[i] > found.id))))
-        continue;
-      found.score = scores[i];
-      found.id = ids[i];
+  void draw_whole_rows(const Frame& frame, const Team& team) const {
+    float* const values = memory(team.index);
+    for (int64_t row = team.take(); row < frame.dims.R; row = team.take()) {
+      rows_.process(frame, row, team.index, values);
+      for (int64_t piece = 0; piece < draw_.pieces(); ++piece) draw_.search(frame, row, piece, values);
+      draw_.decide(frame, row, team.index, values);
     }
   }
 
-  void decide(const Frame& frame, int64_t row, uint64_t* memory) const {
-    const Found all = is_greedy(frame) ? best_of_threads(frame, row) : best_of_pieces(row);
-    const int32_t target = optional(frame, kTargets, row, -1);
-    const Status status = all.broken ? kNonFinite : target < 0 && all.id < 0 ? kFullyMasked : kGood;
-    const int32_t token = status != kGood ? 0 : target < 0 ? all.id : target;
-    out<int32_t>(frame, kTokens)[row] = token;
-    out<int32_t>(frame, kStatus)[row] = status;
-    const int32_t place = position(frame, row), at = in<int32_t>(frame, kRows)[row];
-    const int32_t* token_seq = in<int32_t>(frame, kTokenSeq);
-    const int32_t sequence = token_seq[at];
-    const bool is_last = at + 1 == frame.dims.T || token_seq[at + 1] != sequence;
-    if (is_last && place < max_len_) history_[in<int32_t>(frame, kSeqSlots)[sequence] * max_len_ + place] = token;
-    clear_logprobs(frame, row);
-    const int32_t candidates = optional(frame, kCandidates, row, 0);
-    if (status == kGood && candidates > 0)
-      give_candidates(frame, row, candidates, memory);
-    else if (status == kGood && in<int32_t>(frame, kWantLogprobs)[row] >= 0)
-      give_logprobs(frame, row, token, all.most, memory);
-  }
-
-  Found best_of_pieces(int64_t row) const {
-    const Found* pieces = found_.as<Found>() + row * pieces_;
-    Found all = pieces[0];
-    for (int64_t i = 1; i < pieces_; ++i) {  // in the order of the ids, so that the first of equals stays
-      all.broken |= pieces[i].broken;
-      all.most = pieces[i].most > all.most ? pieces[i].most : all.most;
-      if (pieces[i].id < 0 || (all.id >= 0 && pieces[i].score <= all.score)) continue;
-      all.score = pieces[i].score;
-      all.id = pieces[i].id;
-    }
-    return all;
-  }
-
-  Found best_of_threads(const Frame& frame, int64_t row) const {
-    BestLogit best;
-    for (int64_t i = 0; i < threads_; ++i) best.take(in<BestLogit>(frame, kBest)[i * frame.dims.R + row]);
-    return Found{best.score, best.id, best.id == BestLogit::kBroken, best.score, 0};
-  }
-
-  void clear_logprobs(const Frame& frame, int64_t row) const {
-    out<float>(frame, kLogprob)[row] = 0;
-    for (int64_t i = row * frame.dims.K; i < (row + 1) * frame.dims.K; ++i) {
-      out<int32_t>(frame, kTopIds)[i] = -1;
-      out<float>(frame, kTopLogprobs)[i] = 0;
+  void draw_together(const Frame& frame, const Team& team, int phase) const {
+    const int64_t rows = frame.dims.R, pieces = draw_.pieces(), tasks = phase == 1 ? rows * pieces : rows;
+    for (int64_t task = team.take(); task < tasks; task = team.take()) {
+      if (phase == 0)
+        rows_.process(frame, task, team.index, memory(task));
+      else if (phase == 1)
+        draw_.search(frame, task / pieces, task % pieces, memory(task / pieces));
+      else
+        draw_.decide(frame, task, team.index, memory(task));
     }
   }
 
-  void give_logprobs(const Frame& frame, int64_t row, int32_t token, float most, uint64_t* memory) const {
-    const Found* pieces = found_.as<Found>() + row * pieces_;
-    double sum = 0;
-    for (int64_t i = 0; i < pieces_; ++i) sum += pieces[i].sum * std::exp(static_cast<double>(pieces[i].most) - most);
-    const double norm = most + std::log(sum);
-    const float* raw = in<float>(frame, kLogits) + row * width_;
-    out<float>(frame, kLogprob)[row] = static_cast<float>(raw[token] - norm);
-    const int64_t wanted = in<int32_t>(frame, kWantLogprobs)[row];
-    give_best(frame, row, raw, wanted, norm, memory, [](f32x16, i32x16 inside) { return inside; });
-  }
-
-  void give_candidates(const Frame& frame, int64_t row, int64_t wanted, uint64_t* memory) const {
-    give_best(frame, row, in<float>(frame, kProcessed) + row * width_, wanted, 0, memory,
-              [](f32x16 v, i32x16 inside) { return is_finite(v) & inside; });
-  }
-
-  // The best values less `norm` with their ids, of those that `eligible` lets through.
-  template <class Eligible>
-  ENGINE_INLINE void give_best(const Frame& frame, int64_t row, const float* values, int64_t wanted, double norm,
-                               uint64_t* memory, Eligible eligible) const {
-    wanted = std::min({wanted, static_cast<int64_t>(frame.dims.K), width_});
-    if (wanted <= 0) return;
-    BestKeys best(memory, width_ + 16, wanted);
-    each_vector(values, 0, width_, [&](f32x16 v, i32x16 inside, int64_t i) { best.offer(v, eligible(v, inside), i); });
-    best.finish();
-    best.sort();
-    for (int64_t i = 0; i < best.size(); ++i) {
-      out<int32_t>(frame, kTopIds)[row * frame.dims.K + i] = key_id(best.keys()[i]);
-      out<float>(frame, kTopLogprobs)[row * frame.dims.K + i] = static_cast<float>(key_value(best.keys()[i]) - norm);
-    }
-  }
-
-  int32_t inputs_[kInputs], outputs_[kOutputs];
-  int32_t* history_;
-  int64_t width_, max_len_, pieces_, threads_;
-  Buffer found_, key_memory_;
+  LogitRows rows_;
+  Draw draw_;
+  int32_t best_, greedy_;
+  Buffer memory_;
 };
 
 }  // namespace
 
-void register_sample(Table& table) { table.kernels["sample"] = make_kernel<Sample>; }
+void register_sample(Table& table) {
+  table.kernels["sample"] = make_kernel<Sample>;
+  table.kernels["process_and_sample"] = make_kernel<ProcessAndSample>;
+}
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu
