@@ -125,7 +125,15 @@ def chat_times() -> str:
 
 
 def serving() -> str:
-    result = load("serving-peers")
+    return _serving("serving-peers")
+
+
+def serving_amx() -> str:
+    return _serving("serving-peers-amx")
+
+
+def _serving(name: str) -> str:
+    result = load(name)
     bars, once, rate = result["bars"], result["at_once"], result["same_rate"]
     ours, theirs, times = once["engine"], once["peer"], once["times_requests"]
     rows = [
@@ -243,6 +251,7 @@ TABLES = {
         "step-profile": profile,
         "cpu-peers-amx": amx,
         "opencl-peers": opencl,
+        "serving-peers-amx": serving_amx,
         "stages": stages,
         "serving-soak": soak,
     },
