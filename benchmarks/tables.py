@@ -158,8 +158,8 @@ def _serving(name: str) -> str:
         rows.insert(
             1, ("... beside vLLM in bf16", f"{ours['request_throughput']:.2f}", f"{other:.2f}", f"{x:.2f} x", judged)
         )
-    for name, title in (("ttft", "first token"), ("tpot", "a further token")):
-        a, b = rate["engine"][f"{name}_ms"]["p99"], rate["peer"][f"{name}_ms"]["p99"]
+    for key, title in (("ttft", "first token"), ("tpot", "a further token")):
+        a, b = rate["engine"][f"{key}_ms"]["p99"], rate["peer"][f"{key}_ms"]["p99"]
         what = f"{title}, p99 at {rate['rate']:.2f} requests/s"
         rows.append((what, f"{a:.0f} ms", f"{b:.0f} ms", f"{b / a:.2f} x", ("no worse", a <= b)))
     static, long = result["static"], result["long_prompt"]

@@ -15,8 +15,8 @@ from engine.runtime.load import Loaded, load
 
 
 def load_for_logits(model: Path, backend: str, **settings: Any) -> Loaded:
-    settings = {"kv_cache_dtype": "f32", "threads": 2, "max_num_seqs": 64} | settings
-    return load(EngineConfig(model=model, backend=backend, keep=("logits",), **settings))
+    settings = {"kv_cache_dtype": "f32", "threads": 2, "max_num_seqs": 64, "keep": ("logits",)} | settings
+    return load(EngineConfig(model=model, backend=backend, **settings))
 
 
 def logits(loaded: Loaded, ids: Sequence[int], chunks: Sequence[int]) -> np.ndarray:

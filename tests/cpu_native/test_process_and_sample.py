@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from one_kernel import ISAS, run_kernel
+from session_logits import load_for_logits
 from test_greedy_head import BEST, BROKEN, NONE, answers
 from test_step import INTEGERS, LATER, OFF, PARAMETERS, rows_of_a_step, run_sample
 
 import engine_cpu.compile
 from engine import SamplingParams
+from engine.evaluate.forward import Forward
 from engine.testing import models
 from engine.testing.checkpoints import write_checkpoint
 
@@ -129,3 +131,13 @@ def test_a_model_draws_in_one_kernel_what_two_would_draw(kind, rng, tmp_path, mo
     assert any(found)
     monkeypatch.setattr(engine_cpu.compile, "find_drawing", lambda *given: None)
     assert answers(folder, prompts, params) == together
+
+
+def test_processed_logits_that_are_asked_for_are_there(rng, tmp_path):
+    folder = write_checkpoint("llama", tmp_path / "llama", rng)
+    loaded = load_for_logits(folder, "cpu", max_model_len=96, keep=("logits", "processed"))
+    [ids] = models.random_prompts(rng, (9,))
+    with Forward(loaded) as forward:
+        found = forward.run(ids, 0, np.arange(9, dtype=I32))
+    assert np.isfinite(found["logits"]).all()
+    np.testing.assert_array_equal(found["processed"], found["logits"])  # greedy, and nothing else

@@ -86,6 +86,10 @@ PARAMETERS = {
     "n-grams": {"ngram": 2, "temperature": 0.0},
     "1-grams": {"ngram": 1},
     "beams": {"candidates": 4, "repetition": 1.3, "ngram": 3, "temperature": 0.0},
+    "sampled beams": {"candidates": 3},
+    "repetition": {"repetition": 1.3},
+    "frequency": {"frequency": 0.4},
+    "presence": {"presence": 0.3},
     "penalties": {"repetition": 1.3, "frequency": 0.4, "presence": -0.2, "temperature": 0.0},
     "all": {
         "temperature": 0.8,
@@ -159,10 +163,10 @@ def test_process_logits(isa: str, vocabulary: int, name: str, tied: bool) -> Non
     if not LATER.keys() & PARAMETERS[name].keys():
         later = [None] * len(later)
     prompts = rng.integers(0, 70, count, dtype=np.int32)
-    offsets = np.array([0, 2, 2, 5, 6], np.int32)
+    offsets = np.array([0, 2, 2, 6, 6], np.int32)
     bias_ids = rng.integers(0, vocabulary, 6, dtype=np.int32)
     bias = np.array([1.5, -np.inf, 2, -3, 0.25, 100], np.float32)
-    mask_rows = np.array([-1, 1, -1, 0], np.int32)
+    mask_rows = np.array([-1, -1, 1, 0], np.int32)  # and bias: alone, neither, both, mask alone
     allowed = rng.random((2, vocabulary)) < 0.5
     allowed[:, 3] = True
     bits = np.packbits(allowed, axis=1, bitorder="little")
