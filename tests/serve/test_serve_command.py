@@ -130,4 +130,4 @@ def test_a_server_takes_its_cache_s_memory_before_it_is_used(talker):
     with ExitStack() as opened:
         engine = open_model("tiny", talker, settings, print, opened)
         opened.callback(engine.close)
-        assert engine._core._session._population.wait(30)
+        engine._core._session._population.wait()  # there is one
