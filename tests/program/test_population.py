@@ -11,6 +11,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.cli.main import run
 from engine.errors import ConfigError
+from engine.program.execute import StepSession
 from engine.program.population import Population, Room
 from engine.runtime.config import EngineConfig
 from engine.testing import models
@@ -91,7 +92,7 @@ def test_stopping_waits_for_the_piece_that_is_asked_for():
         asked.append(first)
 
     population = Population([Room(slow, None, 1 << 20, 4 << 20)])
-    time.sleep(0.12)
+    assert within(10, lambda: len(asked) > 0)
     population.stop()
     seen = len(asked)
     time.sleep(0.15)
@@ -131,7 +132,7 @@ SETTINGS = {"max_num_seqs": 4, "max_model_len": 96, "kv_cache_tokens": 200_000}
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])  # the reference has no populate
 def test_an_engine_takes_all_its_cache_beside_its_steps(backend, folder, monkeypatch):
-    asked = Asked(monkeypatch)
+    asked = Asked(monkeypatch, pause=0.02)
     rng = np.random.default_rng()
     prompts = models.random_prompts(rng, (3, 40, 9))
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -153,7 +154,7 @@ def test_an_engine_takes_all_its_cache_beside_its_steps(backend, folder, monkeyp
 @linux
 def test_an_engine_that_closes_asks_for_no_more_of_its_cache(folder, monkeypatch):
     monkeypatch.setattr("engine.program.population._PIECE", 1 << 10)
-    asked = Asked(monkeypatch, pause=0.01)
+    asked = Asked(monkeypatch, pause=0.05)
     with LLM(folder, backend="cpu", populate_cache="beside", **SETTINGS) as llm:
         entries = sum(map(len, device_states(llm)))
         assert within(10, lambda: asked.total() > 0)
@@ -163,9 +164,18 @@ def test_an_engine_that_closes_asks_for_no_more_of_its_cache(folder, monkeypatch
 
 
 def test_bench_takes_what_its_cases_need(folder, monkeypatch, capsys):
-    asked = Asked(monkeypatch)
+    asked = Asked(monkeypatch, pause=0.02)
+    before: list[int] = []
+    submit = StepSession.submit
+
+    def noted(session, inputs):
+        before.append(asked.total())
+        return submit(session, inputs)
+
+    monkeypatch.setattr(StepSession, "submit", noted)
     assert run(["bench", str(folder), "--case", "1,0,20,4", "--repetitions", "1", "--backend", "cpu", "--json"]) == 0
     assert asked.times and all((times == 1).all() for times in asked.times.values())
+    assert set(before) == {asked.total()}  # all of it before the first step
     assert min(map(len, asked.times.values())) <= 4  # the blocks of 26 tokens, and the null block
 
 

@@ -12,25 +12,14 @@ from .layouts import KV_DTYPE_NUMBERS
 ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 ROWS_DIM = {"T": 0, "R": 2}
 PROCESSED_BY = (
-    *(
-        "logits",
-        "rows",
-        "positions",
-        "token_seq",
-        "seq_slots",
-        "prompt_lengths",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-    ),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values"),
-    *("mask_rows", "masks", "typical_p", "no_repeat_ngram_size", "candidates"),
-)
+    "logits", "rows", "positions", "token_seq", "seq_slots", "prompt_lengths", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "frequency_penalty", "presence_penalty", "bias_offsets", "bias_ids", "bias_values",
+    "mask_rows", "masks", "typical_p", "no_repeat_ngram_size", "candidates",
+)  # fmt: skip
 DRAWN_BY = (
-    *("logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches"),
-    *("want_logprobs", "candidates", "targets"),
-)
+    "logits", "rows", "positions", "token_seq", "seq_slots", "temperature", "seeds", "branches",
+    "want_logprobs", "candidates", "targets",
+)  # fmt: skip
 KV_STATES = ("k", "v", "k_scale", "v_scale")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,9 +66,10 @@ def bench(
     tokens = max(c.tokens(engine.block_size) for c in cases)
     own = {"max_num_seqs": sequences, "kv_cache_tokens": tokens, "populate_cache": "first"}
     settings = {**engine.settings(), **own}
+    path = find_model(model)
     if engine.max_context is None:
-        settings["max_model_len"] = _longest(model, cases)
-    with open_llm(model, settings) as llm:
+        settings["max_model_len"] = _longest(path, cases)
+    with open_llm(str(path), settings) as llm:
         results = _measure(llm, cases, repetitions)
         report = _report(llm, results, repetitions)
     if as_json:
@@ -76,12 +78,12 @@ def bench(
         _print_table(report)
 
 
-def _longest(model: str, cases: list[Case]) -> int:
+def _longest(path: Path, cases: list[Case]) -> int:
     """Tokens of the longest sequence, within the model's own context."""
     from engine.formats import open_checkpoint
     from engine.models import load_model
 
-    most = load_model(open_checkpoint(find_model(model))).config.max_context
+    most = load_model(open_checkpoint(path)).config.max_context
     return min(most, max(case.context for case in cases))
 
 

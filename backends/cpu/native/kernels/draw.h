@@ -15,29 +15,6 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-constexpr int64_t kDrawPiece = 4096;  // tokens of the vocabulary that are looked at in one go; a multiple of 64
-
-// What a task found in its piece of a row.
-struct Found {
-  float score;  // the best of the finite processed logits, noise included
-  int32_t id;   // -1: none is finite
-  bool broken;  // a NaN or +inf among the raw logits
-  float most;   // of the raw logits
-  float sum;    // of exp(raw - most)
-};
-
-// The best score so far in each lane, the first to reach it kept.
-struct Best {
-  f32x16 score = splat(-__builtin_inff());
-  i32x16 id = splat_i32(-1);
-
-  ENGINE_INLINE void offer(f32x16 scores, i32x16 finite, int64_t first_id) {
-    const i32x16 better = finite & (scores > score);
-    score = select(better, scores, score);
-    id = select(better, lane_index() + static_cast<int32_t>(first_id), id);
-  }
-};
-
 // Inputs: logits f32 [R, width]; rows i32 [R], positions, token_seq i32 [T], seq_slots i32 [S];
 // temperature f32 [R], seeds u32 [R, 2], branches u32 [R], want_logprobs i32 [R] (-1: none, n: the token's and the n
 // best); each of these may be absent: candidates i32 [R] (0: none, k: the k best processed ones in place of logprobs),
@@ -72,7 +49,7 @@ class Draw {
       : history_(reinterpret_cast<int32_t*>(args.states.at(0))),
         width_(args.integer("width")),
         max_len_(args.integer("max_len")),
-        pieces_((width_ + kDrawPiece - 1) / kDrawPiece),
+        pieces_((width_ + kPiece - 1) / kPiece),
         found_(args.integer("max_rows") * pieces_ * sizeof(Found)),
         key_memory_(args.integer("threads") * (width_ + 16) * sizeof(uint64_t)) {
     for (int i = 0; i < kInputs; ++i) inputs_[i] = args.inputs.at(first + i);
@@ -83,7 +60,7 @@ class Draw {
 
   // Looks at a piece of a row. processed [width].
   void search(const Frame& frame, int64_t row, int64_t piece, const float* processed) const {
-    const int64_t begin = piece * kDrawPiece, end = begin + kDrawPiece < width_ ? begin + kDrawPiece : width_;
+    const int64_t begin = piece * kPiece, end = begin + kPiece < width_ ? begin + kPiece : width_;
     Found found{};
     search_raw(in<float>(frame, kLogits) + row * width_, begin, end, in<int32_t>(frame, kWantLogprobs)[row] >= 0,
                found);
@@ -116,6 +93,29 @@ class Draw {
   }
 
  private:
+  static constexpr int64_t kPiece = 4096;  // tokens of the vocabulary that are looked at in one go; a multiple of 64
+
+  // What a task found in its piece of a row.
+  struct Found {
+    float score;  // the best of the finite processed logits, noise included
+    int32_t id;   // -1: none is finite
+    bool broken;  // a NaN or +inf among the raw logits
+    float most;   // of the raw logits
+    float sum;    // of exp(raw - most)
+  };
+
+  // The best score so far in each lane, the first to reach it kept.
+  struct Best {
+    f32x16 score = splat(-__builtin_inff());
+    i32x16 id = splat_i32(-1);
+
+    ENGINE_INLINE void offer(f32x16 scores, i32x16 finite, int64_t first_id) {
+      const i32x16 better = finite & (scores > score);
+      score = select(better, scores, score);
+      id = select(better, lane_index() + static_cast<int32_t>(first_id), id);
+    }
+  };
+
   template <class T>
   const T* in(const Frame& frame, Input which) const {
     return input<T>(frame, inputs_[which]);

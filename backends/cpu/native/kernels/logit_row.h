@@ -15,8 +15,6 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 constexpr float kRemoved = -__builtin_inff();
-constexpr int kCuts = 8, kRounds = 3;
-constexpr int64_t kPiece = 4096;
 
 // The sum of exp(logit(key) - most) over keys.
 template <class Logit>
@@ -130,6 +128,9 @@ class LogitRows {
   }
 
  private:
+  static constexpr int kCuts = 8, kRounds = 3;
+  static constexpr int64_t kPiece = 4096;  // numbers that are summed in f32
+
   template <class T>
   const T* in(const Frame& frame, Input which) const {
     return input<T>(frame, inputs_[which]);

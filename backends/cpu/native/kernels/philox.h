@@ -42,8 +42,8 @@ ENGINE_INLINE f32x16 gumbel(u32x16 word) {
   return -log(-log_parts(f, n));
 }
 
-// The words of the 64 tokens from 4 * counter on: token t takes word t % 4 of counter t / 4. words[j][4g + r] is token 16r + 4g + j's,
-// which gumbel_tokens puts in order.
+// The words of the 64 tokens from 4 * counter on: token t takes word t % 4 of counter t / 4. words[j][4g + r] is that of token
+// 16r + 4g + j; gumbel_tokens puts them in order.
 ENGINE_INLINE void token_words(uint32_t counter, uint32_t position, uint32_t branch, const uint32_t* key, u32x16* words) {
   const i32x16 lane = lane_index();
   philox(bit_cast<u32x16>((lane & 3) << 2 | lane >> 2) + counter, position, branch, key, words);
