@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RequestError, library_errors
+from .dates import with_real_dates
 from .structured import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -183,8 +184,8 @@ def _source(wanted: StructuredOutputs) -> str:
     from llguidance import LLMatcher
 
     if wanted.json is not None or wanted.json_object:
-        schema = str(wanted.json) if wanted.json is not None else '{"type": "object"}'
-        return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE})
+        schema = with_real_dates(json.loads(str(wanted.json))) if wanted.json is not None else {"type": "object"}
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _WHITESPACE})
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:

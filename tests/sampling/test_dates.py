@@ -1,0 +1,100 @@
+"""Dates that a schema asks for are dates of the calendar, wherever in the schema they stand."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import tiny_models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.formats import open_checkpoint
+from engine.sampling import StructuredOutputs
+from engine.sampling.dates import with_real_dates
+from engine.sampling.grammar import GrammarCompiler, _Vocabulary
+
+PLACES: list[tuple[dict[str, Any], Any]] = [  # of the schema D, and of its value d
+    ("D", "d"),
+    ({"properties": {"format": "D", "enum": "D"}, "required": ["format", "enum"]}, {"format": "d", "enum": "d"}),
+    ({"type": "array", "items": "D"}, ["d"]),
+    ({"type": "array", "prefixItems": [True, "D"]}, [0, "d"]),
+    ({"anyOf": [{"type": "null"}, "D"]}, "d"),
+    ({"$ref": "#/$defs/day", "$defs": {"day": "D"}}, "d"),
+    ({"additionalProperties": "D", "type": "object"}, {"x": "d"}),
+]
+DAYS = st.tuples(
+    st.one_of(st.integers(0, 9999), st.sampled_from([0, 4, 100, 400, 1900, 2000, 2023, 2024])),
+    st.one_of(st.just(2), st.integers(1, 12)),
+    st.one_of(st.integers(28, 31), st.integers(1, 31)),
+)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Whether a schema takes a text."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_models.write_llama(folder, np.random.default_rng(0))
+    tokenizer = open_checkpoint(folder).tokenizer()
+    compiler = GrammarCompiler(tokenizer, tiny_models.VOCAB, tokenizer.eos_ids)
+    spelling = _Vocabulary(tokenizer, tiny_models.VOCAB, sorted(tokenizer.eos_ids))
+    mask = np.zeros((tiny_models.VOCAB + 31) // 32, np.uint32)
+
+    def takes(schema: dict[str, Any], text: str) -> bool:
+        matcher = compiler.matchers(StructuredOutputs(json=schema), 1, ignore_eos=False)[0]
+        for token in spelling(text):
+            matcher.fill(mask)
+            if not mask[token // 32] >> np.uint32(token % 32) & 1:
+                return False
+            matcher.advance(token)
+        matcher.fill(mask)
+        return any(mask[token // 32] >> np.uint32(token % 32) & 1 for token in tokenizer.eos_ids)
+
+    return takes
+
+
+def _filled(shape: Any, name: str, value: Any) -> Any:
+    if isinstance(shape, dict):
+        return {key: _filled(one, name, value) for key, one in shape.items()}
+    if isinstance(shape, list):
+        return [_filled(one, name, value) for one in shape]
+    return value if shape == name else shape
+
+
+@pytest.mark.parametrize(("schema", "value"), PLACES)
+@settings(max_examples=40, deadline=None)
+@given(day=DAYS, time=st.booleans(), known=st.booleans())
+def test_a_day_is_taken_if_the_calendar_has_it(
+    texts: Any, schema: Any, value: Any, day: tuple[int, int, int], time: bool, known: bool
+) -> None:
+    text = "{:04}-{:02}-{:02}".format(*day)
+    try:
+        datetime.date.fromisoformat(text)
+        there = True
+    except ValueError:
+        there = False
+    wanted: dict[str, Any] = {"type": "string", "format": "date-time" if time else "date"}
+    if known:
+        wanted["allOf"] = [{"pattern": "^[0-9]"}]
+    asked, given_value = _filled(schema, "D", wanted), _filled(value, "d", text + "T10:20:30Z" * time)
+    assert texts(asked, json.dumps(given_value, separators=(",", ":"))) == there
+    if not time:
+        checker = jsonschema.FormatChecker()
+        assert jsonschema.Draft202012Validator(asked, format_checker=checker).is_valid(given_value) == there
+
+
+def test_values_and_other_formats_stay_what_they_are() -> None:
+    schema = {
+        "const": {"format": "date"},
+        "enum": [{"format": "date"}],
+        "default": {"format": "date"},
+        "examples": [{"format": "date"}],
+        "properties": {"time": {"format": "time"}, "odd": {"format": ["date"]}},
+        "allOf": "wrong, and the parser's to refuse",
+        "format": "date",
+    }
+    assert with_real_dates(schema) == schema
