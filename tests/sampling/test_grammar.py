@@ -21,7 +21,6 @@ from engine.sampling import SamplingParams, StructuredOutputs
 from engine.sampling.grammar import GrammarCompiler, Matcher, _Vocabulary
 
 VOCABULARIES = ("llama-bpe", "llama-spm", "phi-3", "qwen2")
-SHARED = Path(__file__).parents[3] / "shared"
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +36,14 @@ def compiler(tiny: Tokenizer) -> GrammarCompiler:
 
 
 @cache
-def real(name: str) -> tuple[Tokenizer, GrammarCompiler]:
-    tokenizer = open_checkpoint(SHARED / "vocab" / f"{name}.gguf").tokenizer()
+def real(path: Path) -> tuple[Tokenizer, GrammarCompiler]:
+    tokenizer = open_checkpoint(path).tokenizer()
     return tokenizer, GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_ids)
 
 
 @pytest.fixture(params=VOCABULARIES)
-def vocabulary(request: pytest.FixtureRequest) -> tuple[Tokenizer, GrammarCompiler]:
-    if not SHARED.is_dir():
-        pytest.skip("../shared, which holds real vocabularies, is not there")
-    return real(request.param)
+def vocabulary(request: pytest.FixtureRequest, shared: Path) -> tuple[Tokenizer, GrammarCompiler]:
+    return real(shared / "vocab" / f"{request.param}.gguf")
 
 
 def allowed(matcher: Matcher, vocab: int) -> set[int]:

@@ -99,7 +99,8 @@ def start(talker) -> Iterator[Callable[..., Running]]:
         def write(event: str, **fields: Any) -> None:
             logs.append({"event": event, **fields})
 
-        server, models = make_server(openers, settings["max_num_seqs"], given, keys or Keys({}), write, tracing)
+        sequences = dict.fromkeys(openers, settings["max_num_seqs"])
+        server, models = make_server(openers, sequences, given, keys or Keys({}), write, tracing)
         models.known(None).load()
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()

@@ -13,8 +13,12 @@ import pytest
 from engine.chat.answer import Ask
 from engine.chat.remote import Remote
 from engine.cli.main import run
+from engine.cli.options import EngineOptions
+from engine.cli.serve import _configs
 from engine.sampling import StructuredOutputs
+from engine.serve.models_file import Named
 from engine.serve.run import _open as open_model
+from engine.serve.settings import LoadOptions
 
 
 def test_the_chat_attaches(running):
@@ -126,8 +130,9 @@ def test_without_a_model_the_demo_is_served():
 
 
 def test_a_server_takes_its_cache_s_memory_before_it_is_used(talker):
-    settings = {"backend": "cpu", "threads": 1, "max_num_seqs": 4, "max_model_len": 64}
+    load, options = LoadOptions(max_seqs=4), EngineOptions(backend="cpu", threads=1, max_context=64)
+    config = _configs([Named("tiny", str(talker), options, load)])["tiny"]
     with ExitStack() as opened:
-        engine = open_model("tiny", talker, settings, print, opened)
+        engine = open_model("tiny", config, print, opened)
         opened.callback(engine.close)
         engine._core._session._population.wait()  # there is one

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from engine.cli.options import EngineOptions, SamplingOptions
+from engine.cli.settings_file import fields_of, read_toml, told
 from engine.errors import UsageError
 
 ENVIRONMENT = "ENGINE_"
+_LISTED = "engine chat --help and docs/configuration.md list them"
 
 
 def config_file() -> Path:
@@ -74,20 +75,10 @@ class ChatSettings(BaseModel):
     tools: dict[str, ToolSetting] = Field(default_factory=dict, description="Tools, a table [tools.NAME] each.")
 
 
-def _of_options(group: Any, kept: BaseModel | None = None) -> dict[str, Any]:
-    """Fields of a pydantic model like those of a dataclass of options."""
-    hints = get_type_hints(group, include_extras=True)
-    found = {}
-    for field in fields(group):
-        kind, option = get_args(hints[field.name])
-        found[field.name] = (kind, Field(field.default, description=option.help))
-    return found
-
-
 SAMPLING = tuple(field.name for field in fields(SamplingOptions))
 ENGINE = tuple(field.name for field in fields(EngineOptions))
 Settings: Any = create_model(
-    "Settings", __base__=ChatSettings, **_of_options(SamplingOptions), **_of_options(EngineOptions)
+    "Settings", __base__=ChatSettings, **fields_of(SamplingOptions), **fields_of(EngineOptions)
 )
 LIVE = (
     "system",
@@ -112,7 +103,7 @@ def _checked(values: Mapping[str, Any]) -> Any:
     try:
         return Settings(**values)
     except ValidationError as error:
-        raise UsageError(told(error)) from error
+        raise UsageError(told(error, _LISTED)) from error
 
 
 def change(settings: Any, name: str, text: str) -> None:
@@ -123,18 +114,14 @@ def change(settings: Any, name: str, text: str) -> None:
     try:
         setattr(settings, name, value)
     except ValidationError as error:
-        raise UsageError(told(error)) from error
+        raise UsageError(told(error, _LISTED)) from error
 
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        return read_toml(path)
+    except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UsageError(f"{path} is no TOML file: {error}.") from error
 
 
 def _from_environment() -> dict[str, Any]:
@@ -158,15 +145,6 @@ def _optional(name: str) -> bool:
 def _typed(name: str, text: str) -> Any:
     """A list where the setting is one; pydantic makes numbers and truth values of texts."""
     return [text] if any(get_origin(kind) is list for kind in _kinds(name)) else text
-
-
-def told(error: ValidationError) -> str:
-    """The first of a validation's complaints as a sentence."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"There is no setting {where}; engine chat --help and docs/configuration.md list them."
-    return f"The setting {where} is {first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 
 def table() -> str:

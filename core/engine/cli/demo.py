@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,11 +32,7 @@ def model_and_text(given: str | None, text: str | None) -> tuple[str | None, str
 
 
 def _is_model(given: str) -> bool:
+    from engine.hub.locate import path_exists
     from engine.hub.names import parse_name
 
-    if given.lower().endswith(".gguf") or parse_name(given) is not None:
-        return True
-    try:
-        return Path(given).exists()
-    except (OSError, ValueError):  # a long text is no file name
-        return False
+    return given.lower().endswith(".gguf") or parse_name(given) is not None or path_exists(given)

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engine.cli.demo import OptionalModel, model_or_demo
 from engine.cli.options import EngineOptions
 from engine.cli.running import find_model, note
-from engine.errors import UsageError
-from engine.serve.settings import ServeOptions
+from engine.errors import ConfigError, UsageError
+from engine.serve.settings import LoadOptions, ServeOptions
+
+if TYPE_CHECKING:
+    from engine.runtime.config import EngineConfig
+    from engine.serve.models_file import Named
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """How much of a model runs at a time."""
-
-    max_seqs: Annotated[int, typer.Option(help="Most sequences that run at a time.")] = 64
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens that the KV cache holds; 65536, or one context if that is more, or all that fit on a GPU."
-        ),
-    ] = None
-    policy: Annotated[
-        str, typer.Option(help="Who goes first: fcfs, or priority, the lowest value of a request first.")
-    ] = "fcfs"
-    decode_slowdown: Annotated[
-        float,
-        typer.Option(
-            help="Prompts that come may slow running answers down by about this factor; 0 is no limit, for the most"
-            " requests a second."
-        ),
-    ] = 2.5
-
-    def settings(self) -> dict[str, Any]:
-        """As keywords of ``EngineConfig``."""
-        load = {"max_num_seqs": self.max_seqs, "kv_cache_tokens": self.kv_tokens, "policy": self.policy}
-        return {**load, "decode_slowdown": self.decode_slowdown or None}
 
 
 def serve(
@@ -52,6 +28,14 @@ def serve(
     also: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=MODEL", help="A further model, loaded when it is first asked for; may be repeated."),
+    ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A TOML file of further models, each with settings of its own (docs/serve.md); without MODEL its first one is"
+            " the server's first.",
+        ),
     ] = None,
     serving: ServeOptions,
     load: LoadOptions,
@@ -67,26 +51,48 @@ def serve(
       engine serve model.gguf
       engine serve owner/repo:Q4_K_M --name qwen --port 9000 --max-seqs 32
       engine serve model.gguf --also small=owner/other:Q8_0
+      engine serve --models models.toml
     """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"{missing[0]} is not installed; install the extra serve: pip install 'engine[serve]'.")
     from engine.hub.names import short_name
     from engine.serve.keys import load_keys
+    from engine.serve.models_file import Named, read_models
     from engine.serve.run import serve as run
 
     keys = load_keys(serving.key_file)
-    further = _further(also or ())
-    path = find_model(model_or_demo(model))
-    models = {serving.name or short_name(path): path, **{name: find_model(one) for name, one in further.items()}}
-    run(models, engine.settings() | load.settings(), serving, keys, note)
+    listed = [] if models is None else read_models(models, engine, load)
+    given: list[Named] = []
+    if model is not None or not listed:
+        path = find_model(model_or_demo(model))
+        given.append(Named(serving.name or short_name(path), str(path), engine, load))
+    elif serving.name is not None:
+        raise UsageError(f"--name is {serving.name}, and there is no MODEL that it names; {models} names its own.")
+    given += listed
+    given += [Named(name, one, engine, load) for name, one in _further(also or ())]
+    run(_configs(given), serving, keys, note)
 
 
-def _further(given: Iterable[str]) -> dict[str, str]:
-    found = {}
+def _configs(models: Sequence[Named]) -> dict[str, EngineConfig]:
+    """Each model's configuration by its name. UsageError where two have one name, ConfigError where one cannot be."""
+    from engine.runtime.config import EngineConfig
+
+    configs: dict[str, EngineConfig] = {}
+    for one in models:
+        if one.name in configs:
+            raise UsageError(f"Two models are called {one.name}; each needs a name of its own.")
+        settings = one.engine.settings() | one.load.settings()
+        try:
+            configs[one.name] = EngineConfig(model=find_model(one.model), populate_cache="beside", **settings)
+        except ConfigError as error:
+            raise ConfigError(f"{one.name}: {error}") from error
+    return configs
+
+
+def _further(given: Iterable[str]) -> Iterator[tuple[str, str]]:
     for text in given:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
             raise UsageError(f"--also is {text!r}; it must be a name and a model, such as small=owner/repo:Q4_K_M.")
-        found[name] = path
-    return found
+        yield name, path

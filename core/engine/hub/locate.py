@@ -24,7 +24,7 @@ def located(model: str | Path, progress: Progress | None = None, say: Say | None
     What is neither stays a path, for whoever opens it to refuse. Raises HubError.
     """
     text = os.fspath(model)
-    name = None if _exists(text) else parse_name(text)
+    name = None if path_exists(text) else parse_name(text)
     if name is None:
         return Path(text)
     from .cache import find
@@ -32,7 +32,8 @@ def located(model: str | Path, progress: Progress | None = None, say: Say | None
     return find(name) or pull(name, progress, say).path
 
 
-def _exists(text: str) -> bool:
+def path_exists(text: str) -> bool:
+    """Whether a text is the path of something that there is."""
     try:
         return Path(text).exists()
     except (OSError, ValueError):  # a long text is no file name

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from engine.errors import UsageError
+from engine.runtime.config import EngineConfig
 from engine.runtime.engine import Engine
 
 from .admission import Admission
@@ -79,17 +78,17 @@ class Server(uvicorn.Server):
 
 def make_server(
     models: Mapping[str, Callable[[ExitStack], Engine]],
-    max_num_seqs: int,
+    max_num_seqs: Mapping[str, int],
     options: ServeOptions,
     keys: Keys,
     logs: Callable[..., None] = log,
     tracing: Tracing | None = None,
 ) -> tuple[Server, Models]:
-    """A server, not listening yet, of models by name, each with what loads it. ``max_num_seqs`` is that of each."""
+    """A server, not listening yet, of models by name, each with what loads it and with how many sequences it may run."""
     metrics = Metrics()
     served = Models(
         {
-            name: ServedModel(name, opener, _admission(max_num_seqs, options), metrics, options.deadline)
+            name: ServedModel(name, opener, _admission(max_num_seqs[name], options), metrics, options.deadline)
             for name, opener in models.items()
         },
         options.memory_budget and options.memory_budget * 2**30,
@@ -127,18 +126,17 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(
-    models: Mapping[str, Path], settings: dict[str, Any], options: ServeOptions, keys: Keys, note: Callable[[str], None]
-) -> None:
+def serve(models: Mapping[str, EngineConfig], options: ServeOptions, keys: Keys, note: Callable[[str], None]) -> None:
     """Loads the first model, and serves all until a signal; the others are loaded when they are asked for. ``note`` tells
     a person what there is to know. UsageError where a file is not there."""
-    if wrong := next((path for path in models.values() if not path.exists()), None):
+    if wrong := next((config.model for config in models.values() if not config.model.exists()), None):
         raise UsageError(f"There is no model {wrong}.")
     raise_file_limit()
     listening = listen(options)
-    openers = {name: partial(_open, name, path, settings, note) for name, path in models.items()}
+    openers = {name: partial(_open, name, config, note) for name, config in models.items()}
+    sequences = {name: config.max_num_seqs for name, config in models.items()}
     tracing = load_tracing(note)
-    server, served = make_server(openers, settings["max_num_seqs"], options, keys, tracing=tracing)
+    server, served = make_server(openers, sequences, options, keys, tracing=tracing)
     try:
         first = served.known(None)
         first.load()
@@ -162,15 +160,14 @@ def serve(
             tracing.close()
 
 
-def _open(name: str, path: Path, settings: dict[str, Any], note: Callable[[str], None], opened: ExitStack) -> Engine:
+def _open(name: str, config: EngineConfig, note: Callable[[str], None], opened: ExitStack) -> Engine:
     """The model's engine; ``engine ps`` shows it until ``opened`` is closed."""
     from engine.cli.processes import shown
     from engine.cli.progress import Wait
-    from engine.runtime.config import EngineConfig
     from engine.runtime.load import load
 
     with Wait(f"Loading {name}") as wait:
-        loaded = load(EngineConfig(model=path, populate_cache="beside", **settings), wait.update)
+        loaded = load(config, wait.update)
     opened.enter_context(shown(loaded))
     for notice in loaded.notices:
         note(notice)

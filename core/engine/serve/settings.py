@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,3 +56,31 @@ class ServeOptions:
         for name, value in (least | above).items():
             if value is not None and not (value > 0 or (value == 0 and name in least)):
                 raise ConfigError(f"--{name} is {value:g}; it must be {'at least' if name in least else 'above'} 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How much of a model runs at a time."""
+
+    max_seqs: Annotated[int, typer.Option(help="Most sequences that run at a time.")] = 64
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that the KV cache holds; 65536, or one context if that is more, or all that fit on a GPU."
+        ),
+    ] = None
+    policy: Annotated[
+        str, typer.Option(help="Who goes first: fcfs, or priority, the lowest value of a request first.")
+    ] = "fcfs"
+    decode_slowdown: Annotated[
+        float,
+        typer.Option(
+            help="Prompts that come may slow running answers down by about this factor; 0 is no limit, for the most"
+            " requests a second."
+        ),
+    ] = 2.5
+
+    def settings(self) -> dict[str, Any]:
+        """As keywords of ``EngineConfig``."""
+        load = {"max_num_seqs": self.max_seqs, "kv_cache_tokens": self.kv_tokens, "policy": self.policy}
+        return {**load, "decode_slowdown": self.decode_slowdown or None}
