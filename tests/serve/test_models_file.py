@@ -65,6 +65,7 @@ def test_a_wrong_file_is_one_sentence(tmp_path, text, said):
         (["--models", "{file}", "--name", "tiny"], "there is no MODEL that it names"),
         (["{talker}", "--name", "other", "--models", "{file}"], "Two models are called other;"),
         (["{talker}", "--name", "tiny", "--also", "tiny={talker}"], "Two models are called tiny;"),
+        (["owner/never-asked-for", "--also", "tiny"], "--also is 'tiny'; it must be a name and a model"),
         (["--models", "{file}"], "other: decode_slowdown is 0.5; it must be above 1."),
     ],
 )

@@ -62,16 +62,14 @@ def serve(
     from engine.serve.run import serve as run
 
     keys = load_keys(serving.key_file)
-    listed = [] if models is None else read_models(models, engine, load)
-    given: list[Named] = []
-    if model is not None or not listed:
+    named = [] if models is None else read_models(models, engine, load)
+    named += [Named(name, one, engine, load) for name, one in _further(also or ())]
+    if model is not None or models is None:
         path = find_model(model_or_demo(model))
-        given.append(Named(serving.name or short_name(path), str(path), engine, load))
+        named.insert(0, Named(serving.name or short_name(path), str(path), engine, load))
     elif serving.name is not None:
         raise UsageError(f"--name is {serving.name}, and there is no MODEL that it names; {models} names its own.")
-    given += listed
-    given += [Named(name, one, engine, load) for name, one in _further(also or ())]
-    run(_configs(given), serving, keys, note)
+    run(_configs(named), serving, keys, note)
 
 
 def _configs(models: Sequence[Named]) -> dict[str, EngineConfig]:
