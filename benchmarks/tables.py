@@ -224,6 +224,20 @@ def stages() -> str:
     return "\n".join([*lines, "", origin(result)])
 
 
+def speculation() -> str:
+    """What guesses gain, by how many of their tokens are right."""
+    result = load("speculation")
+    lines = [
+        "| guessed tokens that are right | tokens a step | tok/s | of those without guesses |",
+        "|---|---|---|---|",
+    ]
+    for case in result["cases"]:
+        share = "none is guessed" if case["right"] is None else f"{case['right']:.0%}"
+        lines.append(f"| {share} | {case['tokens_a_step']:.2f} | {case['tok_s']:.1f} | {case['gain']:.2f} |")
+    how = f"{result['model']}, one sequence, --speculate {result['guesses']}, {result['threads']} threads"
+    return "\n".join([*lines, "", f"{how}, medians of {result['rounds']} rounds; {origin(result)}"])
+
+
 def profile() -> str:
     """Milliseconds a step by kernel, a column a work."""
     result = load("step-profile")
@@ -253,6 +267,7 @@ TABLES = {
         "opencl-peers": opencl,
         "serving-peers-amx": serving_amx,
         "stages": stages,
+        "speculation": speculation,
         "serving-soak": soak,
     },
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -22,6 +23,8 @@ from engine.scheduler import (
 from engine.scheduler.sequence import NO_SLOT
 
 POISON = None
+Given = tuple[int, ...] | Row
+"""What a step gives of a sequence: the token of each row, or a beam's candidates."""
 
 
 def cache_value(token: int, salt: bytes, seen: Seq[Seq[int]]) -> int:
@@ -76,6 +79,17 @@ def readable(allocator: KVAllocator, group: int) -> set[int]:
     return held | set(allocator._groups[group].copies.values())
 
 
+def agreed(part: ScheduledSequence, given: Given) -> int:
+    """How many guesses hold; none does behind the end."""
+    assert isinstance(given, tuple)
+    held = 0
+    for guess, token in zip(part.token_ids[-part.guessed :], given, strict=False):
+        if guess != token or token == STOP:
+            break
+        held += 1
+    return held
+
+
 class ShadowDevice:
     """Runs steps as a backend would, in submission order, reading the cache through the block tables only."""
 
@@ -95,7 +109,7 @@ class ShadowDevice:
             for block, contents in zip(table, blocks, strict=True):
                 memory[block] = list(contents)
 
-    def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, int | Row]:
+    def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, Given]:
         for memory, copies in zip(self.memory, step.block_copies, strict=True):
             assert not {source for source, _ in copies} & {target for _, target in copies}
             for source, target in copies:
@@ -112,8 +126,9 @@ class ShadowDevice:
             if (token := self.run(part, sequences[part.seq_id])) is not None
         }
 
-    def run(self, part: ScheduledSequence, sequence: Sequence) -> int | Row | None:
+    def run(self, part: ScheduledSequence, sequence: Sequence) -> Given | None:
         history, end = self.history[part.slot], part.start + part.count
+        tokens: list[int] = []  # of the last known token, and of each guess
         for position, known in enumerate(part.token_ids, start=part.start):
             assert known != FROM_HISTORY or not sequence.synchronous
             token = history[position] if known == FROM_HISTORY else known
@@ -122,14 +137,15 @@ class ShadowDevice:
             value = cache_value(token, sequence.salt, [self.read(part, g, position) for g in range(len(self.groups))])
             for memory, table, group in zip(self.memory, part.tables, self.groups, strict=True):
                 memory[table[position // group.block_size]][position % group.block_size] = value
+            if position >= end - part.guessed - 1:
+                tokens.append(next_token(value, history[: position + 1], sequence.branch))
         if not part.emits:
             return None
         if sequence.beam:  # what it would have sampled is in the history, and is wrong there
             history[end] = -2
             return candidates(value, history[:end], 3)
-        token = next_token(value, history[:end], sequence.branch)
-        history[end] = token
-        return token
+        history[end] = tokens[-1]
+        return tuple(tokens)
 
     def read(self, part: ScheduledSequence, number: int, position: int) -> list[int]:
         """What the query at a position sees of a group, but for its own value."""
@@ -192,7 +208,7 @@ class Engine:
     contiguous: bool = False
     host: int | None = None
     """Tokens that the host tier holds; None: preemption by recomputation."""
-    in_flight: deque[tuple[ScheduledStep, dict[int, int | Row], dict[int, Any]]] = field(default_factory=deque)
+    in_flight: deque[tuple[ScheduledStep, dict[int, Given], dict[int, Any]]] = field(default_factory=deque)
     saved: dict[int, Any] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -202,6 +218,9 @@ class Engine:
     """Beam requests that have come to their end."""
     scored: dict[int, set[int]] = field(default_factory=dict)
     """Sequence -> prompt positions whose rows have come."""
+    guessing: dict[int, list[int]] = field(default_factory=dict)
+    """Sequences with guesses -> the output that will come of them."""
+    random: random.Random = field(default_factory=lambda: random.Random(0))
     seen: Counter[str] = field(default_factory=Counter)
     """What the steps had in them."""
 
@@ -233,9 +252,11 @@ class Engine:
         seq_id = len(self.sequences)
         sequence = Sequence(seq_id, f"r{seq_id}", prompt, max_tokens, priority, salt)
         sequence.beam, sequence.scores_prompt = kind == "beams", kind == "scores"
-        sequence.synchronous = kind in ("synchronous", "beams")
+        sequence.synchronous = kind in ("synchronous", "beams", "guesses")
         for branch in self.scheduler.add(sequence, 1 if sequence.beam else n):
             self.sequences[branch.seq_id] = branch
+            if kind == "guesses":
+                self.guessing[branch.seq_id] = evaluate(branch, self.allocator.groups)
         if sequence.beam:
             self.beams[sequence.request_id] = Beams(3, max_tokens, [seq_id])
         if sequence.scores_prompt:
@@ -243,7 +264,8 @@ class Engine:
 
     def schedule(self, only: str | None = None, joining: int | None = None) -> bool:
         decodes = {s.seq_id for s in self.scheduler.sequences.values() if s.slot != NO_SLOT and s.wanted == 1}
-        step = self.scheduler.schedule(only, joining)
+        guesses = {i: self.guess(self.sequences[i]) for i in sorted(decodes & self.guessing.keys())}
+        step = self.scheduler.schedule(only, joining, guesses)
         if step is None:
             return False
         others = sum(part.count for part in step.sequences if part.seq_id not in decodes)
@@ -252,7 +274,7 @@ class Engine:
             self.seen["steps in which few tokens join"] += others == joining > 0
         assert only in (None, *(self.sequences[part.seq_id].request_id for part in step.sequences))
         assert step.num_tokens <= self.config.max_batch_tokens
-        rows = sum(part.emits + part.scored[1] - part.scored[0] for part in step.sequences)
+        rows = sum(part.emits + part.guessed + part.scored[1] - part.scored[0] for part in step.sequences)
         assert rows <= self.config.rows
         self.seen["scored"] += sum(part.scored[1] - part.scored[0] for part in step.sequences)
         self.seen["block copies"] += sum(map(len, step.block_copies))
@@ -261,12 +283,19 @@ class Engine:
         self.seen["tokens from history"] += sum(FROM_HISTORY in part.token_ids for part in step.sequences)
         self.seen["chunks"] += sum(part.count > 1 and not part.emits for part in step.sequences)
         self.seen["swaps"] += len(step.swap_ins)
+        self.seen["guesses"] += sum(part.guessed for part in step.sequences)
         self.seen["blocks behind a window"] += sum(0 in table for part in step.sequences for table in part.tables)
         exported = {swap.seq_id: self.device.save(swap.blocks) for swap in step.swap_outs}
         for swap in step.swap_ins:
             self.device.fill(swap.blocks, self.saved.pop(swap.seq_id))
         self.in_flight.append((step, self.device.submit(step, self.sequences), exported))
         return True
+
+    def guess(self, sequence: Sequence) -> tuple[int, ...]:
+        """Some of the tokens that will come, most often with a wrong one among them."""
+        known = sequence.num_output
+        right = self.guessing[sequence.seq_id][known : known + self.random.randrange(7)]
+        return tuple(token if self.random.random() < 0.8 else VOCABULARY + 1 for token in right)
 
     def complete(self, failing: int | None = None) -> None:
         step, tokens, exported = self.in_flight.popleft()
@@ -278,9 +307,13 @@ class Engine:
             if part.scored[0] < part.scored[1]:
                 assert part.start <= part.scored[0] and part.scored[1] <= part.start + part.count
                 self.scored[part.seq_id].update(range(*part.scored))
-        flat = {seq_id: token if isinstance(token, int) else 0 for seq_id, token in tokens.items()}
-        updates = self.scheduler.complete(step, flat, failed)
+        held = {part.seq_id: agreed(part, tokens[part.seq_id]) for part in step.sequences if part.guessed}
+        flat = {i: token[held.get(i, 0)] if isinstance(token, tuple) else 0 for i, token in tokens.items()}
+        updates = self.scheduler.complete(step, flat, failed, held)
         assert {update.sequence.seq_id for update in updates} == emitted | set(failed)
+        news = Counter(update.sequence.seq_id for update in updates)
+        assert all(news[i] == 1 + (0 if i in failed else held.get(i, 0)) for i in news)
+        self.seen["guesses that held"] += sum(held.values())
         for update in updates:
             request_id = update.sequence.request_id
             if update.error:
@@ -288,16 +321,17 @@ class Engine:
                 if update.sequence.beam:
                     self.abort(request_id)
             elif update.sequence.beam:
-                self.advance(request_id, update.sequence.seq_id, tokens[update.sequence.seq_id])
+                row = tokens[update.sequence.seq_id]
+                assert isinstance(row, list)
+                self.advance(request_id, update.sequence.seq_id, row)
             elif update.token_id == STOP and not update.finished:
                 self.scheduler.finish(update.sequence.seq_id)
 
-    def advance(self, request_id: str, seq_id: int, row: int | Row) -> None:
+    def advance(self, request_id: str, seq_id: int, row: Row) -> None:
         """A beam's row has come; with the last one of its round the beams go on."""
         beams = self.beams.get(request_id)
         if beams is None:  # aborted by a sibling's failure in the same step
             return
-        assert isinstance(row, list)
         beams.rows[seq_id] = row
         if len(beams.rows) < len(beams.ids):
             return

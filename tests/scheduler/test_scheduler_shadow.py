@@ -40,7 +40,7 @@ REQUESTS = st.lists(
         n=st.sampled_from([1, 2, 3, 5]),
         priority=st.integers(0, 2),
         salt=st.sampled_from([b"", b"", b"x"]),
-        kind=st.sampled_from(["plain", "plain", "synchronous", "beams", "scores"]),
+        kind=st.sampled_from(["plain", "guesses", "synchronous", "beams", "scores"]),
     ),
     min_size=1,
     max_size=4,
@@ -209,6 +209,27 @@ def test_beams_in_little_memory_are_swapped(depth: int, contiguous: bool) -> Non
         engine.add([1 + j % 4 for j in range(4 + 3 * (i % 5))], 6 + i, priority=i % 2, kind=kind)
     engine.drain()
     assert engine.seen["swaps"] and engine.seen["forked beams"] and not engine.ended
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("windows", [(None,), (5, 12)], ids=str)
+@pytest.mark.parametrize("host", [None, 1000])
+def test_guesses_in_little_memory(
+    depth: int, contiguous: bool, windows: tuple[int | None, ...], host: int | None
+) -> None:
+    """Right and wrong ones, of sequences that are preempted in the midst of them, beside others without any."""
+    config = SchedulerConfig(max_batch_tokens=16, max_sequences=8, max_model_len=64, max_rows=12)
+    groups = tuple((4, 23) for _ in windows)
+    engine = Engine(config, groups, depth, () if contiguous else windows, contiguous, host)
+    for i in range(24):
+        beginning = [1 + j % 4 for j in range(5 * (i % 7))]
+        kind = ("guesses", "guesses", "plain", "guesses", "scores")[i % 5]
+        engine.add([*beginning, 1 + i % 4], 4 + i % 27, n=1 + (i % 4 == 0), priority=i % 2, kind=kind)
+    engine.drain()
+    assert engine.seen["guesses"] > engine.seen["guesses that held"] > 30 and not engine.ended
+    assert engine.scheduler.stats().preemptions or windows == (5, 12)
+    assert bool(engine.seen["swaps"]) == bool(host and engine.scheduler.stats().preemptions)
 
 
 def test_what_was_saved_before_a_fault_comes_back_after_it() -> None:

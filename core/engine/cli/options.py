@@ -67,6 +67,14 @@ class EngineOptions:
         str, typer.Option(help="What becomes of a sequence that must make room: recompute, or swap to host memory.")
     ] = "recompute"
     swap_space: Annotated[float, typer.Option(help="GiB of host memory for swapped sequences.")] = 4.0
+    speculate: Annotated[
+        int,
+        typer.Option(
+            metavar="TOKENS",
+            help="Guess so many tokens from what came before and check them in one step, which is faster where a text repeats"
+            " itself; the tokens stay the same. 0 is off.",
+        ),
+    ] = 0
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to run an op on the reference.")] = False
     deterministic: Annotated[
         bool,
@@ -96,6 +104,7 @@ class EngineOptions:
             "kv_allocator": self.kv_allocator,
             "preemption": self.preemption,
             "swap_space": self.swap_space,
+            "speculate": self.speculate,
             "strict": self.strict,
             "deterministic": self.deterministic,
             "without": tuple(self.without or ()),

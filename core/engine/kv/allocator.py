@@ -73,6 +73,10 @@ class KVAllocator(Protocol):
         """The first ``num_computed`` tokens are in the cache for sure: prefixes of them may now be hit."""
         ...
 
+    def rewind(self, seq_id: int, num_tokens: int) -> None:
+        """Of the tokens allocated last, in one step, only those up to ``num_tokens`` stay, at least the first of them."""
+        ...
+
     def free(self, seq_id: int) -> None:
         """Gives back all that the sequence holds; it stays open."""
         ...

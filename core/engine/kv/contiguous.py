@@ -226,6 +226,11 @@ class ContiguousAllocator:
     def commit(self, seq_id: int, token_ids: list[int], num_computed: int) -> None:
         """Nothing is shared, so nothing is registered."""
 
+    def rewind(self, seq_id: int, num_tokens: int) -> None:
+        """The room stays reserved."""
+        sequence = self._sequences[seq_id]
+        sequence.length, sequence.snapshot = num_tokens, None
+
     def free(self, seq_id: int) -> None:
         sequence = self._sequences[seq_id]
         for group, (start, length) in zip(self._groups, sequence.extents, strict=True):

@@ -213,6 +213,14 @@ class PagedAllocator:
                         group.pool.index.insert(chain.keys[i], table[i])
         sequence.committed = num_computed
 
+    def rewind(self, seq_id: int, num_tokens: int) -> None:
+        sequence = self._sequences[seq_id]
+        for group, table in zip(self._groups, sequence.tables, strict=True):
+            while len(table) > group.spec.blocks(num_tokens):
+                group.pool.release(table.pop())
+                sequence.snapshot = None
+        sequence.length = num_tokens
+
     def free(self, seq_id: int) -> None:
         sequence = self._sequences[seq_id]
         for i, (group, table) in enumerate(zip(self._groups, sequence.tables, strict=True)):

@@ -16,6 +16,7 @@ MAX_SWAP_SPACE = 1 << 20
 MAX_RANKS = 64
 
 
+MAX_GUESSES = 64
 USUAL_POOL_TOKENS = 64 * 1024
 """Tokens of the KV cache where nobody says how many, and the memory is others', too."""
 
@@ -38,8 +39,9 @@ class EngineConfig:
     of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in chunks that
     make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
     ``max_num_batched_tokens``, for the highest throughput. ``pin_threads`` keeps the CPU's threads but one on cores of their
-    own. ``populate_cache``: the KV cache's memory is taken "as used", or when the engine starts: "beside" its first steps, in the
-    background, or "first", before there are any.
+    own. ``speculate``: tokens that are guessed for a sequence from what it repeats, and checked in the same step; its own stay
+    what they are. ``populate_cache``: the KV cache's memory is taken "as used", or when the engine starts: "beside" its first
+    steps, in the background, or "first", before there are any.
     """
 
     model: Path
@@ -70,6 +72,7 @@ class EngineConfig:
     watchdog_s: float = 300.0
     warm_up: bool = True
     decode_slowdown: float | None = None
+    speculate: int = 0
     populate_cache: str = "as used"
 
     @property
@@ -99,6 +102,8 @@ class EngineConfig:
             )
         if self.decode_slowdown is not None and not self.decode_slowdown > 1:
             raise ConfigError(f"decode_slowdown is {self.decode_slowdown:g}; it must be above 1.")
+        if not 0 <= self.speculate <= MAX_GUESSES:
+            raise ConfigError(f"speculate is {self.speculate}; it must be from 0, which is off, to {MAX_GUESSES}.")
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise ConfigError(f"The block size is {self.block_size}; it must be a power of two from 1 to 256.")
         sizes = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "kv_cache_tokens")

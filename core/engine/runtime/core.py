@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..backend.v1 import Session, StepResult, Ticket
 from ..errors import EngineError, EngineStoppedError, RequestError
+from ..sampling.speculation import PromptLookup
 from ..scheduler import ScheduledStep, Sequence, SequenceStatus, Update
 from .beams import BeamGroup, make_search
 from .load import Loaded
@@ -20,6 +21,7 @@ from .pace import Pace
 from .pooling import Pooler, take_states
 from .request import Request
 from .restarts import Restarts
+from .speculation import Speculation
 from .stage3 import TokenEvent
 from .step_inputs import Row, RowParams, step_inputs
 from .swap import HostBlocks, SwapTickets
@@ -78,6 +80,7 @@ class EngineCore:
         self._steps = 0
         self._progress = time.monotonic()
         self._pace = Pace(slowdown) if (slowdown := loaded.config.decode_slowdown) else None
+        self.speculation = Speculation(loaded.config.speculate)
         self._failure: EngineError | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine-loop", daemon=True)
@@ -244,8 +247,10 @@ class EngineCore:
     def _submit(self) -> None:
         assert self._session is not None
         while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
-            joining = None if self._pace is None else self._pace.allowance(self.scheduler.decodes)
-            step = self.scheduler.schedule(suspect, joining)
+            decoding = self.scheduler.decoding
+            joining = None if self._pace is None else self._pace.allowance(len(decoding))
+            guesses = {} if suspect else self.speculation.guesses(decoding, self._members)
+            step = self.scheduler.schedule(suspect, joining, guesses)
             if step is None:
                 return
             params = self._row_params(step)
@@ -293,25 +298,28 @@ class EngineCore:
         self._steps += 1
         started, self._progress = max(self._progress, flight.submitted), time.monotonic()
         if self._pace is not None:
-            decodes = flight.step.decode_count
-            self._pace.note(decodes, flight.step.num_tokens - decodes, self._progress - started)
+            guessed = [part.guessed for part in flight.step.sequences if part.guessed]
+            decodes = flight.step.decode_count + len(guessed)
+            self._pace.note(decodes, flight.step.num_tokens - decodes - sum(guessed), self._progress - started)
         if self._suspects and (flight.rows or result.embeddings is not None):  # it has run past where the step broke
             self._suspects.popleft()
-        emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None}
+        emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None and not row.guessed}
+        held = self.speculation.check(flight.step, emitted, result, self._members)
         values = result.tokens.tolist()
-        tokens = {seq: values[n] for seq, n in emitted.items()}
+        tokens = {seq: values[n + held.get(seq, 0)] for seq, n in emitted.items()}
         failed = {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(flight, result) if code}
         self._score(flight, result)
         failed |= take_states(flight.step, result.embeddings, self._pooler)
-        for update in self.scheduler.complete(flight.step, tokens, failed):
+        for update in self.scheduler.complete(flight.step, tokens, failed, held):
             self._publish(update, result, emitted)
         self._host.keep(self.scheduler.swapper.held)
 
     def _statuses(self, flight: _InFlight, result: StepResult) -> Iterator[tuple[Row, int]]:
-        """A beam that may take no token does not fail its request."""
+        """A beam that may take no token does not fail its request, nor does what comes of a guess."""
         for row, code in zip(flight.rows, result.status.tolist(), strict=True):
             member = self._members.get(row.seq_id)
-            yield row, 0 if code == NO_TOKEN and member is not None and member.beams else code
+            spared = code == NO_TOKEN and member is not None and member.beams
+            yield row, 0 if spared or row.guessed else code
 
     def _score(self, flight: _InFlight, result: StepResult) -> None:
         """Notes the logprobs of prompt tokens; all have come before the first token of the output."""
@@ -371,7 +379,7 @@ class EngineCore:
             reason = "length"
         if reason is not None:
             self._drop(seq.seq_id)
-        found = logprobs(result, rows[seq.seq_id], member.row.want, token)
+        found = logprobs(result, rows[seq.seq_id] + update.nth, member.row.want, token)
         self._event(member.request, member.index, token, found, is_stop, reason, why)
 
     def _advance(self, member: Member, group: BeamGroup) -> None:
@@ -431,6 +439,8 @@ class EngineCore:
         ids, pooler = request.prompt_ids, request.pooler
         if pooler is not None:
             ids, limit = pooler.begin(ids), 0
+        host = bool(request.processors or request.matchers) or group is not None  # it must see each token
+        guesses = self.speculation.most > 0 and not host and pooler is None
         first = Sequence(
             self._next_id,
             request.request_id,
@@ -438,7 +448,7 @@ class EngineCore:
             limit,
             request.priority,
             request.salt,
-            synchronous=bool(request.processors or request.matchers) or group is not None,
+            synchronous=host or guesses,
             beam=group is not None,
             scores_prompt=params.prompt_logprobs is not None,
             embeds_from=None if pooler is None else pooler.first(len(ids)),
@@ -449,7 +459,7 @@ class EngineCore:
         for seq in added:
             matcher = request.matchers[seq.branch] if request.matchers else None
             own = replace(row, branch=seq.branch, matcher=matcher)
-            self._members[seq.seq_id] = Member(request, seq.branch, own, group)
+            self._members[seq.seq_id] = Member(request, seq.branch, own, group, PromptLookup() if guesses else None)
 
     def _abort(self, request_id: str, reason: str, why: str | None) -> None:
         requests = {id(m.request): m.request for m in self._members.values() if m.request.request_id == request_id}

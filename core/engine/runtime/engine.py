@@ -17,6 +17,7 @@ from .detokenize import continuation
 from .load import Loaded
 from .pooling import Pooler, PoolingParams
 from .request import Request, Sink
+from .speculation import Speculation
 from .stage3 import Stage3
 
 Params = SamplingParams | BeamSearchParams
@@ -197,6 +198,10 @@ class Engine:
 
     def health(self) -> Health:
         return self._core.health()
+
+    def speculation(self) -> Speculation:
+        """How many tokens have been guessed, and how many of them held."""
+        return self._core.speculation
 
     def check_progress(self) -> None:
         """EngineStoppedError when nothing has moved for as long as the watchdog allows."""

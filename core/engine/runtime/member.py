@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backend.v1 import StepResult
+from ..sampling.speculation import PromptLookup
 from .beams import BeamGroup
 from .request import Request
 from .step_inputs import RowParams
@@ -15,12 +16,13 @@ from .step_inputs import RowParams
 
 @dataclass
 class Member:
-    """A sequence of a request; all beams of a request have the same."""
+    """A sequence of a request; all beams of a request have the same. ``lookup`` guesses its next tokens, where that may be."""
 
     request: Request
     index: int
     row: RowParams
     beams: BeamGroup | None = None
+    lookup: PromptLookup | None = None
 
 
 def row_params(request: Request, group: BeamGroup | None) -> RowParams:

@@ -21,10 +21,11 @@ SCORING = SamplingParams(temperature=0.0)
 
 class Row(NamedTuple):
     """A row of the head: the sequence whose next token it gives, or, at ``position``, the prompt token whose logprob it
-    gives."""
+    gives. ``guessed``: how many guessed tokens are before it."""
 
     seq_id: int
     position: int | None = None
+    guessed: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ def _rows(part: ScheduledSequence, first: int, row_params: Callable[[int], RowPa
         row = Row(part.seq_id, position + 1)
         yield _HeadRow(first + position - part.start, row, params.scoring(position + 1), None)
     if part.emits:
-        yield _HeadRow(first + part.count - 1, Row(part.seq_id), params, part.start + part.count)
+        last = part.count - part.guessed - 1
+        for n in range(part.guessed + 1):
+            yield _HeadRow(first + last + n, Row(part.seq_id, None, n), params, part.start + last + n + 1)
 
 
 def _tables(tables: Sequence[Sequence[int]], width: int) -> Array:

@@ -19,7 +19,7 @@ from ..kv import HostPool, KVAllocator
 from .config import SchedulerConfig, SchedulerStats
 from .policy import POLICIES
 from .sequence import NO_SLOT, Sequence, SequenceStatus
-from .step import FROM_HISTORY, Failures, ScheduledSequence, ScheduledStep, StepDraft, Tokens, Update
+from .step import FROM_HISTORY, Failures, Guesses, ScheduledSequence, ScheduledStep, StepDraft, Tokens, Update
 from .swapping import Swapper
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -123,37 +123,41 @@ class Scheduler:
     # The step loop.
 
     @property
-    def decodes(self) -> int:
+    def decoding(self) -> list[Sequence]:
         """Running sequences that want one token."""
-        return sum(sequence.wanted == 1 for sequence in self._running)
+        return [sequence for sequence in self._running if sequence.wanted == 1]
 
-    def schedule(self, only: str | None = None, joining: int | None = None) -> ScheduledStep | None:
+    def schedule(
+        self, only: str | None = None, joining: int | None = None, guesses: Guesses | None = None
+    ) -> ScheduledStep | None:
         """The next step, or None where there is nothing to do before a step in flight completes, or at all.
 
         ``only`` names a request to run alone, to find the one that breaks steps: all others are preempted first.
-        ``joining``: most tokens of prompts that join a step with decodes; what the budget leaves if None.
+        ``joining``: most tokens of prompts that join a step with decodes; what the budget leaves if None. ``guesses``: what
+        may follow the tokens of synchronous sequences, to be computed with them where there is room.
         """
         draft = StepDraft(self.config.max_batch_tokens, self.config.rows)
         if only is not None:
             for sequence in tuple(self._running):
                 if sequence.request_id != only:
                     self._preempt(sequence)
-        self._fill(draft, only, joining)
+        self._fill(draft, only, joining, guesses or {})
         while not draft.sequences and self._stalls(only) and (held := self._last_held()):
             self._preempt(held)  # what it holds is what its siblings wait for
-            self._fill(draft, only, joining)
+            self._fill(draft, only, joining, {})
         if not draft.sequences:
             self._check_progress(only)
             return None
         return self._issue(draft)
 
-    def _fill(self, draft: StepDraft, only: str | None, joining: int | None) -> None:
+    def _fill(self, draft: StepDraft, only: str | None, joining: int | None, guesses: Guesses) -> None:
         """Decodes first, then running prefills, then new sequences."""
         self._fork_ready(draft)
         running = [(sequence, sequence.wanted) for sequence in self._running]
+        draft.spare = min(draft.budget, draft.rows) - sum(wanted == 1 for _, wanted in running)
         for sequence, wanted in running:
             if wanted == 1:
-                self._advance(draft, sequence)
+                self._advance(draft, sequence, guesses.get(sequence.seq_id, ()))
         if draft.sequences and joining is not None:
             draft.budget = min(draft.budget, joining)
         for sequence, wanted in running:
@@ -162,12 +166,14 @@ class Scheduler:
         if not draft.out_of_blocks:
             self._admit(draft, only)
 
-    def complete(self, step: ScheduledStep, tokens: Tokens, failed: Failures | None = None) -> list[Update]:
+    def complete(
+        self, step: ScheduledStep, tokens: Tokens, failed: Failures | None = None, held: Tokens | None = None
+    ) -> list[Update]:
         """Takes the result of the oldest step in flight: a token for each sequence that emits, or a sentence for each
-        that failed, by sequence id. Sequences that have ended meanwhile may be missing, and are passed over. Whether
-        a token is the last one, short of max_tokens, is for the caller to say (``finish``), best before the next
-        ``schedule``."""
-        failed = failed or {}
+        that failed, by sequence id. ``held``: how many of a sequence's guesses are right; its token is the one after these.
+        Sequences that have ended meanwhile may be missing, and are passed over. Whether a token is the last one, short of
+        max_tokens, is for the caller to say (``finish``), best before the next ``schedule``."""
+        failed, held = failed or {}, held or {}
         if not self._in_flight or self._in_flight[0][0] is not step:
             raise SchedulerError(
                 f"step {step.number} is not the oldest step in flight; steps complete in the order scheduled"
@@ -191,16 +197,22 @@ class Scheduler:
                 continue
             if sequence.beam:
                 sequence.held = part.emits
-            elif part.emits:
-                sequence.token_ids.append(tokens[part.seq_id])
-            # Only now: before the step is done, no other sequence may build on its cache.
+            right = part.token_ids[part.count - part.guessed :][: held.get(part.seq_id, 0)]
+            if part.emits and not sequence.beam:
+                sequence.token_ids += (*right, tokens[part.seq_id])
             if sequence.status is SequenceStatus.RUNNING:
-                self.allocator.commit(part.seq_id, sequence.token_ids, part.start + part.count)
+                end = part.start + part.count - part.guessed + len(right)
+                if len(right) < part.guessed:
+                    sequence.num_computed = end
+                    self.allocator.rewind(part.seq_id, end)
+                # Only now: before the step is done, no other sequence may build on its cache.
+                self.allocator.commit(part.seq_id, sequence.token_ids, end)
             if part.emits:
+                updates += (Update(sequence, token, nth=nth) for nth, token in enumerate(right))
                 finished = not sequence.beam and sequence.num_output >= sequence.max_tokens
                 if finished:
                     self._end(sequence)
-                updates.append(Update(sequence, tokens[part.seq_id], finished))
+                updates.append(Update(sequence, tokens[part.seq_id], finished, nth=len(right)))
             elif sequence.embeds_from is not None and part.start + part.count == sequence.num_prompt:
                 self._end(sequence)
                 updates.append(Update(sequence, None, finished=True))
@@ -294,10 +306,16 @@ class Scheduler:
                 else:
                     insort(self._waiting, child, key=self._policy)
 
-    def _advance(self, draft: StepDraft, sequence: Sequence) -> None:
-        """Adds a running sequence's next chunk, preempting others for its blocks where it must."""
+    def _advance(self, draft: StepDraft, sequence: Sequence, guess: tuple[int, ...] = ()) -> None:
+        """Adds a running sequence's next chunk, preempting others for its blocks where it must; what is guessed behind it
+        only where there is room."""
         count = self._chunk(draft, sequence, sequence.num_computed)
         if count == 0 or sequence.status is not SequenceStatus.RUNNING:
+            return
+        emits = sequence.synchronous and sequence.num_computed + count == len(sequence.token_ids)
+        guess = guess[: max(min(draft.spare, sequence.max_tokens - sequence.num_output - 1), 0)] if emits else ()
+        if guess and self.allocator.allocate(sequence.seq_id, count + len(guess)):
+            self._take(draft, sequence, count, guess)
             return
         while not self.allocator.allocate(sequence.seq_id, count):
             draft.out_of_blocks = True
@@ -351,8 +369,8 @@ class Scheduler:
         fits = wanted if sequence.embeds_from is not None else sequence.first_row - start + draft.rows
         return max(min(wanted, draft.budget, self.config.long_prefill_chunk or wanted, fits), 0)
 
-    def _take(self, draft: StepDraft, sequence: Sequence, count: int) -> None:
-        """Puts ``count`` allocated tokens into the step."""
+    def _take(self, draft: StepDraft, sequence: Sequence, count: int, guess: tuple[int, ...] = ()) -> None:
+        """Puts ``count`` allocated tokens into the step, and those of a guess behind them."""
         start, known = sequence.num_computed, sequence.token_ids
         end = start + count
         token_ids = tuple(known[start:end])
@@ -361,16 +379,18 @@ class Scheduler:
         embeds = sequence.embeds_from is not None
         emits = end == len(known) + sequence.num_pending and not embeds
         if not embeds:
-            draft.rows -= max(end - sequence.first_row, 0)
+            draft.rows -= max(end - sequence.first_row, 0) + len(guess)
         scored, embedded = self._score(sequence, end), self._embed(sequence, end)
-        sequence.num_computed = end
+        sequence.num_computed = end + len(guess)
         sequence.num_pending += emits
         sequence.steps_in_flight += 1
-        draft.budget -= count
+        draft.budget -= count + len(guess)
+        draft.spare -= len(guess)
         tables = self.allocator.tables(sequence.seq_id)
         part = ScheduledSequence(
-            sequence.seq_id, sequence.slot, start, count, token_ids, emits, tables, scored, embedded
-        )
+            sequence.seq_id, sequence.slot, start, count + len(guess), token_ids + guess, emits, tables, scored, embedded,
+            len(guess),
+        )  # fmt: skip
         draft.sequences[sequence.seq_id] = part
 
     @staticmethod

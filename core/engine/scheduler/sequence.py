@@ -53,7 +53,7 @@ class Sequence:
     num_scored: int = 0
     """Prompt tokens that had their own rows, or whose hidden state was given, in the steps scheduled so far."""
     num_pending: int = 0
-    """Tokens sampled by steps in flight, not known here yet."""
+    """Tokens sampled by steps in flight, not known here yet; one for a step with guesses."""
     steps_in_flight: int = 0
     num_cached: int | None = None
     """Prompt tokens that a prefix hit saved at the first admission."""

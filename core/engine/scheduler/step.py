@@ -17,7 +17,8 @@ class ScheduledSequence:
     """One sequence's part of a step: ``count`` tokens at positions ``start`` and on.
 
     ``token_ids``: ``count`` ids or FROM_HISTORY. ``emits``: the chunk reaches the last token, so its last row is
-    sampled. ``tables``: a block table a cache group, over ``start`` + ``count`` tokens. ``scored``: positions (from, to)
+    sampled. ``guessed``: how many of the last ids are guesses at what is sampled; then each of their rows and the one before
+    them is sampled. ``tables``: a block table a cache group, over ``start`` + ``count`` tokens. ``scored``: positions (from, to)
     whose rows are wanted for the logprobs of the prompt tokens after them. ``embedded``: those whose hidden state is
     wanted on the host.
     """
@@ -31,6 +32,7 @@ class ScheduledSequence:
     tables: tuple[BlockTable, ...]
     scored: tuple[int, int] = (0, 0)
     embedded: tuple[int, int] = (0, 0)
+    guessed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +67,24 @@ class ScheduledStep:
 @dataclass(frozen=True, slots=True)
 class Update:
     """A completed step's news of one sequence: its next token (of a beam the device's, which means nothing), or why it
-    failed. ``finished``: it has left the scheduler, with its last token (max_tokens; of an embedding there is none) or by
-    ``error``."""
+    failed. ``nth``: which of the step's tokens for the sequence it is. ``finished``: it has left the scheduler, with its last
+    token (max_tokens; of an embedding there is none) or by ``error``."""
 
     sequence: Sequence
     token_id: int | None
     finished: bool = False
     error: str | None = None
+    nth: int = 0
 
 
 @dataclass
 class StepDraft:
-    """A step being built. ``budget``: tokens that may still come, ``rows``: rows that may still reach the head."""
+    """A step being built. ``budget``: tokens that may still come, ``rows``: rows that may still reach the head, ``spare``:
+    how many of both are left for guesses."""
 
     budget: int
     rows: int
+    spare: int = 0
     sequences: dict[int, ScheduledSequence] = field(default_factory=dict)
     history_copies: list[tuple[int, int]] = field(default_factory=list)
     history_fills: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -94,4 +99,5 @@ class StepDraft:
 
 
 Tokens = Mapping[int, int]
+Guesses = Mapping[int, tuple[int, ...]]
 Failures = Mapping[int, str]

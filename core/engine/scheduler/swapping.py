@@ -56,7 +56,7 @@ class Swapper:
         if tokens is None:
             return None
         # Before a fork there may be nothing left to compute, and a sequence runs to compute something. One that leaves is
-        # not saved: no step came between.
+        # not saved: no step came between. And a wrong guess that was saved is one token too many.
         if tokens >= sequence.goal or sequence.seq_id in self._leaving:
             self.drop((sequence.seq_id,))
             return None

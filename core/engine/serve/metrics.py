@@ -127,6 +127,8 @@ class _State(Collector):
         }
         preempted = CounterMetricFamily("vllm:num_preemptions", "Sequences that had to make room.", labels=_LABEL)
         refused = CounterMetricFamily("engine:requests_refused", "Requests answered with 429.", labels=_LABEL)
+        guessed = CounterMetricFamily("vllm:spec_decode_num_draft_tokens", "Tokens guessed.", labels=_LABEL)
+        held = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that held.", labels=_LABEL)
         restarted = CounterMetricFamily("engine:restarts", "Step loops begun anew after a failure.", labels=_LABEL)
         for name, model in self._metrics.models.items():
             state = snapshot(model)
@@ -135,8 +137,10 @@ class _State(Collector):
             gauges["kv_cache_usage_perc"].add_metric([name], state["kv_usage"])
             preempted.add_metric([name], state["preemptions"])
             refused.add_metric([name], model.admission.refused)
+            guessed.add_metric([name], state["guessed"])
+            held.add_metric([name], state["held"])
             restarted.add_metric([name], state["restarts"])
-        return [*gauges.values(), preempted, refused, restarted]
+        return [*gauges.values(), preempted, refused, guessed, held, restarted]
 
 
 def snapshot(model: ServedModel) -> dict[str, float]:
@@ -150,11 +154,14 @@ def snapshot(model: ServedModel) -> dict[str, float]:
             "kv_cached",
             "kv_usage",
             "preemptions",
+            "guessed",
+            "held",
             "steps",
             "restarts",
         )
         return dict.fromkeys(names, 0.0)
     stats, health = model.llm.engine.scheduler_stats(), model.llm.health()
+    guesses = model.llm.engine.speculation()
     total, used = sum(pool.total for pool in stats.pools), sum(pool.used for pool in stats.pools)
     return {
         "running": stats.running,
@@ -164,6 +171,8 @@ def snapshot(model: ServedModel) -> dict[str, float]:
         "kv_cached": sum(pool.cached for pool in stats.pools),
         "kv_usage": used / total if total else 0.0,
         "preemptions": stats.preemptions,
+        "guessed": guesses.guessed,
+        "held": guesses.held,
         "steps": health.steps,
         "restarts": health.restarts,
     }
