@@ -9,7 +9,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.backend.joining import discover_collectives, find_collectives
-from engine.errors import BackendError
+from engine.errors import BackendError, ConfigError
 from engine.testing.collectives import CHECKS, Subject
 from engine.testing.models import compare_answers, random_prompts
 
@@ -44,6 +44,13 @@ def test_ranks_exchange_by_their_collectives_in_blocks_of_their_allocator(llama,
         allocator.check()
         assert allocator.stats()[0].used == 0
     compare_answers(got, want, 2e-3)
+
+
+def test_an_allocator_that_cannot_rewind_is_refused_guesses(llama, cpu, outside):
+    with pytest.raises(
+        ConfigError, match=r"'from-the-top' cannot rewind, as guessed tokens need it; leave speculate out\."
+    ):
+        LLM(llama, backend=cpu, threads=1, kv_allocator="from-the-top", speculate=3)
 
 
 def test_what_is_wrong_with_collectives_is_told(install):

@@ -67,9 +67,13 @@ class Loaded:
         """A new scheduler of the plan, without any sequence."""
         config, dims = self.config, self.plan.limits.dims
         settings = SchedulerConfig(dims.T, config.max_num_seqs, self.max_model_len, config.policy, max_rows=dims.R)
-        swaps = config.preemption == "swap"
+        allocator, swaps = self.allocator(), config.preemption == "swap"
+        if config.speculate and not hasattr(allocator, "rewind"):  # older ones of others
+            raise ConfigError(
+                f"The KV allocator {config.kv_allocator!r} cannot rewind, as guessed tokens need it; leave speculate out."
+            )
         host = HostPool(int(config.swap_space * 2**30), self.memory.block_bytes) if swaps else None
-        return Scheduler(settings, self.allocator(), host)
+        return Scheduler(settings, allocator, host)
 
     def session(self) -> Session:
         """A new session of the plan, once its weights are packed; states start empty, and what devices compile for steps of
