@@ -12,11 +12,13 @@ from engine.ops.head import gumbel
 
 VOCAB = 512
 EOS = 2
+ROUNDING = 2e-5
 
 
 @pytest.fixture(scope="module")
 def peer(stories_peer):
-    """processed(ids, prompt length, params) -> transformers' scores of the next token, f64 [V]: -inf is removed."""
+    """processed(ids, prompt length, params, shift) -> transformers' scores of the next token, f64 [V]: -inf is removed.
+    ``shift`` is added to the logits."""
     torch, transformers, model = stories_peer
 
     def processors(prompt_length, params):
@@ -35,11 +37,11 @@ def peer(stories_peer):
         config._eos_token_tensor = torch.tensor([EOS])
         return model._get_logits_processor(config, input_ids_seq_length=prompt_length)
 
-    def processed(ids, prompt_length, params):
+    def processed(ids, prompt_length, params, shift=0.0):
         given = torch.tensor([ids])
         with torch.no_grad():
-            logits = model(given).logits[:, -1].float()
-            return processors(prompt_length, params)(given, logits)[0].double().numpy()
+            logits = model(given).logits[:, -1].double() + torch.from_numpy(np.broadcast_to(shift, VOCAB).copy())
+            return processors(prompt_length, params)(given, logits)[0].numpy()
 
     return processed
 
@@ -88,18 +90,21 @@ def random_params(rng):
 
 
 def check(llm, processed, prompt, **chosen):
-    """Each token is the best of transformers' scores with the engine's noise."""
-    params = SamplingParams(**{"temperature": 0.0, "seed": random.randrange(2**64), "max_tokens": 16} | chosen)
+    """Each token is the best of transformers' scores with the engine's noise. Where a threshold or an order is a matter of
+    rounding, it is that of logits which differ by no more."""
+    rng = np.random.default_rng()
+    params = SamplingParams(**{"temperature": 0.0, "seed": int(rng.integers(2**63)), "max_tokens": 16} | chosen)
     output = llm.generate([prompt], params)[0].outputs[0]
     key = np.array([params.seed & 0xFFFFFFFF, params.seed >> 32], np.uint32)
     ids = list(prompt)
     for token in output.token_ids:
-        scores = processed(ids, len(prompt), params)
         noise = gumbel(key, len(ids), np.uint32(0), VOCAB) if params.temperature else 0
-        wanted = int(np.argmax(scores + noise))
-        margin = np.sort(scores + noise)[-2:]
-        assert token == wanted or margin[1] - margin[0] < 1e-3, (chosen, ids, token, wanted)
+        wanted = int(np.argmax(processed(ids, len(prompt), params) + noise))
         if token != wanted:
+            shifts = rng.normal(0, ROUNDING, (30, VOCAB))
+            assert any(token == np.argmax(processed(ids, len(prompt), params, s) + noise) for s in shifts), (
+                chosen, ids, token, wanted,
+            )  # fmt: skip
             return
         ids.append(token)
 
