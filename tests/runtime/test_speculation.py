@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_models
 
-from engine import LLM, SamplingParams, StructuredOutputs
+from engine import LLM, BeamSearchParams, SamplingParams, StructuredOutputs
 from engine.errors import ConfigError
 from engine.runtime.speculation import Speculation
 from engine.sampling.speculation import PromptLookup
@@ -130,6 +130,22 @@ def test_a_text_fails_where_it_would_have_failed(tmp_path, monkeypatch):
     with LLM(tmp_path, backend="cpu", speculate=6) as guessing:
         assert told(guessing.generate([prompt], asked)) == told(want)
     assert oracle.made
+
+
+@pytest.mark.parametrize("kind", ["form", "processor", "beams"])
+def test_what_the_host_must_see_gets_no_guess(open_llm, monkeypatch, install, kind):
+    install("engine.logits_processors", "idle", "idle_ones:make", "make = lambda vocab_size: lambda *told: {}\n")
+    plain, guessing = open_llm("cpu"), open_llm("cpu", speculate=6)
+    if kind == "beams":
+        asked = BeamSearchParams(beam_width=3, max_tokens=12)
+        want, run = plain.beam_search([REPEATING], asked), guessing.beam_search
+    else:
+        form = {"structured_outputs": StructuredOutputs(regex="[ab]{30}")}
+        asked = params(temperature=0.5, seed=1, **(form if kind == "form" else {"logits_processors": {"idle": {}}}))
+        want, run = plain.generate([REPEATING], asked), guessing.generate
+    oracle = Oracle(monkeypatch, [[*REPEATING, *c.token_ids] for c in want[0].outputs])
+    assert told(run([REPEATING], asked)) == told(want)
+    assert not oracle.made
 
 
 @pytest.mark.parametrize("allocator", ["paged", "contiguous"])
