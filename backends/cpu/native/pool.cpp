@@ -92,7 +92,7 @@ void Gate::wait(uint32_t seen, bool spin) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-Pool::Pool(int threads, bool pin) : size_(checked(threads)), spin_(threads <= processors()) {
+Pool::Pool(int threads, bool pin) : size_(checked(threads)), spin_(threads <= processors()), scratch_(size_) {
   if (pin) check_pinning(threads);
   threads_.reserve(size_ - 1);
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
@@ -113,27 +113,31 @@ void Pool::stop() {
 }
 
 void Pool::work(int index) {
-  const Team team{index, size_, &next_};
   uint32_t seen = 0;
   while (true) {
     start_.wait(seen, spin_);
     ++seen;  // one opening a run, and none before the last run's barrier
     if (stop_.load(std::memory_order_relaxed)) return;
-    job_(context_, *this, team);
+    job_(context_, *this, team_of(index));
     barrier();
   }
+}
+
+void Pool::reserve(size_t scratch_bytes) {
+  std::lock_guard<std::mutex> lock(running_);
+  for (Buffer& scratch : scratch_)
+    if (scratch.size() < scratch_bytes) scratch = Buffer(scratch_bytes);
 }
 
 void Pool::run(Job job, void* context) {
   std::lock_guard<std::mutex> lock(running_);
   next_.store(0, std::memory_order_relaxed);
-  const Team team{0, size_, &next_};
   if (size_ > 1) {
     job_ = job;
     context_ = context;
     start_.open();
   }
-  job(context, *this, team);
+  job(context, *this, team_of(0));
   barrier();
 }
 

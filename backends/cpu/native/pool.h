@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "buffer.h"
 #include "step.h"
 
 namespace engine_cpu {
@@ -38,6 +40,9 @@ class Pool {
 
   int size() const { return size_; }
 
+  // From here on each thread's scratch has at least so many bytes. Waits for a run to end.
+  void reserve(size_t scratch_bytes);
+
   // Calls job(context, team) on every thread, the caller as index 0; returns when all have. One run at a time:
   // a second caller waits for the first.
   using Job = void (*)(void* context, Pool& pool, const Team& team);
@@ -60,6 +65,7 @@ class Pool {
 
  private:
   void work(int index);
+  Team team_of(int index) { return {index, size_, &next_, scratch_[index].data()}; }
   void stop();
 
   const int size_;
@@ -72,6 +78,7 @@ class Pool {
   alignas(64) Gate meet_;
   alignas(64) std::atomic<int32_t> arrived_{0};
   alignas(64) std::atomic<int64_t> next_{0};
+  std::vector<Buffer> scratch_;  // one a thread
   std::vector<std::thread> threads_;
 };
 

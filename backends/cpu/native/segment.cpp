@@ -107,6 +107,7 @@ void Segment::add(const std::string& name, KernelArgs args) {
   } catch (const std::invalid_argument& error) {
     refuse("Kernel '" + name + "': " + error.what());
   }
+  pool_->reserve(kernel->scratch_bytes());
   for (int32_t id : args.outputs)
     if (id != -1) values_[id].producer = static_cast<int>(nodes_.size());
   nodes_.push_back(Node{name, std::move(kernel), std::move(args)});
@@ -197,7 +198,7 @@ void Segment::job(void* self, Pool& pool, const Team& team) { static_cast<Segmen
 // Nodes in order. What is serial in this step runs within the barrier before it, by the last thread to come; at the
 // beginning by the caller, while the others wake.
 void Segment::work(Pool& pool, const Team& team) {
-  if (team.index == 0) run_serial(0);
+  if (team.index == 0) run_serial(0, team.scratch);
   size_t i = after_serial(0);
   if (i > 0) pool.barrier();
   while (i < nodes_.size()) {
@@ -214,7 +215,7 @@ void Segment::work(Pool& pool, const Team& team) {
     }
     pool.barrier([&] {
       book(i, start);
-      run_serial(i + 1);
+      run_serial(i + 1, team.scratch);
     });
     i = after_serial(i + 1);
   }
@@ -225,14 +226,14 @@ size_t Segment::after_serial(size_t first) const {
   return first;
 }
 
-void Segment::run_serial(size_t first) {
+void Segment::run_serial(size_t first, uint8_t* scratch) {
   const size_t end = after_serial(first);
   for (size_t i = first; i < end; ++i) {
     const Clock::time_point start = now();
     if (poison_) poison_outputs(nodes_[i]);
     for (int phase = 0; phase < nodes_[i].kernel->phases(); ++phase) {
       std::atomic<int64_t> next{0};
-      nodes_[i].kernel->run(frame_, Team{0, 1, &next}, phase);
+      nodes_[i].kernel->run(frame_, Team{0, 1, &next, scratch}, phase);
     }
     book(i, start);
   }

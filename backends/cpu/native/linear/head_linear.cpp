@@ -22,11 +22,10 @@ class HeadLinear final : public Kernel {
     if (ops_->activation == Activation::q8g32 && weight_->depth % kGroup != 0)
       throw std::invalid_argument("q8g32 needs a depth that is a multiple of 32.");
     const int64_t packed = packs() ? most_rows_ * row_bytes(ops_->activation, weight_->depth) : 0;
-    for (int64_t i = 0; i < args.integer("threads"); ++i) {
-      scratch_.emplace_back(weight_->depth);
-      rows_.emplace_back(most_rows_ * sizeof(int32_t) + packed);
-    }
+    for (int64_t i = 0; i < args.integer("threads"); ++i) rows_.emplace_back(most_rows_ * sizeof(int32_t) + packed);
   }
+
+  size_t scratch_bytes() const override { return Scratch::bytes(weight_->depth); }
 
   // A task is a head and a block of tokens, and packs their input once for all columns; where there are few of these, a
   // share of the columns, too.
@@ -39,7 +38,7 @@ class HeadLinear final : public Kernel {
       const int64_t head = task / cuts % heads, block = task / cuts / heads, cut = task % cuts;
       const int64_t first = tokens * block / blocks;
       multiply(frame, head, first, tokens * (block + 1) / blocks - first, strips * cut / cuts, strips * (cut + 1) / cuts,
-               team.index);
+               team);
     }
   }
 
@@ -47,9 +46,9 @@ class HeadLinear final : public Kernel {
   bool packs() const { return ops_->activation != Activation::f32; }
 
   void multiply(const Frame& frame, int64_t head, int64_t first, int64_t tokens, int64_t strip0, int64_t strip1,
-                int thread) {
+                const Team& team) {
     const int64_t depth = weight_->depth, heads = weight_->count;
-    auto* y_rows = rows_[thread].as<int32_t>();
+    auto* y_rows = rows_[team.index].as<int32_t>();
     for (int64_t i = 0; i < tokens; ++i) y_rows[i] = static_cast<int32_t>((first + i) * heads + head);
     Product product{};
     product.ops = ops_;
@@ -69,15 +68,15 @@ class HeadLinear final : public Kernel {
       product.x_bytes = heads * depth * 4;
       product.x = reinterpret_cast<const uint8_t*>(x);
     }
-    ops_->prepare(product, 0, tokens, scratch_[thread]);
-    ops_->multiply(product, 0, tokens, strip0, strip1, scratch_[thread]);
+    const Scratch scratch(team.scratch, depth);
+    ops_->prepare(product, 0, tokens, scratch);
+    ops_->multiply(product, 0, tokens, strip0, strip1, scratch);
   }
 
   int x_, y_;
   std::shared_ptr<PackedWeight> weight_;
   const FamilyOps* ops_;
   int64_t most_rows_;
-  std::vector<Scratch> scratch_;
   std::vector<Buffer> rows_;
 };
 

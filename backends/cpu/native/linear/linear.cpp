@@ -1,6 +1,5 @@
 // linear: y_i = x W_i^T (+ bias_i) (+ residual) for one or more weights on the same rows.
 #include <stdexcept>
-#include <vector>
 
 #include "../isa.h"
 #include "../kernels/greedy.h"
@@ -74,8 +73,10 @@ class Linear final : public Kernel {
       best_ = args.outputs[1];
       greedy_ = args.outputs[2];
     }
-    for (int64_t i = 0; i < args.integer("threads"); ++i) scratch_.emplace_back(max_depth);
+    max_depth_ = max_depth;
   }
+
+  size_t scratch_bytes() const override { return Scratch::bytes(max_depth_); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const int64_t rows = rows_.count(frame.dims);
@@ -137,7 +138,8 @@ class Linear final : public Kernel {
   }
 
   // Few rows: the time is that of reading the weights, so each thread takes a contiguous share of their bytes.
-  void split(const Product* products, int64_t rows, const Team& team, BestLogit* best) {
+  void split(const Product* products, int64_t rows, const Team& team, BestLogit* best) const {
+    const Scratch scratch(team.scratch, max_depth_);
     int64_t total = 0;
     for (int i = 0; i < count_; ++i) total += strips_of(products[i].columns) * products[i].ops->strip_bytes(products[i].depth);
     int64_t begin = total * team.index / team.size;
@@ -149,8 +151,8 @@ class Linear final : public Kernel {
       const int64_t strip0 = first_at(begin);
       const int64_t strip1 = first_at(end);
       if (strip0 < strip1) {
-        products[i].ops->prepare(products[i], 0, rows, scratch_[team.index]);
-        multiply(products[i], 0, rows, strip0, strip1, scratch_[team.index], best);
+        products[i].ops->prepare(products[i], 0, rows, scratch);
+        multiply(products[i], 0, rows, strip0, strip1, scratch, best);
       }
       begin -= strips * size;
       end -= strips * size;
@@ -158,7 +160,8 @@ class Linear final : public Kernel {
   }
 
   // Many rows: tasks of a strip and a block of rows, block by block so that its activations stay near.
-  void take(Product* products, int64_t rows, const Team& team, BestLogit* best) {
+  void take(Product* products, int64_t rows, const Team& team, BestLogit* best) const {
+    const Scratch scratch(team.scratch, max_depth_);
     int64_t depth = 0;
     int64_t strips = 0;
     for (int i = 0; i < count_; ++i) {
@@ -175,9 +178,9 @@ class Linear final : public Kernel {
       for (; strip >= strips_of(products[i].columns); ++i) strip -= strips_of(products[i].columns);
       const int64_t row0 = rows * block / blocks;
       const int64_t count = rows * (block + 1) / blocks - row0;
-      if (prepared != block * count_ + i) products[i].ops->prepare(products[i], row0, count, scratch_[team.index]);
+      if (prepared != block * count_ + i) products[i].ops->prepare(products[i], row0, count, scratch);
       prepared = block * count_ + i;
-      multiply(products[i], row0, count, strip, strip + 1, scratch_[team.index], best);
+      multiply(products[i], row0, count, strip, strip + 1, scratch, best);
     }
   }
 
@@ -190,7 +193,7 @@ class Linear final : public Kernel {
   int32_t outputs_[kMost] = {};
   Product parts_[kMost] = {};
   std::shared_ptr<PackedWeight> weights_[kMost], biases_[kMost];
-  std::vector<Scratch> scratch_;
+  int64_t max_depth_ = 0;
 };
 
 }  // namespace

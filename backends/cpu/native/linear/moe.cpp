@@ -142,14 +142,15 @@ class MoeLinear final : public Kernel {
         throw std::invalid_argument("a bias of moe_linear is a plain weight with one number a column of each expert.");
     }
     const int64_t pairs = args.integer("max_tokens") * k_;
-    for (int64_t i = 0; i < args.integer("threads"); ++i) {
-      scratch_.emplace_back(max_depth);
-      orders_.emplace_back((experts_ + 1 + 2 * pairs) * sizeof(int32_t));
-    }
+    max_depth_ = max_depth;
+    for (int64_t i = 0; i < args.integer("threads"); ++i) orders_.emplace_back((experts_ + 1 + 2 * pairs) * sizeof(int32_t));
   }
+
+  size_t scratch_bytes() const override { return Scratch::bytes(max_depth_); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const int64_t pairs = frame.dims.T * k_;
+    const Scratch scratch(team.scratch, max_depth_);
     int32_t* const starts = orders_[team.index].as<int32_t>();  // [experts + 1]
     int32_t* const y_rows = starts + experts_ + 1;              // pairs sorted by expert
     int32_t* const x_rows = y_rows + pairs;
@@ -162,7 +163,7 @@ class MoeLinear final : public Kernel {
         product.x_rows = x_rows + starts[e];
         product.y_rows = y_rows + starts[e];
         product.stride = team.size;
-        multiply(product, rows, tasks, scratch_[team.index]);
+        multiply(product, rows, tasks, scratch);
       }
     }
   }
@@ -234,7 +235,7 @@ class MoeLinear final : public Kernel {
   int32_t outputs_[kMost] = {};
   const FamilyOps* ops_[kMost] = {};
   std::shared_ptr<PackedWeight> weights_[kMost], biases_[kMost];
-  std::vector<Scratch> scratch_;
+  int64_t max_depth_ = 0;
   std::vector<Buffer> orders_;
 };
 

@@ -31,42 +31,55 @@ struct Product {
   }
 };
 
-constexpr int64_t kBlockRows = 256;           // the most rows that are multiplied with a strip at a time,
-constexpr int64_t kBlockBytes = 384 << 10;    // and their activations, which stay in the second-level cache
-constexpr int64_t kLeastBlockRows = 24;       // unless they are very long
+constexpr int64_t kBlockRows = 256;  // the most rows that are multiplied with a strip at a time,
+// and their activations, which stay in the second-level cache: 1 MiB of a Zen 4 core, 2 of one with AMX,
+#if defined(__AMX_INT8__)
+constexpr int64_t kBlockBytes = 768 << 10;
+#else
+constexpr int64_t kBlockBytes = 384 << 10;
+#endif
+constexpr int64_t kLeastBlockRows = 24;  // unless they are very long
 
 ENGINE_INLINE int64_t block_rows(int64_t depth) {
   const int64_t rows = kBlockBytes / depth;
   return rows < kLeastBlockRows ? kLeastBlockRows : rows > kBlockRows ? kBlockRows : rows;
 }
 
-// One thread's scratch for products of at most max_depth.
+// One thread's scratch for products of at most max_depth, in memory that it shares with all other kernels of its pool.
 class Scratch {
  public:
-  Scratch() = default;
-  explicit Scratch(int64_t max_depth)
-      : memory_(kChunkBytes + kSumsBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*)) +
-                (kBlockBytes + kLeastBlockRows * max_depth) / 16 * sizeof(int32_t)),
-        cells_(kSumsBytes == 0 ? 0 : (kBlockBytes + (kLeastBlockRows + 15) * max_depth) / (16 * 32) * kMostCellBytes) {}
+  Scratch(uint8_t* memory, int64_t max_depth) : memory_(memory), correction_bytes_(correction_bytes(max_depth)) {}
+
+  static size_t bytes(int64_t max_depth) { return kFixedBytes + correction_bytes(max_depth) + cell_bytes(max_depth); }
 
   static constexpr size_t kChunkBytes = 32768;
   // Of a machine with a matrix unit (int8_matrix.h): integer sums of two parts, and a block's rows, 16 x 32 k at a time.
 #if defined(__AMX_INT8__)
-  static constexpr size_t kSumsBytes = 16384;
+  static constexpr size_t kSumsBytes = 16384, kMostCellBytes = 16 * (32 + 4 + 8);
 #else
-  static constexpr size_t kSumsBytes = 0;
+  static constexpr size_t kSumsBytes = 0, kMostCellBytes = 0;
 #endif
-  static constexpr size_t kMostCellBytes = 16 * (32 + 4 + 8);
 
-  uint8_t* chunk() const { return memory_.data(); }
+  uint8_t* chunk() const { return memory_; }
   int32_t* sums() const { return reinterpret_cast<int32_t*>(chunk() + kChunkBytes); }
-  uint8_t* cells() const { return cells_.data(); }
-  float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes + kSumsBytes); }                // [rows][64]
-  const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(acc() + kBlockRows * kStrip); }    // [rows]
-  int32_t* corrections() const { return reinterpret_cast<int32_t*>(rows() + kBlockRows); }  // [rows][depth / group]
+  float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes + kSumsBytes); }              // [rows][64]
+  const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(acc() + kBlockRows * kStrip); }  // [rows]
+  int32_t* corrections() const { return reinterpret_cast<int32_t*>(memory_ + kFixedBytes); }  // [rows][depth / group]
+  uint8_t* cells() const { return memory_ + kFixedBytes + correction_bytes_; }
 
  private:
-  Buffer memory_, cells_;
+  static constexpr size_t kFixedBytes = kChunkBytes + kSumsBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*));
+  static_assert(kFixedBytes % 64 == 0);
+
+  static size_t correction_bytes(int64_t max_depth) {
+    return (kBlockBytes + kLeastBlockRows * max_depth + 255) / 256 * 16 * sizeof(int32_t);
+  }
+  static size_t cell_bytes(int64_t max_depth) {
+    return (kBlockBytes + (kLeastBlockRows + 15) * max_depth) / (16 * 32) * kMostCellBytes;
+  }
+
+  uint8_t* memory_;
+  size_t correction_bytes_;
 };
 
 // What a family reads as x. Rows of f32 and bf16 are contiguous.
