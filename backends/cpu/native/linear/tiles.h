@@ -125,6 +125,14 @@ ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at
 }
 
 constexpr int64_t kPrefetchDistance = 4096;  // what a core has in flight at its share of the memory's bandwidth
+// Of weights as they are packed. Intel's cores with AMX read those of a byte 6 to 8 % faster from nearer.
+#if defined(__AMX_INT8__)
+template <class Packed>
+constexpr int64_t kPackedDistance = Packed::kWide ? 1536 : kPrefetchDistance;
+#else
+template <class Packed>
+constexpr int64_t kPackedDistance = kPrefetchDistance;
+#endif
 
 // A stream of weight bytes to bring nearer: `step` bytes a group, so that memory works while the sums do.
 struct Ahead {
@@ -146,7 +154,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
     const Packed unit(strip);
     const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, corrections);
-    Ahead ahead{strip + kPrefetchDistance, Packed::kUnitBytes / kGroups};
+    Ahead ahead{strip + kPackedDistance<Packed>, Packed::kUnitBytes / kGroups};
     for (int group = 0; group < kGroups; ++group) {
       ahead.next();
 #pragma GCC unroll 4
