@@ -42,6 +42,7 @@ class Pool {
 
   // From here on each thread's scratch has at least so many bytes. Waits for a run to end.
   void reserve(size_t scratch_bytes);
+  size_t scratch_bytes() const { return scratch_.front().size(); }
 
   // Calls job(context, team) on every thread, the caller as index 0; returns when all have. One run at a time:
   // a second caller waits for the first.

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <stdexcept>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace engine_cpu {
 namespace {
 
@@ -16,6 +20,15 @@ Dims dims_of(const std::vector<int32_t>& counts) {
                                   &dims.H, &dims.F, &dims.B, &dims.M, &dims.K};
   for (int i = 0; i < kDims; ++i) *fields[i] = counts[i];
   return dims;
+}
+
+// Under the address sanitizer a kernel may touch no more of its thread's scratch than it has asked for.
+void show_scratch([[maybe_unused]] const Pool& pool, [[maybe_unused]] const Team& team, [[maybe_unused]] const Kernel& kernel) {
+#if defined(__SANITIZE_ADDRESS__)
+  const size_t shown = kernel.scratch_bytes();
+  ASAN_UNPOISON_MEMORY_REGION(team.scratch, shown);
+  ASAN_POISON_MEMORY_REGION(team.scratch + shown, pool.scratch_bytes() - shown);
+#endif
 }
 
 }  // namespace
@@ -198,7 +211,7 @@ void Segment::job(void* self, Pool& pool, const Team& team) { static_cast<Segmen
 // Nodes in order. What is serial in this step runs within the barrier before it, by the last thread to come; at the
 // beginning by the caller, while the others wake.
 void Segment::work(Pool& pool, const Team& team) {
-  if (team.index == 0) run_serial(0, team.scratch);
+  if (team.index == 0) run_serial(0, team);
   size_t i = after_serial(0);
   if (i > 0) pool.barrier();
   while (i < nodes_.size()) {
@@ -209,13 +222,14 @@ void Segment::work(Pool& pool, const Team& team) {
     }
     const Clock::time_point start = now();
     const int phases = kernel.phases();
+    show_scratch(pool, team, kernel);
     for (int phase = 0; phase < phases; ++phase) {
       kernel.run(frame_, team, phase);
       if (phase + 1 < phases) pool.barrier();
     }
     pool.barrier([&] {
       book(i, start);
-      run_serial(i + 1, team.scratch);
+      run_serial(i + 1, team);
     });
     i = after_serial(i + 1);
   }
@@ -226,14 +240,15 @@ size_t Segment::after_serial(size_t first) const {
   return first;
 }
 
-void Segment::run_serial(size_t first, uint8_t* scratch) {
+void Segment::run_serial(size_t first, const Team& team) {
   const size_t end = after_serial(first);
   for (size_t i = first; i < end; ++i) {
     const Clock::time_point start = now();
     if (poison_) poison_outputs(nodes_[i]);
+    show_scratch(*pool_, team, *nodes_[i].kernel);
     for (int phase = 0; phase < nodes_[i].kernel->phases(); ++phase) {
       std::atomic<int64_t> next{0};
-      nodes_[i].kernel->run(frame_, Team{0, 1, &next, scratch}, phase);
+      nodes_[i].kernel->run(frame_, Team{0, 1, &next, team.scratch}, phase);
     }
     book(i, start);
   }

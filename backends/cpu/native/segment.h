@@ -86,7 +86,7 @@ class Segment {
 
   static void job(void* self, Pool& pool, const Team& team);
   void work(Pool& pool, const Team& team);
-  void run_serial(size_t first, uint8_t* scratch);
+  void run_serial(size_t first, const Team& team);
   size_t after_serial(size_t first) const;
   void plan();
   void bind(const std::vector<int32_t>& ids, const std::vector<Binding>& bindings, const char* what);

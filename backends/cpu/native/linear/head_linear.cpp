@@ -18,7 +18,7 @@ class HeadLinear final : public Kernel {
  public:
   explicit HeadLinear(const KernelArgs& args)
       : x_(args.inputs.at(0)), y_(args.outputs.at(0)), weight_(args.weights.at(0)), ops_(&family_ops(*weight_)),
-        most_rows_(std::min<int64_t>(64, block_rows(weight_->depth))) {
+        most_rows_(std::min<int64_t>(64, block_rows(ops_->activation, weight_->depth))) {
     if (ops_->activation == Activation::q8g32 && weight_->depth % kGroup != 0)
       throw std::invalid_argument("q8g32 needs a depth that is a multiple of 32.");
     const int64_t packed = packs() ? most_rows_ * row_bytes(ops_->activation, weight_->depth) : 0;

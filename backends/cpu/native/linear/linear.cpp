@@ -162,14 +162,14 @@ class Linear final : public Kernel {
   // Many rows: tasks of a strip and a block of rows, block by block so that its activations stay near.
   void take(Product* products, int64_t rows, const Team& team, BestLogit* best) const {
     const Scratch scratch(team.scratch, max_depth_);
-    int64_t depth = 0;
+    int64_t most = kBlockRows;
     int64_t strips = 0;
     for (int i = 0; i < count_; ++i) {
-      depth = std::max(depth, products[i].depth);
+      most = std::min(most, block_rows(products[i].ops->activation, products[i].depth));
       strips += strips_of(products[i].columns);
       products[i].stride = team.size;
     }
-    const int64_t blocks = (rows + block_rows(depth) - 1) / block_rows(depth);
+    const int64_t blocks = (rows + most - 1) / most;
     int64_t prepared = -1;
     for (int64_t task = team.take(); task < blocks * strips; task = team.take()) {
       const int64_t block = task / strips;

@@ -180,7 +180,8 @@ class MoeLinear final : public Kernel {
 
   static void multiply(const Product& product, int64_t rows, Tasks& tasks, const Scratch& scratch) {
     const int64_t strips = strips_of(product.columns);
-    const int64_t blocks = (rows + block_rows(product.depth) - 1) / block_rows(product.depth);
+    const int64_t most = block_rows(product.ops->activation, product.depth);
+    const int64_t blocks = (rows + most - 1) / most;
     for (int64_t block = 0; block < blocks; ++block, tasks.first += strips) {
       if (tasks.mine >= tasks.first + strips) continue;
       const int64_t row0 = rows * block / blocks;

@@ -31,17 +31,21 @@ struct Product {
   }
 };
 
+// What a family reads as x. Rows of f32 and bf16 are contiguous.
+enum class Activation { f32, bf16, q8g32 };
+
 constexpr int64_t kBlockRows = 256;  // the most rows that are multiplied with a strip at a time,
-// and their activations, which stay in the second-level cache: 1 MiB of a Zen 4 core, 2 of one with AMX,
+// and their values, which stay in the second-level cache: 1 MiB of a Zen 4 core, 2 of one with AMX,
+constexpr int64_t kBlockValues = 384 << 10;
 #if defined(__AMX_INT8__)
-constexpr int64_t kBlockBytes = 768 << 10;
+constexpr int64_t kPackedBlockValues = 2 * kBlockValues;
 #else
-constexpr int64_t kBlockBytes = 384 << 10;
+constexpr int64_t kPackedBlockValues = kBlockValues;
 #endif
 constexpr int64_t kLeastBlockRows = 24;  // unless they are very long
 
-ENGINE_INLINE int64_t block_rows(int64_t depth) {
-  const int64_t rows = kBlockBytes / depth;
+ENGINE_INLINE int64_t block_rows(Activation activation, int64_t depth) {
+  const int64_t rows = (activation == Activation::f32 ? kBlockValues : kPackedBlockValues) / depth;
   return rows < kLeastBlockRows ? kLeastBlockRows : rows > kBlockRows ? kBlockRows : rows;
 }
 
@@ -72,18 +76,15 @@ class Scratch {
   static_assert(kFixedBytes % 64 == 0);
 
   static size_t correction_bytes(int64_t max_depth) {
-    return (kBlockBytes + kLeastBlockRows * max_depth + 255) / 256 * 16 * sizeof(int32_t);
+    return (kPackedBlockValues + kLeastBlockRows * max_depth + 255) / 256 * 16 * sizeof(int32_t);
   }
   static size_t cell_bytes(int64_t max_depth) {
-    return (kBlockBytes + (kLeastBlockRows + 15) * max_depth) / (16 * 32) * kMostCellBytes;
+    return (kPackedBlockValues + (kLeastBlockRows + 15) * max_depth) / (16 * 32) * kMostCellBytes;
   }
 
   uint8_t* memory_;
   size_t correction_bytes_;
 };
-
-// What a family reads as x. Rows of f32 and bf16 are contiguous.
-enum class Activation { f32, bf16, q8g32 };
 
 ENGINE_INLINE int64_t row_bytes(Activation activation, int64_t depth) {
   switch (activation) {
