@@ -153,9 +153,7 @@ def test_activations_are_rounded_as_the_checkpoint_says(tmp_path, backend, metho
     want, unrounded = (np.concatenate([logits_of(m, ids) for ids in texts]) for m in (model, plain))
     loaded = load_for_logits(tmp_path, backend, strict=backend == "cpu")
     got = np.concatenate([logits(loaded, ids, (29,)) for ids in texts])
-    if (
-        static or backend != "cpu"
-    ):  # of each text to the last bits, up to the first token with a number between two steps
+    if static or backend != "cpu":  # to the last bits, up to a text's first number between two steps
         assert least(got, want) < SAME < least(unrounded, want)
         assert relative(got, want) < ROUNDED
     else:  # finer steps than a row's: nearer to no rounding at all
