@@ -190,10 +190,11 @@ def test_prefill_and_decode(isa: str, dtype: str, block_size: int) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [8, 16])
-def test_many_tiles_of_a_prompt(isa: str, dtype: str, block_size: int) -> None:
-    """So many that they share keys and values widened to f32."""
-    batch = Batch([200], [100], 4, 2, 40, np.random.default_rng())
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+@pytest.mark.parametrize("dim", [40, 192])
+def test_many_tiles_of_a_prompt(isa: str, dtype: str, block_size: int, dim: int) -> None:
+    """So many that they share keys and values widened to f32, or laid out for a matrix unit, which takes 64 at a time."""
+    batch = Batch([200], [100], 4, 2, dim, np.random.default_rng())
     (got,), (wanted,) = attend(batch, block_size, dtype, isa, threads=1)
     np.testing.assert_allclose(got, wanted, **TOLERANCE.get(dtype, CLOSE))
 
@@ -229,10 +230,11 @@ def test_sinks(isa: str, heads: int, kv_heads: int, window: int, level: float) -
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("dim", [80, 128])
 @pytest.mark.parametrize("window,sunk", [(0, False), (100, False), (100, True)])
-def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, window: int, sunk: bool) -> None:
+def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, dim: int, window: int, sunk: bool) -> None:
     rng = np.random.default_rng()
-    batch = Batch([0, 700, 3], [290, 1, 30], 6, 2, 80, rng)
+    batch = Batch([0, 700, 3], [290, 1, 30], 6, 2, dim, rng)
     sinks = rng.standard_normal(6, np.float32) if sunk else None
     whole, _ = attend(batch, 16, dtype, isa, threads=2, window=window, sinks=sinks)
     for threads, block_size in ((1, 8), (3, 32), (3, 16), (1, 256)):
@@ -276,9 +278,10 @@ def test_a_broken_query_reaches_no_other_beside_an_int8_cache(isa: str, value: f
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_the_largest_sums_of_an_int8_cache_stay_whole(isa: str) -> None:
+@pytest.mark.parametrize("length", [1, 20])
+def test_the_largest_sums_of_an_int8_cache_stay_whole(isa: str, length: int) -> None:
     """All products at their largest: 32 bits hold every sum, of a wide head and of a whole chunk of weights."""
-    batch = Batch([511], [1], 1, 1, 512, np.random.default_rng())
+    batch = Batch([512 - length], [length], 1, 1, 512, np.random.default_rng())
     for sign in (1, -1):
         batch.k[0][:], batch.v[0][:], batch.q[0][:] = sign, sign, 1 / 64
         batch.k[0][::2], batch.v[0][::2] = sign / 2, sign / 2

@@ -74,8 +74,9 @@ class Latent:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 8, 16, 64])
-def test_is_the_reference(isa, dtype, block_size):
-    latent = Latent([0, 300, 17], [21, 1, 4], 5, 40, 33)
+@pytest.mark.parametrize(("dim", "v_dim"), [(40, 33), (192, 96)])
+def test_is_the_reference(isa, dtype, block_size, dim, v_dim):
+    latent = Latent([0, 300, 17], [21, 1, 4], 5, dim, v_dim)
     for got, want in zip(*latent.run(block_size, dtype, isa), strict=True):
         np.testing.assert_allclose(
             got, want, **({"rtol": 3e-4, "atol": 3e-4} if dtype == "int8" else {"rtol": 2e-5, "atol": 2e-5})
@@ -94,8 +95,9 @@ def test_shapes(isa, heads, dim, v_dim):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["f16", "int8"])
 @pytest.mark.parametrize("window", [0, 100])
-def test_bits_do_not_depend_on_the_step(isa, dtype, window):
-    latent = Latent([0, 700, 3], [270, 1, 30], 6, 80, 64)
+@pytest.mark.parametrize("dim", [80, 128])
+def test_bits_do_not_depend_on_the_step(isa, dtype, window, dim):
+    latent = Latent([0, 700, 3], [270, 1, 30], 6, dim, 64)
     whole, _ = latent.run(16, dtype, isa, threads=2, window=window)
     for threads, block_size in ((1, 8), (3, 32), (1, 256)):
         again, _ = latent.run(block_size, dtype, isa, threads, window=window)

@@ -14,35 +14,16 @@
 #include "../work_split.h"
 #include "attention_cache.h"
 #include "attention_int8.h"
+#include "attention_matrix.h"
 #include "attention_partial.h"
 #include "attention_plan.h"
 #include "attention_softmax.h"
 #include "attention_tile.h"
+#include "attention_workspace.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
-
-// The queries of a tile: f32 [dim][rows], or i32 [dim / 2][rows] with a scale a row where the cache is int8.
-struct Queries {
-  float* rows;
-  float* scales;
-};
-
-// One thread's working memory.
-struct Workspace {
-  Queries queries;     // of kBlockTiles tiles
-  float* weights;      // [kTileRows][kChunk]: scores, then probabilities
-  int16_t* rounded;    // [kTileRows][kChunk]: those of int8 values, and the scale of each row
-  float* scales;
-  float* chunk;        // [kTileRows] partials of the chunk in hand
-  float* state;        // [kBlockTiles * kTileRows] partials so far
-  float* key_panel;    // a chunk's keys in f32, [kChunk / 16][dim][16], or in i16, [kChunk / 16][dim / 2][16][2],
-  float* value_panel;  // and its values, as ValueChunk or ValuePairs has them
-  uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens, or from rows
-  const void** pages;  // [kChunk] values of a chunk's blocks
-  const void** ahead;  // [kChunk] what to prefetch beside each
-};
 
 // Where the task after a block begins: a head's keys in these blocks of its sequence.
 struct Following {
@@ -75,25 +56,27 @@ class Attention final : public Kernel {
         softcap_(static_cast<float>(args.number_or("softcap", 0))),
         window_(static_cast<int32_t>(args.number_or("window", 0))),
         sinks_(args.weights.empty() ? nullptr : args.weights[0]),
-        max_chunks_(args.integer("max_context") / kChunk + 1) {
+        max_chunks_(args.integer("max_context") / kChunk + 1),
+        matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)),
+        workspaces_(args.integer("threads"), layout_, width_) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
     if (v_dim_ < 1 || v_dim_ > layout_.dim) throw std::invalid_argument("v_head_dim is 1 to head_dim.");
     if (sinks_ != nullptr && (sinks_->family != "plain" || sinks_->columns != heads_))
       throw std::invalid_argument("sinks are a plain weight with one number a head.");
-    reserve(args.integer("threads"));
+    const int64_t threads = args.integer("threads");
+    if (threads > 1) stored_ = Buffer(2 * threads * max_chunks_ * kMostTileRows * (width_ + 16) * sizeof(float));
   }
 
   int phases() const override { return 2; }
 
   void run(const Frame& frame, const Team& team, int phase) override {
     const AttentionPlan plan(frame.dims.S, input<int32_t>(frame, starts_), input<int32_t>(frame, offsets_),
-                             static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_, team.size);
+                             static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_, matrix_ ? kMatrixRows : kTileRows, team.size);
     if (phase == 1) return merge_tiles(frame, team, plan);
     with_kv_type(layout_.dtype, [&](auto* type) { run_tasks(frame, team, plan, type); });
   }
 
  private:
-  void reserve(int64_t threads);
   Partial partial(float* base, int64_t row) const;
   float* stored(int32_t slot, int64_t chunk) const;
   int32_t position(const Frame& frame, const TileTask& task, int32_t row) const;
@@ -101,7 +84,8 @@ class Attention final : public Kernel {
   int64_t row_index(const Frame& frame, const TileTask& task, int32_t row) const;
   void write_result(const Frame& frame, const TileTask& task, int32_t row, Partial sums) const;
   Queries queries(const Workspace& work, int32_t tile) const;
-  void load_queries(const Frame& frame, const TileTask& task, const Workspace& work, const Queries& target) const;
+  void load_queries(const Frame& frame, const TileTask& task, bool widened, const Workspace& work,
+                    const Queries& target) const;
   void merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const;
 
   template <class T>
@@ -109,7 +93,7 @@ class Attention final : public Kernel {
   template <class T>
   void run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work,
                  const Following& next, T*) const;
-  bool widens(int32_t tiles) const;
+  bool widens(const TileTask& block) const;
   template <class T>
   void run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk, bool widened,
                 const Workspace& work, const Queries& queries, float* partials, const Following& next, T* type) const;
@@ -133,7 +117,8 @@ class Attention final : public Kernel {
   template <int R, bool kPanel, class T>
   void all_scores(const HeadBlocks& of, Span all, const Workspace& work, const Queries& queries, T*) const;
   template <int R, bool kPanel, class T>
-  void sum_values(const Workspace& work, const Span* spans, Span all, Span shared, float* partials, T*) const;
+  void sum_values(int32_t rows, const Workspace& work, const Span* spans, Span all, Span shared, float* partials,
+                  T*) const;
 
   int q_, starts_, offsets_, table_, out_;
   AttentionCache cache_;
@@ -143,35 +128,10 @@ class Attention final : public Kernel {
   int32_t window_;
   std::shared_ptr<PackedWeight> sinks_;
   int64_t max_chunks_;
-  Buffer memory_, stored_;
-  std::vector<Workspace> workspaces_;
+  bool matrix_;  // what is widened goes through the matrix unit
+  Buffer stored_;
+  Workspaces workspaces_;
 };
-
-void Attention::reserve(int64_t threads) {
-  const int64_t partials = kTileRows * (width_ + 16), queries = kBlockTiles * kTileRows * layout_.dim;
-  const int64_t scores = kTileRows * kChunk, panels = kChunk * (layout_.dim + width_);
-  const int64_t rounded = scores / 2, scales = (1 + kBlockTiles) * kTileRows;
-  const int64_t keys = layout_.lanes < 16 ? kVectors<1> * layout_.dim * 16 * 4 : 0;
-  const int64_t floats = scores + rounded + scales + queries + (1 + kBlockTiles) * partials + panels;
-  const int64_t stride = (floats * 4 + keys + 2 * kChunk * sizeof(void*) + 63) / 64 * 64;
-  memory_ = Buffer(threads * stride);
-  for (int64_t i = 0; i < threads; ++i) {
-    Workspace work;
-    work.weights = reinterpret_cast<float*>(memory_.data() + i * stride);
-    work.rounded = reinterpret_cast<int16_t*>(work.weights + scores);
-    work.scales = work.weights + scores + rounded;
-    work.queries = {work.scales + scales, work.scales + kTileRows};
-    work.chunk = work.queries.rows + queries;
-    work.state = work.chunk + partials;
-    work.key_panel = work.state + kBlockTiles * partials;
-    work.value_panel = work.key_panel + kChunk * layout_.dim;
-    work.pages = reinterpret_cast<const void**>(work.value_panel + kChunk * width_);
-    work.ahead = work.pages + kChunk;
-    work.keys = reinterpret_cast<uint8_t*>(work.ahead + kChunk);
-    workspaces_.push_back(work);
-  }
-  if (threads > 1) stored_ = Buffer(2 * threads * max_chunks_ * partials * sizeof(float));
-}
 
 Partial Attention::partial(float* base, int64_t row) const {
   float* p = base + row * (width_ + 16);
@@ -179,7 +139,7 @@ Partial Attention::partial(float* base, int64_t row) const {
 }
 
 float* Attention::stored(int32_t slot, int64_t chunk) const {
-  return stored_.as<float>() + (slot * max_chunks_ + chunk) * kTileRows * (width_ + 16);
+  return stored_.as<float>() + (slot * max_chunks_ + chunk) * kMostTileRows * (width_ + 16);
 }
 
 int32_t Attention::position(const Frame& frame, const TileTask& task, int32_t row) const {
@@ -217,18 +177,22 @@ void Attention::write_result(const Frame& frame, const TileTask& task, int32_t r
 }
 
 Queries Attention::queries(const Workspace& work, int32_t tile) const {
-  return {work.queries.rows + tile * kTileRows * layout_.dim, work.queries.scales + tile * kTileRows};
+  return {work.queries.rows + tile * kMostTileRows * layout_.dim, work.queries.scales + tile * kMostTileRows};
 }
 
-// Rows beyond the tile's own repeat the last.
-void Attention::load_queries(const Frame& frame, const TileTask& tile, const Workspace& work,
+// Rows beyond the tile's own repeat the last, or are anything for the matrix unit.
+void Attention::load_queries(const Frame& frame, const TileTask& tile, bool widened, const Workspace& work,
                              const Queries& target) const {
   const float* rows[16];
   for (int32_t r = 0; r < 16; ++r)
     rows[r] = input<float>(frame, q_) + row_index(frame, tile, r < tile.rows ? r : tile.rows - 1) * layout_.dim;
   if (layout_.dtype != KvDtype::kInt8)
     return transpose_queries(rows, padded_rows(tile.rows), layout_.dim, scale_, target.rows);
-  transpose_query_pairs(rows, padded_rows(tile.rows), layout_.dim, scale_, reinterpret_cast<int16_t*>(work.key_panel),
+  int16_t* room = reinterpret_cast<int16_t*>(work.key_panel);
+  if (widened && matrix_)
+    return lay_out_queries(rows, tile.rows, layout_.dim, scale_, room, reinterpret_cast<uint8_t*>(target.rows),
+                           target.scales);
+  transpose_query_pairs(rows, padded_rows(tile.rows), layout_.dim, scale_, room,
                         reinterpret_cast<int32_t*>(target.rows), target.scales);
 }
 
@@ -241,11 +205,11 @@ void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionP
       if (slot < 0) {
         run_block(frame, plan, task, work, following(frame, plan, task, team.size), type);
       } else {
-        load_queries(frame, task, work, queries(work, 0));
+        const bool widened = widens(task);
+        load_queries(frame, task, widened, work, queries(work, 0));
         TileTask piece = task;
         piece.first_chunk += static_cast<int32_t>(mine - first);
         piece.chunks = 1;
-        const bool widened = widens(1);
         if (widened) widen_chunk(frame, plan, piece, piece.first_chunk, work, type);
         run_tile(frame, plan, piece, piece.first_chunk, widened, work, queries(work, 0), stored(slot, mine - first), {},
                  type);
@@ -265,19 +229,20 @@ Following Attention::following(const Frame& frame, const AttentionPlan& plan, co
   return {chunk_blocks(frame, static_cast<int32_t>(sequence), chunk), left, index % layout_.heads};
 }
 
-// Whether so many tiles share a chunk's keys and values in panels.
-bool Attention::widens(int32_t tiles) const {
-  if (layout_.lanes == 16) return tiles >= kPanelTiles;
-  return tiles >= 2 || layout_.dtype == KvDtype::kInt8;  // keys are put in order first, and int8 values, too
+// Whether the tiles of a block share a chunk's keys and values in panels.
+bool Attention::widens(const TileTask& block) const {
+  const bool whole = layout_.dtype == KvDtype::kInt8;
+  if (layout_.lanes < 16) return block.tiles >= 2 || whole;  // keys are put in order first, and int8 values, too
+  return matrix_ ? block.rows >= kLeastMatrixRows : block.tiles >= kPanelTiles;
 }
 
 // All chunks of a block's tiles, merged as they come.
 template <class T>
 void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& block, const Workspace& work,
                           const Following& next, T* type) const {
-  const int64_t state_stride = kTileRows * (width_ + 16);
-  const bool widened = widens(block.tiles);
-  for (int32_t i = 0; i < block.tiles; ++i) load_queries(frame, plan.tile(block, i), work, queries(work, i));
+  const int64_t state_stride = kMostTileRows * (width_ + 16);
+  const bool widened = widens(block);
+  for (int32_t i = 0; i < block.tiles; ++i) load_queries(frame, plan.tile(block, i), widened, work, queries(work, i));
   for (int64_t chunk = block.first_chunk; chunk < block.first_chunk + block.chunks; ++chunk) {
     if (widened) widen_chunk(frame, plan, block, chunk, work, type);
     for (int32_t i = 0; i < block.tiles; ++i) {
@@ -333,6 +298,11 @@ void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const Ti
                          bool widened, const Workspace& work, const Queries& queries, float* partials,
                          const Following& next, T* type) const {
   using Panel = std::conditional_t<kWholeNumbers<T>, int16_t, float>;
+  if constexpr (kMatrixUnit && std::is_same_v<T, int8_t>) {
+    MatrixByte* panel = nullptr;
+    if (widened && matrix_)
+      return run_chunk<kMatrixRows, true>(frame, plan, tile, chunk, work, queries, partials, next, panel);
+  }
   if (widened)
     dispatch<true>(frame, plan, tile, chunk, work, queries, partials, next, static_cast<Panel*>(nullptr));
   else
@@ -370,31 +340,40 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
     all = {std::min(spans[r].begin, all.begin), std::max(spans[r].end, all.end)};
   }
   if (all.begin >= all.end) return;
-  all_scores<R, kPanel>(of, all, work, queries, type);
-  for (int32_t r = 0; r < tile.rows; ++r) {
-    float* weights = work.weights + r * kChunk;
-    if constexpr (kWholeNumbers<T>)
-      work.scales[r] = softmax_row_int8(cache_, of, softcap_, queries.scales[r], spans[r], all, weights,
-                                        work.rounded + r * kChunk, partial(partials, r));
-    else if (spans[r].begin < spans[r].end)
-      softmax_row(softcap_, spans[r], weights, partial(partials, r));
+  if constexpr (std::is_same_v<T, MatrixByte>)
+    matrix_scores(tile.rows, reinterpret_cast<const uint8_t*>(queries.rows), reinterpret_cast<const T*>(work.key_panel),
+                  layout_.dim, all, reinterpret_cast<int32_t*>(work.weights));
+  else
+    all_scores<R, kPanel>(of, all, work, queries, type);
+  if constexpr (kWholeNumbers<T>) {
+    const TokenScales scales(cache_, of, all);
+    for (int32_t r = 0; r < tile.rows; ++r)
+      work.scales[r] = softmax_row_int8(scales, softcap_, queries.scales[r], spans[r], all, work.weights + r * kChunk,
+                                        RoundedRow<T>(work.rounded, r), partial(partials, r));
+  } else {
+    for (int32_t r = 0; r < tile.rows; ++r)
+      if (spans[r].begin < spans[r].end)
+        softmax_row(softcap_, spans[r], work.weights + r * kChunk, partial(partials, r));
   }
   if constexpr (!kPanel) {
     const bool more = chunk + 1 < tile.first_chunk + tile.chunks;
     find_pages(of, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
                more ? Following{} : next, work, type);
   }
-  sum_values<R, kPanel>(work, spans, all, shared, partials, type);
+  sum_values<R, kPanel>(tile.rows, work, spans, all, shared, partials, type);
 }
 
 template <int R, bool kPanel, class T>
-void Attention::sum_values(const Workspace& work, const Span* spans, Span all, Span shared, float* partials,
-                           T*) const {
+void Attention::sum_values(int32_t rows, const Workspace& work, const Span* spans, Span all, Span shared,
+                           float* partials, T*) const {
   constexpr int N = kPanel ? kVectors<kTileRows> : kVectors<R>;
   const auto pages = reinterpret_cast<const T* const*>(work.pages), ahead = reinterpret_cast<const T* const*>(work.ahead);
   const int64_t dim = kPanel ? width_ : v_dim_;
-  if constexpr (kWholeNumbers<T>) {
-    const T* panel = reinterpret_cast<const T*>(work.value_panel);
+  const T* panel = reinterpret_cast<const T*>(work.value_panel);
+  if constexpr (std::is_same_v<T, MatrixByte>) {
+    matrix_values(rows, reinterpret_cast<const uint8_t*>(work.rounded), work.scales, panel, dim, all, partials,
+                  width_ + 16);
+  } else if constexpr (kWholeNumbers<T>) {
     const ValuePairs<T> values{pages, ahead, panel, cache_.block_shift(), dim, work.rounded, work.scales, all};
     all_value_pairs<R, N, kPanel>(values, 0, partials, width_ + 16);
   } else {
@@ -416,13 +395,16 @@ void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const
                             const Workspace& work, T*) const {
   const HeadBlocks of{chunk_blocks(frame, block.sequence, chunk), block.head};
   const Span first = span(frame, plan, block, 0, chunk), last = span(frame, plan, block, block.rows - 1, chunk);
-  for (int32_t tile = first.begin / 16; tile * 16 < last.end; ++tile) {
+  const int32_t end = (last.end + 15) / 16;
+  for (int32_t tile = first.begin / 16; tile < end; ++tile) {
     const T* keys = cache_.key_tile(of, tile * 16, last.end, reinterpret_cast<T*>(work.keys));
     const int64_t at = tile * 16 * layout_.dim;
-    if constexpr (kWholeNumbers<T>)
-      widen_key_pairs(keys, layout_.dim / 2, reinterpret_cast<int16_t*>(work.key_panel) + at);
-    else
+    if constexpr (!kWholeNumbers<T>)
       for (int64_t d = 0; d < layout_.dim; ++d) store(work.key_panel + at + 16 * d, load(keys + 16 * d));
+    else if (matrix_)
+      lay_out_keys(keys, cache_.value<T>(of, tile * 16), layout_.dim, reinterpret_cast<MatrixByte*>(work.key_panel) + at);
+    else
+      widen_key_pairs(keys, layout_.dim / 2, reinterpret_cast<int16_t*>(work.key_panel) + at);
   }
   widen_values<T>(of, {first.begin, last.end}, work);
 }
@@ -430,6 +412,7 @@ void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const
 template <class T>
 void Attention::widen_values(const HeadBlocks& of, Span all, const Workspace& work) const {
   if constexpr (kWholeNumbers<T>) {
+    if (matrix_) return lay_out_values(cache_, of, v_dim_, all, reinterpret_cast<MatrixByte*>(work.value_panel));
     int16_t* panel = reinterpret_cast<int16_t*>(work.value_panel);
     for (int32_t t = all.begin / 2 * 2; t < all.end; t += 2) {
       if (layout_.beside() == 2) {

@@ -99,6 +99,15 @@ void tile_score_pairs(const int32_t* q, const T* const* tiles, const T* const* a
     for (int j = 0; j < N; ++j) store(scores + r * kChunk + 16 * j, sum[r][j]);
 }
 
+// A row's rounded softmax weights, [row][kChunk] for products with T. Zeros fill whole steps.
+template <class T>
+struct RoundedRow {
+  static constexpr int kStep = 16;
+  int16_t* weights;
+  RoundedRow(int16_t* rounded, int row) : weights(rounded + row * kChunk) {}
+  ENGINE_INLINE void put(int32_t t, i32x16 whole) const { store(weights + t, narrow_u16(bit_cast<u32x16>(whole))); }
+};
+
 // What the value product of one chunk reads: the values where they are stored (T = int8_t), or a panel of them.
 template <class T>
 struct ValuePairs {

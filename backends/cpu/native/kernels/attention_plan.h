@@ -21,8 +21,8 @@ struct TileTask {
 class AttentionPlan {
  public:
   AttentionPlan(int32_t sequences, const int32_t* starts, const int32_t* offsets, int32_t kv_heads, int32_t group,
-                int32_t window, int32_t threads)
-      : sequences_(sequences), starts_(starts), offsets_(offsets), kv_heads_(kv_heads), group_(group), window_(window) {
+                int32_t window, int32_t tile_rows, int32_t threads)
+      : sequences_(sequences), starts_(starts), offsets_(offsets), kv_heads_(kv_heads), group_(group), window_(window), tile_rows_(tile_rows) {
     int64_t total = 0;
     for (int32_t s = 0; s < sequences; ++s)
       for (int32_t i = 0; i < tiles(s); ++i) total += part(s, 0, i, 1).chunks;
@@ -65,7 +65,7 @@ class AttentionPlan {
 
  private:
   int32_t rows(int32_t s) const { return (offsets_[s + 1] - offsets_[s]) * group_; }
-  int32_t tiles(int32_t s) const { return (rows(s) + kTileRows - 1) / kTileRows; }
+  int32_t tiles(int32_t s) const { return (rows(s) + tile_rows_ - 1) / tile_rows_; }
 
   // So many blocks that none has more than kBlockTiles tiles, or more work than a tile that need not be cut.
   int32_t blocks(int32_t s) const {
@@ -92,7 +92,7 @@ class AttentionPlan {
 
   int32_t sequences_;
   const int32_t *starts_, *offsets_;
-  int32_t kv_heads_, group_, window_;
+  int32_t kv_heads_, group_, window_, tile_rows_;
   int64_t most_chunks_;
 };
 

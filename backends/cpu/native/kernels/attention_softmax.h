@@ -37,25 +37,46 @@ inline void softmax_row(float softcap, Span span, float* weights, Partial sums) 
   *sums.l = reduce_add(sum);
 }
 
-// The same of whole scores, i32 in the memory of `weights`, each times query_scale and its key's scale; exp(score - max)
-// times the value's scale is rounded to `rounded`, 16 bits with the scale that is given back (NaN where one is not
-// finite), zero in all of [all.begin, all.end) outside the span and up to the next pair.
-inline float softmax_row_int8(const AttentionCache& cache, const HeadBlocks& of, float softcap, float query_scale,
-                              Span span, Span all, float* weights, int16_t* rounded, Partial sums) {
+// What every row of a tile multiplies with: the scales of a chunk's keys and values, one a token of `all` and of the 16
+// that its first and last lie in.
+struct TokenScales {
+  alignas(64) float keys[kChunk], values[kChunk];
+
+  TokenScales(const AttentionCache& cache, const HeadBlocks& of, Span all) {
+    for (int32_t t = all.begin / 16 * 16; t < all.end; t += 16) {
+      store(keys + t, cache.token_scales(2, of, t, all.end));
+      store(values + t, cache.token_scales(3, of, t, all.end));
+    }
+  }
+};
+
+// Whole scores, i32 in the memory of `weights`, times query_scale and their keys' scales; gives back the lanes' maxima.
+template <bool kCapped>
+ENGINE_INLINE f32x16 scale_scores(const TokenScales& scales, float softcap, float query_scale, Span span, int32_t first,
+                                  int32_t last, float* weights) {
   f32x16 most = splat(-__builtin_inff());
-  const int32_t first = span.begin / 16 * 16, last = (span.end + 15) / 16 * 16;
   for (int32_t t = first; t < last; t += 16) {
-    const f32x16 scale = cache.token_scales(2, of, t, span.end) * query_scale;
-    const f32x16 s = capped(to_f32(load_as<i32x16>(weights + t)) * scale, softcap);
+    f32x16 s = to_f32(load_as<i32x16>(weights + t)) * (load(scales.keys + t) * query_scale);
+    if constexpr (kCapped) s = capped(s, softcap);
     const f32x16 seen = select(inside(span, t), s, splat(-__builtin_inff()));
     store(weights + t, seen);
     most = max(seen, most);
   }
-  const float m = reduce_max(most);
+  return most;
+}
+
+// softmax_row of whole scores; exp(score - max) times the value's scale is rounded, 16 bits with the scale that is given
+// back (NaN where one is not finite), zero in all steps of [all.begin, all.end) outside the span.
+template <class Rounded>
+float softmax_row_int8(const TokenScales& scales, float softcap, float query_scale, Span span, Span all, float* weights,
+                       Rounded rounded, Partial sums) {
+  const int32_t first = span.begin / 16 * 16, last = (span.end + 15) / 16 * 16;
+  const float m = reduce_max(softcap > 0 ? scale_scores<true>(scales, softcap, query_scale, span, first, last, weights)
+                                         : scale_scores<false>(scales, 0, query_scale, span, first, last, weights));
   f32x16 sum{}, top{}, bad{};  // bad stays zero unless something is not finite
   for (int32_t t = first; t < last; t += 16) {
     const f32x16 p = exp(load(weights + t) - m);
-    const f32x16 weight = select(inside(span, t), p * cache.token_scales(3, of, t, span.end), f32x16{});
+    const f32x16 weight = select(inside(span, t), p * load(scales.values + t), f32x16{});
     sum += p;
     top = max(weight, top);
     bad += weight * 0.0f;
@@ -64,11 +85,11 @@ inline float softmax_row_int8(const AttentionCache& cache, const HeadBlocks& of,
   *sums.m = m;
   *sums.l = reduce_add(sum);
   const float largest = reduce_max(top), inverse = inverse_step(largest, kMostInWeight);
-  for (int32_t t = all.begin / 16 * 16; t < all.end; t += 16) {
-    const bool own = t >= first && t < last;
-    const i32x16 whole = own ? round_i32(load(weights + t) * inverse) : i32x16{};
-    store(rounded + t, narrow_u16(bit_cast<u32x16>(whole)));
-  }
+  constexpr int kStep = Rounded::kStep;
+  const int32_t begin = all.begin / kStep * kStep, end = (all.end + kStep - 1) / kStep * kStep;
+  for (int32_t t = begin; t < std::min(first, end); t += 16) rounded.put(t, i32x16{});
+  for (int32_t t = first; t < last; t += 16) rounded.put(t, round_i32(load(weights + t) * inverse));
+  for (int32_t t = std::max(last, begin); t < end; t += 16) rounded.put(t, i32x16{});
   return largest / kMostInWeight + reduce_add(bad);
 }
 

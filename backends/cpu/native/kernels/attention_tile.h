@@ -13,7 +13,8 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 constexpr int kChunk = 256;    // tokens whose softmax is computed on its own, cut at multiples of it
-constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load
+constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load,
+constexpr int kMostTileRows = 16;  // and those that a tile has room for
 constexpr int kBlockTiles = 16;  // tiles that take a chunk's keys and values one after another, from the nearest cache
 constexpr int kPanelTiles = 7;   // so many share them in f32: fewer take less time to widen what they read than that takes
 

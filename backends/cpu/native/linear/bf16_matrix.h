@@ -4,7 +4,7 @@
 
 #include "bf16_tiles.h"
 #include "product.h"
-#include "tile_registers.h"
+#include "../tile_registers.h"
 
 #if defined(__AMX_BF16__)
 

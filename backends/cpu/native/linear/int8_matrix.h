@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "product.h"
-#include "tile_registers.h"
+#include "../tile_registers.h"
 #include "tiles.h"
 
 #if defined(__AMX_INT8__)
@@ -128,7 +128,7 @@ ENGINE_INLINE void dot_tile(const Part<Packed>& part, int group, int32_t* stored
   if constexpr (kPanel == 0) tile_load<4>(part.cells + group * kSize / 32 * kCellBytes<Packed> + group * kSize % 32, 32);
   tile_load<6 + kPanel>(part.bytes + (group * 4 + kPanel) * kSize * 16, 64);
   tile_load<kTile>(kDotBiases, 0);
-  tile_dot<!Packed::kMinimums, kTile, 4, 6 + kPanel>();
+  tile_dot<true, !Packed::kMinimums, kTile, 4, 6 + kPanel>();
   tile_store<kTile ^ 2>(stored, 64);
 }
 
