@@ -47,16 +47,17 @@ class Case:
     def what(self) -> str:
         work = self.work
         if work.prompt:
-            return f"prompt of {work.prompt}"
+            return f"prompt of {work.prompt}" + (f", {self.kv} KV" if work.prompt >= 1024 else "")
         count = f"decode, {work.batch} sequence{'s' if work.batch > 1 else ''}"
         return f"{count}, {self.kv} KV after {work.depth}" if work.depth >= 1024 else count
 
     @property
     def key(self) -> str:
-        """A name without spaces: MODEL/prompt-512, MODEL/decode-8, MODEL/decode-1-at-4096-int8."""
+        """A name without spaces: MODEL/prompt-512, MODEL/prompt-4096-int8, MODEL/decode-8, MODEL/decode-1-at-4096-int8."""
         work = self.work
-        name = f"prompt-{work.prompt}" if work.prompt else f"decode-{work.batch}"
-        return f"{self.model}/{name}" + (f"-at-{work.depth}-{self.kv}" if work.depth >= 1024 else "")
+        if work.prompt:
+            return f"{self.model}/prompt-{work.prompt}" + (f"-{self.kv}" if work.prompt >= 1024 else "")
+        return f"{self.model}/decode-{work.batch}" + (f"-at-{work.depth}-{self.kv}" if work.depth >= 1024 else "")
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,10 @@ def _batches(model: str, bars: dict[int, tuple[Bar, ...]]) -> Job:
 
 
 def _long(model: str, tokens: int, prompt: Bar, f16: Bar, int8: Bar) -> Job:
-    decode = Work(1, tokens, 0, 32)
+    whole, decode = Work(1, 0, tokens, 0), Work(1, tokens, 0, 32)
     cases = (
-        Case(model, Work(1, 0, tokens, 0), (prompt,)),
+        Case(model, whole, (prompt,)),
+        Case(model, whole, (prompt,), kv="int8", beside="q8_0"),
         Case(model, decode, (f16,)),
         Case(model, decode, (int8,), kv="int8", beside="q8_0"),
     )
