@@ -63,6 +63,12 @@ ENGINE_INLINE void tile_dot() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
 }
 
+// c += a b: bf16 of a in rows, of b in rows of 16 columns x 2 k.
+template <int kC, int kA, int kB>
+ENGINE_INLINE void tile_dot_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+}
+
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu
 

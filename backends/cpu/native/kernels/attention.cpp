@@ -71,7 +71,8 @@ class Attention final : public Kernel {
 
   void run(const Frame& frame, const Team& team, int phase) override {
     const AttentionPlan plan(frame.dims.S, input<int32_t>(frame, starts_), input<int32_t>(frame, offsets_),
-                             static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_, matrix_ ? kMatrixRows : kTileRows, team.size);
+                             static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_,
+                             matrix_ ? kMatrixRows : kTileRows, team.size);
     if (phase == 1) return merge_tiles(frame, team, plan);
     with_kv_type(layout_.dtype, [&](auto* type) { run_tasks(frame, team, plan, type); });
   }

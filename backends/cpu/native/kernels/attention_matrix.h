@@ -136,7 +136,8 @@ ENGINE_INLINE void zero_sums() {
 }
 
 // scores i32 [rows][kChunk] of the tokens of `all`, and of those up to the next 32.
-inline void matrix_scores(int rows, const uint8_t* planes, const MatrixByte* panel, int64_t dim, Span all, int32_t* scores) {
+inline void matrix_scores(int rows, const uint8_t* planes, const MatrixByte* panel, int64_t dim, Span all,
+                          int32_t* scores) {
   const TileRegisters registers = plane_registers(rows);
   PlaneSums sums[2];
   const auto finish = [&](int32_t t, const PlaneSums& of) __attribute__((always_inline)) {
@@ -159,8 +160,8 @@ inline void matrix_scores(int rows, const uint8_t* planes, const MatrixByte* pan
 
 // out[row][0 .. dim) = sum over the tokens of `all` of weight * value; weights are planes [2][kMatrixRows][kChunk], zero
 // beside `all` within kMatrixStep, with a scale a row.
-inline void matrix_values(int rows, const uint8_t* weights, const float* scales, const MatrixByte* panel, int64_t dim, Span all,
-                          float* out, int64_t out_stride) {
+inline void matrix_values(int rows, const uint8_t* weights, const float* scales, const MatrixByte* panel, int64_t dim,
+                          Span all, float* out, int64_t out_stride) {
   const TileRegisters registers = plane_registers(rows);
   PlaneSums sums[2];
   const auto finish = [&](int64_t d, const PlaneSums& of) __attribute__((always_inline)) {

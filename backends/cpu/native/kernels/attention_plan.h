@@ -22,7 +22,13 @@ class AttentionPlan {
  public:
   AttentionPlan(int32_t sequences, const int32_t* starts, const int32_t* offsets, int32_t kv_heads, int32_t group,
                 int32_t window, int32_t tile_rows, int32_t threads)
-      : sequences_(sequences), starts_(starts), offsets_(offsets), kv_heads_(kv_heads), group_(group), window_(window), tile_rows_(tile_rows) {
+      : sequences_(sequences),
+        starts_(starts),
+        offsets_(offsets),
+        kv_heads_(kv_heads),
+        group_(group),
+        window_(window),
+        tile_rows_(tile_rows) {
     int64_t total = 0;
     for (int32_t s = 0; s < sequences; ++s)
       for (int32_t i = 0; i < tiles(s); ++i) total += part(s, 0, i, 1).chunks;
