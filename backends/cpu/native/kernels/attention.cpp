@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <vector>
 
 #include "../isa.h"
 #include "../simd.h"
@@ -57,8 +56,7 @@ class Attention final : public Kernel {
         window_(static_cast<int32_t>(args.number_or("window", 0))),
         sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1),
-        matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)),
-        workspaces_(args.integer("threads"), layout_, width_) {
+        matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
     if (v_dim_ < 1 || v_dim_ > layout_.dim) throw std::invalid_argument("v_head_dim is 1 to head_dim.");
     if (sinks_ != nullptr && (sinks_->family != "plain" || sinks_->columns != heads_))
@@ -68,6 +66,8 @@ class Attention final : public Kernel {
   }
 
   int phases() const override { return 2; }
+
+  size_t scratch_bytes() const override { return Workspace::bytes(layout_, width_); }
 
   void run(const Frame& frame, const Team& team, int phase) override {
     const AttentionPlan plan(frame.dims.S, input<int32_t>(frame, starts_), input<int32_t>(frame, offsets_),
@@ -131,7 +131,6 @@ class Attention final : public Kernel {
   int64_t max_chunks_;
   bool matrix_;  // what is widened goes through the matrix unit
   Buffer stored_;
-  Workspaces workspaces_;
 };
 
 Partial Attention::partial(float* base, int64_t row) const {
@@ -199,7 +198,7 @@ void Attention::load_queries(const Frame& frame, const TileTask& tile, bool wide
 
 template <class T>
 void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T* type) {
-  const Workspace& work = workspaces_[team.index];
+  const Workspace work(team.scratch, layout_, width_);
   int64_t mine = team.take();
   plan.walk([&](const TileTask& task, int64_t first, int64_t tasks, int32_t slot) {
     for (; mine < first + tasks; mine = team.take()) {

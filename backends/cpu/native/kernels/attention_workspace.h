@@ -1,9 +1,9 @@
 // What a thread of attention works in.
 #pragma once
 
-#include <vector>
+#include <cstdint>
+#include <type_traits>
 
-#include "../buffer.h"
 #include "attention_tile.h"
 #include "kv_layout.h"
 
@@ -17,7 +17,7 @@ struct Queries {
   float* scales;
 };
 
-// One thread's working memory.
+// A thread's working memory, within its scratch. Each array begins at a cache line.
 struct Workspace {
   Queries queries;     // of kBlockTiles tiles
   float* weights;      // [kMostTileRows][kChunk]: scores, then probabilities
@@ -30,41 +30,35 @@ struct Workspace {
   uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens, or from rows
   const void** pages;  // [kChunk] values of a chunk's blocks
   const void** ahead;  // [kChunk] what to prefetch beside each
-};
 
-// The working memory of each thread. Of the arrays all but pages and ahead begin at a cache line.
-class Workspaces {
- public:
-  Workspaces(int64_t threads, const KvLayout& layout, int64_t width) {
-    const int64_t partials = kMostTileRows * (width + 16), queries = kBlockTiles * kMostTileRows * layout.dim;
-    const int64_t scores = kMostTileRows * kChunk, panels = kChunk * (layout.dim + width);
-    const int64_t rounded = scores / 2, scales = ((1 + kBlockTiles) * kMostTileRows + 15) / 16 * 16;
-    const int64_t keys = layout.lanes < 16 ? kVectors<1> * layout.dim * 16 * 4 : 0;
-    const int64_t floats = scores + rounded + scales + queries + (1 + kBlockTiles) * partials + panels;
-    const int64_t stride = (floats * 4 + keys + 2 * kChunk * sizeof(void*) + 63) / 64 * 64;
-    memory_ = Buffer(threads * stride);
-    for (int64_t i = 0; i < threads; ++i) {
-      Workspace work;
-      work.weights = reinterpret_cast<float*>(memory_.data() + i * stride);
-      work.rounded = reinterpret_cast<int16_t*>(work.weights + scores);
-      work.scales = work.weights + scores + rounded;
-      work.queries = {work.scales + scales, work.scales + kMostTileRows};
-      work.chunk = work.queries.rows + queries;
-      work.state = work.chunk + partials;
-      work.key_panel = work.state + kBlockTiles * partials;
-      work.value_panel = work.key_panel + kChunk * layout.dim;
-      work.keys = reinterpret_cast<uint8_t*>(work.value_panel + kChunk * width);
-      work.pages = reinterpret_cast<const void**>(work.keys + keys);
-      work.ahead = work.pages + kChunk;
-      workspaces_.push_back(work);
-    }
-  }
-
-  const Workspace& operator[](int thread) const { return workspaces_[thread]; }
+  // width: dimensions of a value, padded to 16.
+  Workspace(uint8_t* memory, const KvLayout& layout, int64_t width) { lay_out(memory, layout, width); }
+  static size_t bytes(const KvLayout& layout, int64_t width) { return Workspace().lay_out(nullptr, layout, width); }
 
  private:
-  Buffer memory_;
-  std::vector<Workspace> workspaces_;
+  Workspace() = default;
+
+  size_t lay_out(uint8_t* memory, const KvLayout& layout, int64_t width) {
+    size_t at = 0;
+    const auto room = [&](auto*& array, int64_t bytes) {
+      array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(reinterpret_cast<uintptr_t>(memory) + at);
+      at += (bytes + 63) / 64 * 64;
+    };
+    const int64_t partials = kMostTileRows * (width + 16) * sizeof(float), rows = kBlockTiles * kMostTileRows;
+    room(weights, kMostTileRows * kChunk * sizeof(float));
+    room(rounded, kMostTileRows * kChunk * sizeof(int16_t));
+    room(scales, kMostTileRows * sizeof(float));
+    room(queries.scales, rows * sizeof(float));
+    room(queries.rows, rows * layout.dim * sizeof(float));
+    room(chunk, partials);
+    room(state, kBlockTiles * partials);
+    room(key_panel, kChunk * layout.dim * sizeof(float));
+    room(value_panel, kChunk * width * sizeof(float));
+    room(keys, layout.lanes < 16 ? kVectors<1> * layout.dim * 16 * sizeof(float) : 0);
+    room(pages, kChunk * sizeof(void*));
+    room(ahead, kChunk * sizeof(void*));
+    return at;
+  }
 };
 
 }  // namespace ENGINE_ISA

@@ -15,6 +15,8 @@ class KvWrite final : public Kernel {
   explicit KvWrite(const KernelArgs& args)
       : k_(args.inputs.at(0)), v_(args.inputs.at(1)), slots_(args.inputs.at(2)), store_(args) {}
 
+  size_t scratch_bytes() const override { return store_.scratch_bytes(); }
+
   void run(const Frame& frame, const Team& team, int) override {
     with_kv_type(store_.layout().dtype, [&](auto* type) { write(frame, team, type); });
   }
@@ -32,10 +34,10 @@ class KvWrite final : public Kernel {
       if (slots[t] < 0) continue;
       for (int64_t h = heads.begin; h < heads.end; ++h) {
         const int64_t at = t * width + h * layout.dim;
-        store_.write_keys(team, slots[t], h, end - t, input<float>(frame, k_) + at, width, type);
+        store_.write_keys(team.scratch, slots[t], h, end - t, input<float>(frame, k_) + at, width, type);
         if (layout.latent) continue;
         for (int64_t i = 0; i < end - t; ++i)
-          store_.write_value(team, slots[t] + i, h, input<float>(frame, v_) + at + i * width, type);
+          store_.write_value(team.scratch, slots[t] + i, h, input<float>(frame, v_) + at + i * width, type);
       }
     }
   }

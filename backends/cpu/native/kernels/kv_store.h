@@ -66,21 +66,20 @@ struct KvShare {
 class KvStore {
  public:
   explicit KvStore(const KernelArgs& args)
-      : layout_(args),
-        stride_((16 * layout_.dim * 4 + 63) / 64 * 64),
-        scratch_(args.integer("threads") * stride_) {
+      : layout_(args) {
     layout_.find_states(args, states_);
   }
   const KvLayout& layout() const { return layout_; }
+  size_t scratch_bytes() const { return 16 * layout_.dim * sizeof(float); }
 
   // Keys of `count` tokens of one tile, the first at `slot`; rows f32 [dim] lie `row_stride` apart.
   template <class T>
-  void write_keys(const Team& team, int64_t slot, int64_t head, int64_t count, const float* rows, int64_t row_stride,
+  void write_keys(uint8_t* scratch, int64_t slot, int64_t head, int64_t count, const float* rows, int64_t row_stride,
                   T*) const {
     const int64_t block = slot / layout_.block, token = slot % layout_.block, dim = layout_.dim;
     float* scales = reinterpret_cast<float*>(states_[2]) + layout_.scale(block, head) + token;
     uint8_t* keys = states_[0] + (layout_.page(block, head) + layout_.key(token)) * sizeof(T);
-    T* stored = reinterpret_cast<T*>(scratch_.data() + team.index * stride_);
+    T* stored = reinterpret_cast<T*>(scratch);
     for (int64_t i = 0; i < count; ++i) convert(rows + i * row_stride, dim, stored + i * dim, scales + i);
     using Unit = std::conditional_t<std::is_same_v<T, int8_t>, uint16_t, T>;  // of int8 two dimensions
     put_in_lanes(reinterpret_cast<const Unit*>(stored), count, dim * sizeof(T) / sizeof(Unit),
@@ -88,12 +87,12 @@ class KvStore {
   }
 
   template <class T>
-  void write_value(const Team& team, int64_t slot, int64_t head, const float* value, T*) const {
+  void write_value(uint8_t* scratch, int64_t slot, int64_t head, const float* value, T*) const {
     const int64_t block = slot / layout_.block, token = slot % layout_.block, beside = layout_.beside();
     float* scale = reinterpret_cast<float*>(states_[3]) + layout_.scale(block, head) + token;
     T* target = reinterpret_cast<T*>(states_[1]) + layout_.page(block, head) + layout_.value(token);
     if (beside == 1) return convert(value, layout_.dim, target, scale);
-    T* stored = reinterpret_cast<T*>(scratch_.data() + team.index * stride_);
+    T* stored = reinterpret_cast<T*>(scratch);
     convert(value, layout_.dim, stored, scale);
     // One by one: another thread may be writing the token beside it.
     for (int64_t d = 0; d < layout_.dim; ++d) target[d * beside + token % beside] = stored[d];
@@ -110,8 +109,6 @@ class KvStore {
 
   KvLayout layout_;
   uint8_t* states_[4] = {};
-  int64_t stride_;
-  Buffer scratch_;
 };
 
 }  // namespace ENGINE_ISA

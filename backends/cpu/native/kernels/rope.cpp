@@ -57,8 +57,7 @@ class RopeKvWrite final : public Kernel {
         rotary_(args, *args.weights.at(0)),
         store_(args),
         dim_(store_.layout().dim),
-        stride_(16 * rotary_.table_size() + 17 * ((dim_ + 15) / 16 * 16)),
-        scratch_(args.integer("threads") * stride_ * sizeof(float)) {
+        room_(16 * rotary_.table_size() + 17 * ((dim_ + 15) / 16 * 16)) {
     for (size_t i = 1; i < args.weights.size(); ++i) norms_.emplace_back(args, *args.weights[i]);
     if (norms_.size() != 0 && norms_.size() != 2) throw std::invalid_argument("q and k both have norms, or neither.");
     for (const NormWeight& norm : norms_)
@@ -69,6 +68,8 @@ class RopeKvWrite final : public Kernel {
   bool serial(const Dims& dims) const override {
     return little(dims.T * (heads_ + 2 * store_.layout().heads) * dim_);
   }
+
+  size_t scratch_bytes() const override { return room_ * sizeof(float) + store_.scratch_bytes(); }
 
   void run(const Frame& frame, const Team& team, int) override {
     with_kv_type(store_.layout().dtype, [&](auto* type) { run_typed(frame, team, type); });
@@ -81,7 +82,7 @@ class RopeKvWrite final : public Kernel {
     const KvLayout& layout = store_.layout();
     const KvShare part(slots, frame.dims.T, layout.lanes, team);
     const Range heads = part.heads(heads_), kv_heads = part.heads(layout.heads);
-    float* tables = scratch_.as<float>() + team.index * stride_;
+    float* tables = reinterpret_cast<float*>(team.scratch);
     float* keys = tables + 16 * rotary_.table_size();
     for (int64_t t = part.tokens.begin; t < part.tokens.end;) {
       const int64_t count = run_end(slots, t, part.tokens.end, layout.lanes) - t;
@@ -101,14 +102,15 @@ class RopeKvWrite final : public Kernel {
   template <class T>
   void write(const Frame& frame, const Team& team, int64_t t, int64_t count, Range heads, const float* tables,
              float* keys, T* type) const {
+    uint8_t* const scratch = team.scratch + room_ * sizeof(float);
     const int64_t slot = input<int32_t>(frame, slots_)[t], kv_heads = store_.layout().heads;
     for (int64_t h = heads.begin; h < heads.end; ++h) {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = ((t + i) * kv_heads + h) * dim_;
         turn(input<float>(frame, k_) + at, 1, tables + i * rotary_.table_size(), keys, keys + (i + 1) * dim_);
-        store_.write_value(team, slot + i, h, input<float>(frame, v_) + at, type);
+        store_.write_value(scratch, slot + i, h, input<float>(frame, v_) + at, type);
       }
-      store_.write_keys(team, slot, h, count, keys + dim_, dim_, type);
+      store_.write_keys(scratch, slot, h, count, keys + dim_, dim_, type);
     }
   }
 
@@ -126,9 +128,8 @@ class RopeKvWrite final : public Kernel {
   float eps_;
   Rotary rotary_;
   KvStore store_;
-  int64_t dim_, stride_;
+  int64_t dim_, room_;  // room: floats of a thread's tables, keys and a normed head
   std::vector<NormWeight> norms_;
-  Buffer scratch_;
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 // head_linear: each head of a row times a matrix of its own.
 #include <algorithm>
 #include <stdexcept>
-#include <vector>
 
 #include "../isa.h"
 #include "../work_split.h"
@@ -21,11 +20,10 @@ class HeadLinear final : public Kernel {
         most_rows_(std::min<int64_t>(64, block_rows(ops_->activation, weight_->depth))) {
     if (ops_->activation == Activation::q8g32 && weight_->depth % kGroup != 0)
       throw std::invalid_argument("q8g32 needs a depth that is a multiple of 32.");
-    const int64_t packed = packs() ? most_rows_ * row_bytes(ops_->activation, weight_->depth) : 0;
-    for (int64_t i = 0; i < args.integer("threads"); ++i) rows_.emplace_back(most_rows_ * sizeof(int32_t) + packed);
   }
 
-  size_t scratch_bytes() const override { return Scratch::bytes(weight_->depth); }
+  // Of the product, then the rows as it reads them, and where their results go.
+  size_t scratch_bytes() const override { return packed_at() + packed_bytes() + most_rows_ * sizeof(int32_t); }
 
   // A task is a head and a block of tokens, and packs their input once for all columns; where there are few of these, a
   // share of the columns, too.
@@ -44,11 +42,13 @@ class HeadLinear final : public Kernel {
 
  private:
   bool packs() const { return ops_->activation != Activation::f32; }
+  size_t packed_at() const { return (Scratch::bytes(weight_->depth) + 63) / 64 * 64; }
+  size_t packed_bytes() const { return packs() ? most_rows_ * row_bytes(ops_->activation, weight_->depth) : 0; }
 
   void multiply(const Frame& frame, int64_t head, int64_t first, int64_t tokens, int64_t strip0, int64_t strip1,
                 const Team& team) {
     const int64_t depth = weight_->depth, heads = weight_->count;
-    auto* y_rows = rows_[team.index].as<int32_t>();
+    auto* y_rows = reinterpret_cast<int32_t*>(team.scratch + packed_at() + packed_bytes());
     for (int64_t i = 0; i < tokens; ++i) y_rows[i] = static_cast<int32_t>((first + i) * heads + head);
     Product product{};
     product.ops = ops_;
@@ -59,7 +59,7 @@ class HeadLinear final : public Kernel {
     product.y_rows = y_rows;
     const float* x = input<float>(frame, x_) + (first * heads + head) * depth;
     if (packs()) {
-      auto* packed = reinterpret_cast<uint8_t*>(y_rows + most_rows_);
+      uint8_t* packed = team.scratch + packed_at();
       product.x_bytes = row_bytes(ops_->activation, depth);
       const auto pack = ops_->activation == Activation::bf16 ? round_row : quantize_row;
       for (int64_t i = 0; i < tokens; ++i) pack(x + i * heads * depth, depth, packed + i * product.x_bytes);
@@ -77,7 +77,6 @@ class HeadLinear final : public Kernel {
   std::shared_ptr<PackedWeight> weight_;
   const FamilyOps* ops_;
   int64_t most_rows_;
-  std::vector<Buffer> rows_;
 };
 
 }  // namespace

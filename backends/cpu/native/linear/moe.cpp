@@ -36,16 +36,17 @@ class MoeRoute final : public Kernel {
       if (bias_->family != "plain" || bias_->columns != experts_)
         throw std::invalid_argument("a correction bias is a plain weight with one number an expert.");
     }
-    for (int64_t i = 0; i < args.integer("threads"); ++i)
-      scratch_.emplace_back((2 * experts_ + groups_) * sizeof(float) + std::max(group_best_, groups_kept_) * sizeof(int32_t));
   }
 
+  size_t scratch_bytes() const override {
+    return (2 * experts_ + groups_) * sizeof(float) + std::max(group_best_, groups_kept_) * sizeof(int32_t);
+  }
   bool serial(const Dims& dims) const override { return little(dims.T * experts_ * k_); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const Range mine = share(frame.dims.T, team);
     for (int64_t t = mine.begin; t < mine.end; ++t)
-      route(input<float>(frame, logits_) + t * experts_, scratch_[team.index].as<float>(), output<int32_t>(frame, ids_) + t * k_,
+      route(input<float>(frame, logits_) + t * experts_, reinterpret_cast<float*>(team.scratch), output<int32_t>(frame, ids_) + t * k_,
             output<float>(frame, weights_) + t * k_);
   }
 
@@ -111,7 +112,6 @@ class MoeRoute final : public Kernel {
   float scale_;
   int64_t groups_, groups_kept_, group_best_;
   std::shared_ptr<PackedWeight> bias_;
-  std::vector<Buffer> scratch_;
 };
 
 // inputs: x as q8g32, x as f32 or bf16 (each -1 where no weight's family reads it), ids i32 [T, k]; outputs y_i f32 [T, k, N_i];
