@@ -395,8 +395,7 @@ void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const
                             const Workspace& work, T*) const {
   const HeadBlocks of{chunk_blocks(frame, block.sequence, chunk), block.head};
   const Span first = span(frame, plan, block, 0, chunk), last = span(frame, plan, block, block.rows - 1, chunk);
-  const int32_t end = (last.end + 15) / 16;
-  for (int32_t tile = first.begin / 16; tile < end; ++tile) {
+  for (int32_t tile = first.begin / 16; tile * 16 < last.end; ++tile) {
     const T* keys = cache_.key_tile(of, tile * 16, last.end, reinterpret_cast<T*>(work.keys));
     const int64_t at = tile * 16 * layout_.dim;
     if constexpr (!kWholeNumbers<T>)

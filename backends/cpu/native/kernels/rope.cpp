@@ -17,12 +17,13 @@ class Rope final : public Kernel {
         y_(args.outputs.at(0)),
         heads_(args.integer("heads")),
         dim_(args.integer("head_dim")),
-        rotary_(args, *args.weights.at(0)),
-        tables_(args.integer("threads") * rotary_.table_size() * sizeof(float)) {}
+        rotary_(args, *args.weights.at(0)) {}
+
+  size_t scratch_bytes() const override { return rotary_.table_size() * sizeof(float); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const Range range = share(frame.dims.T * heads_, team);
-    float* table = tables_.as<float>() + team.index * rotary_.table_size();
+    float* table = reinterpret_cast<float*>(team.scratch);
     int64_t tabled = -1;
     for (int64_t i = range.begin; i < range.end; ++i) {
       const int64_t token = i / heads_;
@@ -36,7 +37,6 @@ class Rope final : public Kernel {
   int x_, positions_, y_;
   int64_t heads_, dim_;
   Rotary rotary_;
-  Buffer tables_;
 };
 
 // q f32 [T, heads * head_dim], k and v f32 [T, kv_heads * head_dim], positions and kv_slots i32 [T] -> q rotated; k rotated

@@ -22,8 +22,10 @@ class HeadLinear final : public Kernel {
       throw std::invalid_argument("q8g32 needs a depth that is a multiple of 32.");
   }
 
-  // Of the product, then the rows as it reads them, and where their results go.
-  size_t scratch_bytes() const override { return packed_at() + packed_bytes() + most_rows_ * sizeof(int32_t); }
+  // Of the product, then where its rows' results go, and the rows as it reads them.
+  size_t scratch_bytes() const override {
+    return packed_at() + (packs() ? most_rows_ * row_bytes(ops_->activation, weight_->depth) : 0);
+  }
 
   // A task is a head and a block of tokens, and packs their input once for all columns; where there are few of these, a
   // share of the columns, too.
@@ -42,13 +44,13 @@ class HeadLinear final : public Kernel {
 
  private:
   bool packs() const { return ops_->activation != Activation::f32; }
-  size_t packed_at() const { return (Scratch::bytes(weight_->depth) + 63) / 64 * 64; }
-  size_t packed_bytes() const { return packs() ? most_rows_ * row_bytes(ops_->activation, weight_->depth) : 0; }
+  size_t y_rows_at() const { return (Scratch::bytes(weight_->depth) + 63) / 64 * 64; }
+  size_t packed_at() const { return y_rows_at() + (most_rows_ * sizeof(int32_t) + 63) / 64 * 64; }
 
   void multiply(const Frame& frame, int64_t head, int64_t first, int64_t tokens, int64_t strip0, int64_t strip1,
                 const Team& team) {
     const int64_t depth = weight_->depth, heads = weight_->count;
-    auto* y_rows = reinterpret_cast<int32_t*>(team.scratch + packed_at() + packed_bytes());
+    auto* y_rows = reinterpret_cast<int32_t*>(team.scratch + y_rows_at());
     for (int64_t i = 0; i < tokens; ++i) y_rows[i] = static_cast<int32_t>((first + i) * heads + head);
     Product product{};
     product.ops = ops_;
