@@ -228,17 +228,29 @@ TEMPLATE = (
 
 
 def write_talker(folder: Path, template: str = TEMPLATE, letters: int = 1) -> Path:
-    """A random llama with a chat template that answers in tokens of at most so many letters and, greedily, never ends by
-    itself; its context is 32768 tokens."""
+    """A random llama with a chat template that greedily answers in tokens of at most so many letters and never ends by
+    itself, drawn or not; its context is 32768 tokens."""
     tensors = llama_tensors(np.random.default_rng(5), CONFIG)
     write_tokenizer(folder)
     ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     others = [i for token, i in ids.items() if not (len(token) <= letters and token.isascii() and token.isalpha())]
     tensors["lm_head.weight"][others] = 0
+    _never_end(tensors)
     write_llama(folder, np.random.default_rng(5), tensors, max_position_embeddings=32768)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
     return folder
+
+
+def _never_end(tensors: dict[str, np.ndarray]) -> None:
+    """Gives the end a probability of next to nothing, by a dimension that is positive in every token's state."""
+    tensors["model.embed_tokens.weight"][:, 0] = 1
+    tensors["model.norm.weight"][0] = 1
+    for name, weight in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[0] = 0
+    tensors["lm_head.weight"][:, 0] = 0
+    tensors["lm_head.weight"][CONFIG["eos_token_id"], 0] = -1000
 
 
 def own_home(folder: Path, monkeypatch: Any) -> Path:

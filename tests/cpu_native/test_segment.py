@@ -240,6 +240,19 @@ def test_profile() -> None:
     assert all(seconds > 0 for _, _, seconds in segment.profile())
 
 
+def test_every_variant_has_its_own_code() -> None:
+    """What a variant takes from another gives the same bits, so that nothing but its pace would tell."""
+    products = {"attention", "embed", "head_linear", "linear", "moe_linear", "moe_combine", "moe_route"}
+    for isa in NATIVE_ISAS:
+        owners = native.kernels(isa)
+        assert owners.keys() == native.kernels(NATIVE_ISAS[0]).keys() > products
+        shared = {kernel for kernel, owner in owners.items() if owner != isa}
+        if isa == "amx":  # the matrix unit has nothing to do with the others
+            assert shared and shared.isdisjoint(products) and {owners[kernel] for kernel in shared} == {"avx512"}
+        else:
+            assert not shared
+
+
 def test_the_environment_chooses_the_variant() -> None:
     program = "from engine_cpu import _native\ntry:\n    print(_native.isa())\nexcept ValueError as e:\n    print('refused:', e)"
 

@@ -26,16 +26,8 @@ def browser(tmp_path_factory):
     opened.close()
 
 
-@pytest.fixture
-def greedy(tmp_path):
-    """A model whose answers never end by themselves: what is drawn may end before the first word."""
-    model = tiny_models.write_talker(tmp_path)
-    (model / "generation_config.json").write_text('{"top_k": 1}')
-    return model
-
-
-def test_a_chat_with_live_figures(start, browser, greedy):
-    browser.open(start(model=greedy).url)
+def test_a_chat_with_live_figures(running, browser):
+    browser.open(running.url)
     browser.wait("return document.getElementById('model').value === 'tiny'")
     browser.type("#text", "Hello <b>you</b>")
     browser.click("#send")
@@ -64,8 +56,8 @@ def test_an_answer_without_a_word_is_told(start, browser, tmp_path):
     assert browser.run("return document.querySelector('#talk .assistant')") is None
 
 
-def test_stop_ends_the_answer(start, browser, greedy):
-    running = start(model=greedy, backend="reference", max_model_len=32768, kv_cache_tokens=33000)
+def test_stop_ends_the_answer(start, browser):
+    running = start(backend="reference", max_model_len=32768, kv_cache_tokens=33000)
     browser.open(running.url)
     browser.wait("return document.getElementById('model').value === 'tiny'")
     browser.type("#text", "Go on for ever.\n")
@@ -84,8 +76,8 @@ def test_stop_ends_the_answer(start, browser, greedy):
     assert not browser.run("return document.querySelector('#talk .fault')")
 
 
-def test_a_key_is_asked_for(start, browser, greedy):
-    running = start(model=greedy, keys=load_keys(None, {"ENGINE_SERVE_KEYS": "sesame"}))
+def test_a_key_is_asked_for(start, browser):
+    running = start(keys=load_keys(None, {"ENGINE_SERVE_KEYS": "sesame"}))
     browser.open(running.url)
     browser.type("#text", "Hello\n")
     assert "key is missing" in browser.wait("return document.querySelector('#talk .fault')?.textContent")

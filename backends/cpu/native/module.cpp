@@ -130,10 +130,15 @@ void trim_heap() {
 #endif
 }
 
-std::vector<std::string> names_of(const std::string& isa) {
-  std::vector<std::string> names;
-  for (const auto& entry : isa_table(isa.empty() ? default_isa() : isa).kernels) names.push_back(entry.first);
-  return names;
+// A variant's kernels, and the variant whose code each is: another's where it has none of its own.
+std::map<std::string, std::string> kernels_of(const std::string& isa) {
+  std::map<std::string, std::string> owners;
+  for (const auto& [kernel, factory] : isa_table(isa).kernels) {
+    owners[kernel] = isa;
+    for (const std::string& other : isa_list())
+      if (isa_table(other).kernels.at(kernel) == factory) owners[kernel] = other;
+  }
+  return owners;
 }
 
 std::vector<nb::tuple> profile_of(const Segment& segment) {
@@ -155,7 +160,8 @@ NB_MODULE(_native, m) {
   m.def("trim_heap", &trim_heap, "Gives memory that has been freed back to the system.");
   m.def("populate", &populate, nb::arg("array").noconvert(),
         "Asks the system for the memory of an array, whose contents stay. Releases the GIL.");
-  m.def("kernels", &names_of, nb::arg("isa") = "", "Names of the kernels of a variant.");
+  m.def("kernels", &kernels_of, nb::arg("isa"),
+        "The kernels of a variant by name, and the variant whose code each is: another's where it has none of its own.");
 
   nb::class_<PackedWeight>(m, "PackedWeight", "A weight in a kernel family's packed layout.")
       .def_ro("family", &PackedWeight::family)

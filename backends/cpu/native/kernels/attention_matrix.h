@@ -181,6 +181,8 @@ inline void matrix_values(int rows, const uint8_t* weights, const float* scales,
   finish(dim - 32, sums[at ^ 1]);
 }
 
+#elif defined(ENGINE_BASE)
+#error "A variant for a matrix unit is compiled without it."
 #else
 
 constexpr bool kMatrixUnit = false;
