@@ -242,7 +242,7 @@ def test_profile() -> None:
 
 def test_every_variant_has_its_own_code() -> None:
     """What a variant takes from another gives the same bits, so that nothing but its pace would tell."""
-    products = {"attention", "embed", "head_linear", "linear", "moe_linear", "moe_combine", "moe_route"}
+    products = {"attention", "embed", "gated_linear", "head_linear", "linear", "moe_linear", "moe_combine", "moe_route"}
     for isa in NATIVE_ISAS:
         owners = native.kernels(isa)
         assert owners.keys() == native.kernels(NATIVE_ISAS[0]).keys() > products

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from engine.backend.v1 import HOST_DTYPES, BoundCall, Dims, Frame, Limits, Segme
 
 from . import _native
 from .drawing import Drawing, find_drawing
+from .gating import find_gated
 
 if TYPE_CHECKING:
     from .device import CpuDevice
@@ -40,6 +41,12 @@ class Lowering:
     read: frozenset[int] = frozenset()
     """Ids of the values that a call or anything outside the segment reads."""
     drawing: Drawing | None = None
+    gated: Mapping[int, BoundCall] = field(default_factory=dict)
+    """By the id of an activation's packed rows, the products that its kernel multiplies."""
+
+    def of(self, bound: BoundCall) -> Lowering:
+        """The same for another call in the segment."""
+        return replace(self, bound=bound)
 
     def inputs(self, *names: str) -> list[int]:
         """Native ids of inputs; ABSENT where the call has none of that name."""
@@ -86,9 +93,13 @@ def compile_segment(device: CpuDevice, segment: Segment, limits: Limits, states:
     used = (*segment.outputs, *(value for bound in segment.calls for value in bound.call.inputs.values()))
     read = frozenset(value.id for value in used)
     drawing = find_drawing(native, segment, ids, device.pool.size)
+    gated = find_gated(segment)
+    elsewhere = {bound.call.outputs[0].id for bound in gated.values()}
     for bound in segment.calls:
+        if bound.call.outputs and bound.call.outputs[0].id in elsewhere:
+            continue
         provider: Any = bound.provider
-        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size, read, drawing))
+        provider.lower(Lowering(native, bound, limits, states, ids, device.pool.size, read, drawing, gated))
     native.finish([ids[v.id] for v in segment.inputs], [ids[v.id] for v in segment.outputs])
     return _Step(native, segment)
 

@@ -56,10 +56,10 @@ def find_drawing(native: Any, segment: Segment, ids: Mapping[int, int], threads:
     processing, sampling = calls["process_logits"], calls["sample"]
     logits, processed = processing.inputs["logits"].id, processing.outputs[0].id
     same = sampling.inputs["logits"].id == logits and sampling.states == processing.states
-    if not same or _readers(segment, processed) != [sampling]:
+    if not same or readers(segment, processed) != [sampling]:
         return None
     head = None
-    if _readers(segment, logits) == [processing, sampling] and any(_is_head(bound, logits) for bound in segment.calls):
+    if readers(segment, logits) == [processing, sampling] and any(_is_head(bound, logits) for bound in segment.calls):
         given = {**processing.inputs, **sampling.inputs}
         conditions = tuple(ids[given[name].id] if name in given else -1 for name in _CONDITIONS)
         head = GreedyHead(conditions, len(ids), len(ids) + 1)
@@ -68,7 +68,7 @@ def find_drawing(native: Any, segment: Segment, ids: Mapping[int, int], threads:
     return Drawing(processing, sampling, logits, head)
 
 
-def _readers(segment: Segment, value: int) -> list[Any]:
+def readers(segment: Segment, value: int) -> list[Any]:
     """The calls that read a value, with None for whoever reads it outside the segment."""
     inside = [bound.call for bound in segment.calls if value in {given.id for given in bound.call.inputs.values()}]
     return inside + [None for given in segment.outputs if given.id == value]

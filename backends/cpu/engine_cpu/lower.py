@@ -182,8 +182,13 @@ def rope(low: Lowering) -> None:
 def gated_act(low: Lowering) -> None:
     kind = ACTIVATION_NUMBERS[low.bound.call.attr("kind")]
     numbers = {name: low.bound.call.attr(name) for name in ("alpha", "limit")}
+    numbers |= {"kind": kind, "rows_dim": _rows_dim(low, "gate")}
+    products = low.gated.get(low.bound.call.outputs[-1].id)
+    if products is not None:
+        given = low.of(products)
+        return low.emit("gated_linear", _activation(given), _matrices(given)[0], **numbers)
     numbers |= {"width": _width(low, "gate"), "choices": _choices(low, "gate")}
-    low.emit("gated_act", low.inputs("gate", "up"), kind=kind, rows_dim=_rows_dim(low, "gate"), **numbers)
+    low.emit("gated_act", low.inputs("gate", "up"), **numbers)
 
 
 def scale_softcap(low: Lowering) -> None:

@@ -6,6 +6,7 @@
 #include "../isa.h"
 #include "../linear/quantize.h"
 #include "../simd_math.h"
+#include "gating.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -47,35 +48,8 @@ class Add final : public Kernel {
   int64_t width_;
 };
 
-ENGINE_INLINE f32x16 silu(f32x16 x) { return x / (1.0f + exp(-x)); }
-
-// x Phi(x) through erfc of |x|, so that the lower tail keeps its relative accuracy.
-ENGINE_INLINE f32x16 gelu(f32x16 x) {
-  const f32x16 tail = 0.5f * erfc_positive(abs(x) * 0.70710678f);
-  return x * select(x < 0.0f, tail, 1.0f - tail);
-}
-
-// x/2 (1 + tanh u) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
-ENGINE_INLINE f32x16 gelu_tanh(f32x16 x) {
-  const f32x16 u = 0.79788456f * fma(x * x * 0.044715f, x, x);
-  return x / (1.0f + exp(-2.0f * u));
-}
-
-ENGINE_INLINE f32x16 relu(f32x16 x) { return select(x < 0.0f, f32x16{}, x); }
-
-// g sigmoid(alpha g) (u + 1), g no more than the limit, u within it on both sides. NaN stays.
-ENGINE_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float alpha, float limit) {
-  const f32x16 most = splat(limit);
-  const f32x16 g = select(gate > most, most, gate);
-  const f32x16 u = select(up > most, most, select(up < -most, -most, up));
-  return g / (1.0f + exp(-alpha * g)) * (u + 1.0f);
-}
-
-enum class Activation { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu };
-
 // gate, up [rows, width] -> activation(gate) * up, plain, packed as q8g32, or both; without up (-1) the activation alone.
-// Numbers: width, kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu, 4 clamped swiglu, which needs up), rows_dim (0),
-// choices (rows = T * choices, 1 if absent); of the last kind alpha, limit.
+// Numbers: width, those of Gating, rows_dim (0), choices (rows = T * choices, 1 if absent).
 class GatedAct final : public Kernel {
  public:
   explicit GatedAct(const KernelArgs& args)
@@ -86,45 +60,23 @@ class GatedAct final : public Kernel {
         rows_(args),
         width_(args.integer("width")),
         choices_(static_cast<int64_t>(args.number_or("choices", 1))),
-        kind_(static_cast<Activation>(args.integer("kind"))) {
-    if (args.integer("kind") < 0 || args.integer("kind") > 4)
-      throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh), 3 (relu) or 4 (clamped_swiglu).");
+        gating_(args) {
     if (y_ < 0 && packed_ < 0) throw std::invalid_argument("gated_act needs an output.");
     if (packed_ >= 0 && width_ % kGroup != 0)
       throw std::invalid_argument("gated_act packs rows of a multiple of 32 values.");
-    if (kind_ != Activation::kClampedSwiglu) return;
-    if (up_ < 0) throw std::invalid_argument("clamped_swiglu needs up.");
-    alpha_ = static_cast<float>(args.number("alpha"));
-    limit_ = static_cast<float>(args.number("limit"));
+    if (up_ < 0 && gating_.needs_up()) throw std::invalid_argument("clamped_swiglu needs up.");
   }
 
   bool serial(const Dims& dims) const override { return little(rows_.count(dims) * choices_ * width_); }
 
   void run(const Frame& frame, const Team& team, int) override {
-    const float alpha = alpha_, limit = limit_;
-    switch (kind_) {
-      case Activation::kSilu:
-        return gated(frame, team, [](f32x16 x) { return silu(x); });
-      case Activation::kGelu:
-        return gated(frame, team, [](f32x16 x) { return gelu(x); });
-      case Activation::kGeluTanh:
-        return gated(frame, team, [](f32x16 x) { return gelu_tanh(x); });
-      case Activation::kRelu:
-        return gated(frame, team, [](f32x16 x) { return relu(x); });
-      case Activation::kClampedSwiglu:
-        return apply(frame, team, [=](f32x16 a, f32x16 b) { return clamped_swiglu(a, b, alpha, limit); });
-    }
+    if (up_ >= 0)
+      gating_.with_up([&](auto op) { apply(frame, team, op); });
+    else
+      gating_.alone([&](auto activation) { apply(frame, team, [activation](f32x16 g, f32x16) { return activation(g); }); });
   }
 
  private:
-  template <class F>
-  ENGINE_INLINE void gated(const Frame& frame, const Team& team, F f) const {
-    if (up_ >= 0)
-      apply(frame, team, [f](f32x16 a, f32x16 b) { return f(a) * b; });
-    else
-      apply(frame, team, [f](f32x16 a, f32x16) { return f(a); });
-  }
-
   template <class Op>
   void apply(const Frame& frame, const Team& team, Op op) const {
     const float* gate = input<float>(frame, gate_);
@@ -145,8 +97,7 @@ class GatedAct final : public Kernel {
   int gate_, up_, y_, packed_;
   RowsDim rows_;
   int64_t width_, choices_;
-  Activation kind_;
-  float alpha_ = 0, limit_ = 0;
+  Gating gating_;
 };
 
 // x [T or R, width] -> softcap tanh(scale x / softcap), or scale x where softcap is 0.

@@ -132,8 +132,8 @@ void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int6
 #endif
   const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
   for (int64_t strip = strip0; strip < strip1; ++strip) {
-    const uint8_t* const packed = product.matrix + strip * bytes;
-    multiply_packed_strip<Packed>(rows, packed, packed + product.stride * bytes, product.depth, scratch);
+    multiply_packed_strip<Packed>(rows, product.matrix + strip * bytes, product.following(strip, strip + 1 == strip1, bytes),
+                                  product.depth, scratch);
     finish_strip(product, row0, rows, strip, scratch.acc());
   }
 }

@@ -240,15 +240,16 @@ void multiply_chunk(const MatrixChunk<Packed>& chunk, int groups, const uint8_t*
 
 // acc [rows][64] = the product of the cells with a strip, in tiles of 2 kRows rows.
 template <class Packed, int kRows>
-void multiply_strip(const uint8_t* units, int64_t depth, int64_t tiles, const Scratch& s) {
+void multiply_strip(const uint8_t* units, const uint8_t* following, int64_t depth, int64_t tiles, const Scratch& s) {
   auto& chunk = *reinterpret_cast<MatrixChunk<Packed>*>(s.chunk());
   static_assert(sizeof(chunk) <= Scratch::kChunkBytes);
   for (int64_t k = 0; k < depth; k += kChunk) {
     const int64_t size = depth - k < kChunk ? depth - k : kChunk;
     unpack_matrix<Packed>(units, size, chunk);
     units += size / Packed::kUnit * Packed::kUnitBytes;
+    const uint8_t* const next = k + size < depth ? units : following;
     multiply_chunk<Packed, kRows>(chunk, static_cast<int>(size / Packed::kGroupSize), s.cells() + k / 32 * kCellBytes<Packed>,
-                                  depth / 32 * kCellBytes<Packed>, tiles, s.sums(), k == 0, units, s.acc());
+                                  depth / 32 * kCellBytes<Packed>, tiles, s.sums(), k == 0, next, s.acc());
   }
 }
 
@@ -259,8 +260,10 @@ void multiply_matrix(const Product& product, int64_t row0, int64_t rows, int64_t
   const int most = static_cast<int>(shape.rows);
   const TileRegisters registers({{most, 64}, {most, 64}, {most, 64}, {most, 64}, {most, kSize}, {0, 0}, {kSize / 4, 64}, {kSize / 4, 64}});
   const auto multiply = most == 16 ? multiply_strip<Packed, 8> : multiply_strip<Packed, 7>;
+  const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
   for (int64_t strip = strip0; strip < strip1; ++strip) {
-    multiply(product.matrix + strip * (product.depth / Packed::kUnit * Packed::kUnitBytes), product.depth, shape.tiles, s);
+    const uint8_t* const units = product.matrix + strip * bytes;
+    multiply(units, product.following(strip, strip + 1 == strip1, bytes), product.depth, shape.tiles, s);
     finish_strip(product, row0, rows, strip, s.acc());
   }
 }

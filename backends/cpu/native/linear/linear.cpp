@@ -30,6 +30,20 @@ const FamilyOps& family_ops(const PackedWeight& weight) {
   __builtin_unreachable();
 }
 
+Product product_of(const PackedWeight& weight, bool packed, bool plain) {
+  Product product{};
+  product.ops = &family_ops(weight);
+  if (weight.count != 1) throw std::invalid_argument("linear takes one matrix a weight; moe_linear takes many.");
+  if (!product.reads_plain() && !packed) throw std::invalid_argument("a quantized weight needs its input as q8g32.");
+  if (product.reads_plain() && !plain)
+    throw std::invalid_argument("a dense weight needs its input as f32, or as bf16 where it is bf16 itself.");
+  product.matrix = weight.data;
+  product.columns = weight.columns;
+  product.depth = weight.depth;
+  product.x_bytes = row_bytes(product.ops->activation, weight.depth);
+  return product;
+}
+
 namespace {
 
 // inputs: x as q8g32, x as f32 or bf16 (each -1 where no weight's family reads it), residual [rows, N] (-1: none; one output only).
@@ -53,10 +67,10 @@ class Linear final : public Kernel {
     for (size_t i = 0; i < count; ++i) {
       weights_[i] = args.weights.at(i);
       outputs_[i] = args.outputs[i];
-      parts_[i] = part_of(*weights_[i]);
+      parts_[i] = product_of(*weights_[i], packed_ >= 0, plain_ >= 0);
       max_depth = std::max(max_depth, parts_[i].depth);
       for (size_t j = 0; j < i; ++j)
-        if (reads_plain(parts_[i]) && reads_plain(parts_[j]) && parts_[i].ops->activation != parts_[j].ops->activation)
+        if (parts_[i].reads_plain() && parts_[j].reads_plain() && parts_[i].ops->activation != parts_[j].ops->activation)
           throw std::invalid_argument("the dense weights of one input are either all bf16 or none of them.");
       if (biased >> i & 1) {
         biases_[i] = args.weights.at(bias++);
@@ -83,7 +97,7 @@ class Linear final : public Kernel {
     Product products[kMost];
     for (int i = 0; i < count_; ++i) {
       products[i] = parts_[i];
-      products[i].x = frame.values[reads_plain(parts_[i]) ? plain_ : packed_];
+      products[i].x = frame.values[parts_[i].reads_plain() ? plain_ : packed_];
       products[i].y = output<float>(frame, outputs_[i]);
       if (residual_ >= 0) products[i].residual = input<float>(frame, residual_);
     }
@@ -99,23 +113,6 @@ class Linear final : public Kernel {
  private:
   static constexpr int kMost = 8;
   static constexpr size_t kPlainInputs = 3;
-
-  static bool reads_plain(const Product& part) { return part.ops->activation != Activation::q8g32; }
-
-  Product part_of(const PackedWeight& weight) const {
-    Product part{};
-    part.ops = &family_ops(weight);
-    if (weight.count != 1) throw std::invalid_argument("linear takes one matrix a weight; moe_linear takes many.");
-    if (!reads_plain(part) && packed_ < 0)
-      throw std::invalid_argument("a quantized weight needs its input as q8g32.");
-    if (reads_plain(part) && plain_ < 0)
-      throw std::invalid_argument("a dense weight needs its input as f32, or as bf16 where it is bf16 itself.");
-    part.matrix = weight.data;
-    part.columns = weight.columns;
-    part.depth = weight.depth;
-    part.x_bytes = row_bytes(part.ops->activation, weight.depth);
-    return part;
-  }
 
   // Where this thread keeps the best of its rows; null where a row wants more.
   BestLogit* decide(const Frame& frame, const Team& team, int64_t rows) const {
@@ -167,7 +164,6 @@ class Linear final : public Kernel {
     for (int i = 0; i < count_; ++i) {
       most = std::min(most, block_rows(products[i].ops->activation, products[i].depth));
       strips += strips_of(products[i].columns);
-      products[i].stride = team.size;
     }
     const int64_t blocks = (rows + most - 1) / most;
     int64_t prepared = -1;
@@ -180,6 +176,7 @@ class Linear final : public Kernel {
       const int64_t count = rows * (block + 1) / blocks - row0;
       if (prepared != block * count_ + i) products[i].ops->prepare(products[i], row0, count, scratch);
       prepared = block * count_ + i;
+      products[i].after = products[i].matrix + (strip + team.size) * products[i].ops->strip_bytes(products[i].depth);
       multiply(products[i], row0, count, strip, strip + 1, scratch, best);
     }
   }

@@ -162,7 +162,6 @@ class MoeLinear final : public Kernel {
         Product product = product_of(frame, i, e);
         product.x_rows = x_rows + starts[e];
         product.y_rows = y_rows + starts[e];
-        product.stride = team.size;
         multiply(product, rows, tasks, scratch);
       }
     }
@@ -178,7 +177,7 @@ class MoeLinear final : public Kernel {
     int64_t first = 0;
   };
 
-  static void multiply(const Product& product, int64_t rows, Tasks& tasks, const Scratch& scratch) {
+  static void multiply(Product& product, int64_t rows, Tasks& tasks, const Scratch& scratch) {
     const int64_t strips = strips_of(product.columns);
     const int64_t most = block_rows(product.ops->activation, product.depth);
     const int64_t blocks = (rows + most - 1) / most;
@@ -189,6 +188,7 @@ class MoeLinear final : public Kernel {
       product.ops->prepare(product, row0, count, scratch);
       for (; tasks.mine < tasks.first + strips; tasks.mine = tasks.team.take()) {
         const int64_t strip = tasks.mine - tasks.first;
+        product.after = product.matrix + (strip + tasks.team.size) * product.ops->strip_bytes(product.depth);
         product.ops->multiply(product, row0, count, strip, strip + 1, scratch);
       }
     }

@@ -24,10 +24,15 @@ struct Product {
   const float* residual = nullptr;  // laid out as y
   const int32_t* x_rows = nullptr;
   const int32_t* y_rows = nullptr;
-  int64_t stride = 1;  // strips from one that a thread multiplies to the one that it will most likely multiply next
+  const uint8_t* after = nullptr;  // what this thread will most likely multiply after the last strip; null: the one behind it
 
   ENGINE_INLINE int64_t valid_columns(int64_t strip) const {
     return columns - strip * kStrip < kStrip ? columns - strip * kStrip : kStrip;
+  }
+  bool reads_plain() const;  // x as f32 or bf16
+  // What comes after a strip of so many bytes, the last one or not.
+  ENGINE_INLINE const uint8_t* following(int64_t strip, bool last, int64_t bytes) const {
+    return last && after != nullptr ? after : matrix + (strip + 1) * bytes;
   }
 };
 
@@ -113,6 +118,8 @@ struct FamilyOps {
   Activation activation;
 };
 
+inline bool Product::reads_plain() const { return ops->activation != Activation::q8g32; }
+
 inline void point_to_rows(const Product& product, int64_t row0, int64_t rows, const Scratch& scratch) {
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t row = product.x_rows == nullptr ? row0 + i : product.x_rows[row0 + i];
@@ -146,6 +153,10 @@ inline void finish_strip(const Product& product, int64_t row0, int64_t rows, int
 
 // The operations of a weight's family. std::invalid_argument for a weight that is no matrix.
 const FamilyOps& family_ops(const PackedWeight& weight);
+
+// One matrix as a product, but for its rows. x is there as q8g32, as f32 or bf16, or as both. std::invalid_argument where the
+// weight is many matrices, or its family reads what is not there.
+Product product_of(const PackedWeight& weight, bool packed, bool plain);
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

@@ -1,6 +1,8 @@
 // Making q8g32 rows: groups of a row from values that are in registers, so that whoever computes a row can pack it.
 #pragma once
 
+#include <cstring>
+
 #include "../work_split.h"
 #include "q8g32.h"
 
@@ -48,36 +50,56 @@ inline void quantize_group(f32x16 low, f32x16 high, int8_t* q, float* scale, int
   nsum16[1] = -reduce_add(y);
 }
 
+// Where a row's groups from one on belong.
+struct PackedGroups {
+  int8_t* q;
+  float* scales;
+  int32_t* nsums;
+
+  ENGINE_INLINE PackedGroups(uint8_t* row, int64_t depth, int64_t group)
+      : q(q8g32_values(row) + group * kGroup), scales(q8g32_scales(row, depth) + group),
+        nsums(q8g32_sums(row, depth) + 2 * group) {}
+
+  ENGINE_INLINE void put(int64_t group, f32x16 low, f32x16 high, float fixed) const {
+    quantize_group(low, high, q + group * kGroup, scales + group, nsums + 2 * group, fixed);
+  }
+};
+
+// Four groups at once: two that lie together at `a` and two at `b`.
+ENGINE_INLINE void quantize_two_pairs(const f32x16 (&x)[8], const PackedGroups& a, const PackedGroups& b, float fixed) {
+  const auto most = max_of_each(greater_magnitude(x[0], x[1]), greater_magnitude(x[2], x[3]),
+                                greater_magnitude(x[4], x[5]), greater_magnitude(x[6], x[7]));
+  if (__builtin_expect(fixed != 0.0f || !all_within(most, kLeastAbsmax, __builtin_inff()), 0)) {
+    for (int i = 0; i < 2; ++i) {
+      a.put(i, x[2 * i], x[2 * i + 1], fixed);
+      b.put(i, x[4 + 2 * i], x[5 + 2 * i], fixed);
+    }
+    return;
+  }
+  const f32x4 absmax = bit_cast<f32x4>(most);
+  const f32x4 scales = absmax / 127.0f, factors = 127.0f / absmax;
+  std::memcpy(a.scales, &scales, 8);
+  std::memcpy(b.scales, reinterpret_cast<const float*>(&scales) + 2, 8);
+  i32x16 rounded[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) rounded[i] = round_i32(x[i] * splat(factors[i / 2]));
+  store_i8_sums(a.q, a.nsums, rounded[0], rounded[1], rounded[2], rounded[3]);
+  store_i8_sums(b.q, b.nsums, rounded[4], rounded[5], rounded[6], rounded[7]);
+}
+
 // Groups first to end of a row: `values(k)` gives the 16 values from k on, and is called once for each, in order.
 template <class Values>
 ENGINE_INLINE void quantize_groups(uint8_t* row, int64_t depth, int64_t first, int64_t end, float fixed, Values values) {
-  int8_t* const q = q8g32_values(row);
-  float* const scales = q8g32_scales(row, depth);
-  int32_t* const nsums = q8g32_sums(row, depth);
   int64_t g = first;
   for (; g + 4 <= end; g += 4) {
     f32x16 x[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) x[i] = values(g * kGroup + 16 * i);
-    const auto most = max_of_each(greater_magnitude(x[0], x[1]), greater_magnitude(x[2], x[3]),
-                                  greater_magnitude(x[4], x[5]), greater_magnitude(x[6], x[7]));
-    if (__builtin_expect(fixed != 0.0f || !all_within(most, kLeastAbsmax, __builtin_inff()), 0)) {
-      for (int i = 0; i < 4; ++i)
-        quantize_group(x[2 * i], x[2 * i + 1], q + (g + i) * kGroup, scales + g + i, nsums + 2 * (g + i), fixed);
-      continue;
-    }
-    const f32x4 absmax = bit_cast<f32x4>(most);
-    store(scales + g, absmax / 127.0f);
-    const f32x4 factors = 127.0f / absmax;
-    i32x16 rounded[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) rounded[i] = round_i32(x[i] * splat(factors[i / 2]));
-    store_i8_sums(q + g * kGroup, nsums + 2 * g, rounded[0], rounded[1], rounded[2], rounded[3]);
-    store_i8_sums(q + g * kGroup + 64, nsums + 2 * g + 4, rounded[4], rounded[5], rounded[6], rounded[7]);
+    quantize_two_pairs(x, PackedGroups(row, depth, g), PackedGroups(row, depth, g + 2), fixed);
   }
   for (; g < end; ++g) {
     const f32x16 low = values(g * kGroup);
-    quantize_group(low, values(g * kGroup + 16), q + g * kGroup, scales + g, nsums + 2 * g, fixed);
+    PackedGroups(row, depth, g).put(0, low, values(g * kGroup + 16), fixed);
   }
 }
 

@@ -1,0 +1,134 @@
+// gated_linear: activation(x G^T) * (x U^T), packed as q8g32. Of linear's two products only some strips are there at a time, so
+// that they are written to and read from a core's own caches.
+#include <stdexcept>
+
+#include "../isa.h"
+#include "../kernels/gating.h"
+#include "../work_split.h"
+#include "product.h"
+#include "quantize.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+namespace {
+
+// inputs: x as q8g32, x as f32 or bf16 (-1: the one that the weights' family does not read). outputs: the plain result, which
+// must be absent (-1), and the packed one [rows, N]. weights: G and U, of one family and shape, N a multiple of 32.
+// Numbers: rows_dim, and those of Gating.
+class GatedLinear final : public Kernel {
+ public:
+  explicit GatedLinear(const KernelArgs& args) : x_(args.inputs.at(0)), rows_(args), gating_(args) {
+    if (args.weights.size() != 2 || args.weights[0]->family != args.weights[1]->family ||
+        args.weights[0]->columns != args.weights[1]->columns || args.weights[0]->depth != args.weights[1]->depth)
+      throw std::invalid_argument("gated_linear takes two weights of one family and shape.");
+    if (args.outputs.size() != 2 || args.outputs[0] >= 0 || args.weights[0]->columns % kGroup != 0)
+      throw std::invalid_argument("gated_linear packs rows of a multiple of 32 values, and gives no others.");
+    y_ = args.outputs[1];
+    for (int i = 0; i < 2; ++i) {
+      weights_[i] = args.weights[i];
+      parts_[i] = product_of(*weights_[i], args.inputs[0] >= 0, args.inputs.at(1) >= 0);
+    }
+    if (parts_[0].reads_plain()) x_ = args.inputs[1];
+  }
+
+  size_t scratch_bytes() const override { return gates_at() + kBlockRows * kStrip * sizeof(float); }
+
+  void run(const Frame& frame, const Team& team, int) override {
+    const int64_t rows = rows_.count(frame.dims);
+    if (rows == 0) return;
+    Pair pair{{parts_[0], parts_[1]}, team, Scratch(team.scratch, parts_[0].depth),
+              reinterpret_cast<float*>(team.scratch + gates_at()), frame.values[y_]};
+    for (Product& part : pair.parts) part.x = frame.values[x_];
+    if (rows <= kFewRows)
+      split(pair, rows);
+    else
+      take(pair, rows);
+  }
+
+ private:
+  // The two products, and where one thread keeps what it has of them.
+  struct Pair {
+    Product parts[2];
+    const Team& team;
+    Scratch scratch;
+    float* gates;  // [kBlockRows][64], of several strips if there are fewer rows
+    uint8_t* y;
+  };
+
+  size_t gates_at() const { return (Scratch::bytes(parts_[0].depth) + 63) / 64 * 64; }
+
+  int64_t strip_bytes() const { return parts_[0].ops->strip_bytes(parts_[0].depth); }
+
+  // Few rows: the time is that of reading the weights, so each thread takes contiguous strips, as many gates as there is room
+  // for and then the others.
+  void split(Pair& pair, int64_t rows) const {
+    const Range mine = share(strips_of(parts_[0].columns), pair.team);
+    if (mine.begin < mine.end) pair.parts[0].ops->prepare(pair.parts[0], 0, rows, pair.scratch);
+    const int64_t most = kBlockRows / rows;
+    for (int64_t strip = mine.begin; strip < mine.end; strip += most)
+      multiply(pair, 0, rows, strip, strip + most < mine.end ? strip + most : mine.end);
+  }
+
+  // Many rows: tasks of a strip and a block of rows, block by block so that its activations stay near.
+  void take(Pair& pair, int64_t rows) const {
+    const int64_t most = block_rows(parts_[0].ops->activation, parts_[0].depth);
+    const int64_t strips = strips_of(parts_[0].columns), blocks = (rows + most - 1) / most;
+    int64_t prepared = -1;
+    for (int64_t task = pair.team.take(); task < blocks * strips; task = pair.team.take()) {
+      const int64_t block = task / strips, strip = task % strips;
+      const int64_t row0 = rows * block / blocks, count = rows * (block + 1) / blocks - row0;
+      if (prepared != block) pair.parts[0].ops->prepare(pair.parts[0], row0, count, pair.scratch);
+      prepared = block;
+      pair.parts[0].after = pair.parts[1].matrix + strip * strip_bytes();
+      pair.parts[1].after = pair.parts[0].matrix + (strip + pair.team.size) * strip_bytes();
+      multiply(pair, row0, count, strip, strip + 1);
+    }
+  }
+
+  void multiply(const Pair& pair, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1) const {
+    const Product &gate = pair.parts[0], &up = pair.parts[1];
+    const float* const acc = pair.scratch.acc();
+    float* gates = pair.gates;
+    for (int64_t strip = strip0; strip < strip1; ++strip, gates += rows * kStrip) {
+      gate.ops->multiply(gate, row0, rows, strip, strip + 1, pair.scratch);
+      std::memcpy(gates, acc, rows * kStrip * sizeof(float));
+    }
+    gates = pair.gates;
+    for (int64_t strip = strip0; strip < strip1; ++strip, gates += rows * kStrip) {
+      up.ops->multiply(up, row0, rows, strip, strip + 1, pair.scratch);
+      pack(gates, acc, pair.y + row0 * q8g32_row_bytes(up.columns), rows, strip);
+    }
+  }
+
+  // Both sums of a strip [rows][64] into their places in packed rows, two rows at a time where the strip is whole.
+  void pack(const float* gates, const float* ups, uint8_t* y, int64_t rows, int64_t strip) const {
+    const int64_t width = parts_[0].columns, bytes = q8g32_row_bytes(width), group = strip * (kStrip / kGroup);
+    const bool whole = parts_[0].valid_columns(strip) == kStrip;
+    gating_.with_up([&](auto op) {
+      const auto value = [&](int64_t r, int i) { return op(load(gates + r * kStrip + 16 * i), load(ups + r * kStrip + 16 * i)); };
+      int64_t r = 0;
+      for (; whole && r + 2 <= rows; r += 2) {
+        f32x16 x[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) x[i] = value(r + i / 4, i % 4);
+        quantize_two_pairs(x, PackedGroups(y + r * bytes, width, group), PackedGroups(y + (r + 1) * bytes, width, group), 0.0f);
+      }
+      for (; r < rows; ++r)
+        for (int g = 0; g < (whole ? 2 : 1); ++g)
+          PackedGroups(y + r * bytes, width, group).put(g, value(r, 2 * g), value(r, 2 * g + 1), 0.0f);
+    });
+  }
+
+  int x_, y_;
+  RowsDim rows_;
+  Gating gating_;
+  Product parts_[2];
+  std::shared_ptr<PackedWeight> weights_[2];
+};
+
+}  // namespace
+
+void register_gated_linear(Table& table) { table.kernels["gated_linear"] = make_kernel<GatedLinear>; }
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu
