@@ -8,11 +8,12 @@ import gguf
 import numpy as np
 import pytest
 import tiny_models
-from one_kernel import DOT_ISAS, ROUNDS_TWICE, run_kernel
+from one_kernel import DOT_ISAS, ROUNDS_TWICE, native, run_kernel
 from weight_cases import FORMATS, LARGE_BLOCKS, Weight, random_weight, read_by
 
 import engine_cpu.compile
 from engine import LLM, SamplingParams
+from engine.backend.v1 import BoundCall, Call, Packed, Segment, Value
 from engine.formats import FORMATS as ENGINE_FORMATS
 from engine.testing import models
 from engine_cpu.gating import find_gated
@@ -104,6 +105,40 @@ def test_it_refuses_what_it_cannot_take(rng):
 
 
 # -- which segments have it ----------------------------------------------------------------------------------------------
+
+
+def segment_of(
+    columns: tuple[int, int] = (96, 96), bias: bool = False, outputs: tuple[int, ...] = (4,), more=()
+) -> Segment:
+    """x 0, gate 1, up 2, the activation 3 plain and 4 packed."""
+    x, gate, up = (
+        Value(0, "x", ("T", 64), "q8g32"),
+        Value(1, "gate", ("T", 96), "f32"),
+        Value(2, "up", ("T", 96), "f32"),
+    )
+    plain, packed = Value(3, "act", ("T", 96), "f32"), Value(4, "packed", ("T", 96), "q8g32")
+    weights = {f"weight.{i}": Packed(native.alloc("Q8_0", n, 64), 0, np.empty) for i, n in enumerate(columns)}
+    weights |= {"bias.0": Packed(native.plain(np.zeros(96, F32)), 0, np.empty)} if bias else {}
+    calls = [
+        Call("linear_group", {"x": x}, (gate, up)),
+        Call("gated_act", {"gate": gate, "up": up}, (plain, packed), attrs={"kind": "silu", "packed": True}),
+        *(Call("add", {"a": value, "b": value}, ()) for value in (x, gate, up, plain, packed) if value.id in more),
+    ]
+    bound = tuple(BoundCall(call, None, weights if call.op == "linear_group" else {}) for call in calls)
+    values = (x, gate, up, plain, packed)
+    return Segment("s", "host", bound, (x,), tuple(values[i] for i in outputs))
+
+
+def test_only_products_that_nothing_else_reads():
+    assert find_gated(segment_of()).keys() == find_gated(segment_of(more=(0, 4))).keys() == {4}
+    for other in (
+        *(segment_of(more=(i,)) for i in (1, 2, 3)),
+        *(segment_of(outputs=(i, 4)) for i in (1, 2, 3)),
+        *(segment_of(columns=(n, n)) for n in (48, 80)),
+        segment_of(columns=(96, 64)),
+        segment_of(bias=True),
+    ):
+        assert not find_gated(other)
 
 
 def write(path: Path, rng: np.random.Generator, gate: str, up: str, mlp: int) -> Path:
