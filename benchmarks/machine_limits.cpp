@@ -1,5 +1,6 @@
 // What the machine can do at most: bytes read from memory, and products from registers: vpdpbusd, vdpbf16ps and f32
-// multiply-adds of 512 bits, and AMX tiles. Built by machine_limits.py as a shared library for the machine that it runs on.
+// multiply-adds of 512 bits, or vpmaddubsw and f32 multiply-adds of 256, and AMX tiles. Built by machine_limits.py as a shared
+// library for the machine that it runs on.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,11 @@
 namespace {
 
 typedef int64_t Line __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+using Register = Line;
+#else
+typedef int64_t Register __attribute__((vector_size(32)));
+#endif
 constexpr int64_t kRounds = 4000000;
 
 template <class Work>
@@ -43,7 +49,7 @@ void use(const Line (&sum)[4]) {
 #define PEAK(name, instruction, operations)                                    \
   double name(int threads) {                                                   \
     const double time = seconds(threads, [](int) {                             \
-      Line a[10] = {}, w{}, x{};                                               \
+      Register a[10] = {}, w{}, x{};                                             \
       for (int64_t i = 0; i < kRounds; ++i) TEN(instruction);                  \
     });                                                                        \
     return 10.0 * kRounds * (operations) * threads / time;                     \
@@ -114,6 +120,8 @@ double read_bandwidth(const char* data, size_t size, int threads) {
 // Operations a second (two a multiply-add) of `threads` threads; 0 where the machine has no such instruction.
 #if defined(__AVX512VNNI__)
 PEAK(int8_peak, "vpdpbusd", 128)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+PEAK(int8_peak, "vpmaddubsw", 64)
 #else
 NO_PEAK(int8_peak)
 #endif
@@ -126,6 +134,8 @@ NO_PEAK(bf16_peak)
 
 #if defined(__AVX512F__)
 PEAK(f32_peak, "vfmadd231ps", 32)
+#elif defined(__FMA__) && !defined(__AVX512F__)
+PEAK(f32_peak, "vfmadd231ps", 16)
 #else
 NO_PEAK(f32_peak)
 #endif

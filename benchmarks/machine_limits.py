@@ -35,7 +35,7 @@ class MachineLimits:
         return float(self._native.read_bandwidth(ctypes.c_void_p(start), size, self._threads))
 
     def int8_peak(self) -> float:
-        """Operations a second of vpdpbusd, two a multiply-add; 0 where the machine has none."""
+        """Operations a second of vpdpbusd or, without it, of vpmaddubsw, two a multiply-add; 0 where the machine has neither."""
         return float(self._native.int8_peak(self._threads))
 
     def bf16_peak(self) -> float:
@@ -43,7 +43,7 @@ class MachineLimits:
         return float(self._native.bf16_peak(self._threads))
 
     def f32_peak(self) -> float:
-        """Operations a second of 512-bit f32 multiply-adds, two each; 0 where the machine has none."""
+        """Operations a second of f32 multiply-adds of 512 or 256 bits, two each; 0 where the machine has neither."""
         return float(self._native.f32_peak(self._threads))
 
     def amx_int8_peak(self) -> float:

@@ -128,6 +128,31 @@ constexpr bool kIsPair<Pair<H>> = true;
 template <class V>
 using HalfOf = decltype(V::lo);
 
+// Register kIndex of a vector, which has kPartsOf of them.
+template <class V>
+constexpr int kPartsOf = 1;
+template <class H>
+constexpr int kPartsOf<Pair<H>> = 2 * kPartsOf<H>;
+
+template <int kIndex, class V>
+ENGINE_INLINE auto& part_of(V& value) {
+  if constexpr (kPartsOf<std::remove_const_t<V>> == 1) {
+    return value;
+  } else {
+    constexpr int kHalf = kPartsOf<HalfOf<std::remove_const_t<V>>>;
+    if constexpr (kIndex < kHalf)
+      return part_of<kIndex>(value.lo);
+    else
+      return part_of<kIndex - kHalf>(value.hi);
+  }
+}
+
+// visit(index) for each of the indices, which are constants.
+template <int... kIndices, class Visit>
+ENGINE_INLINE void each_part(std::integer_sequence<int, kIndices...>, Visit visit) {
+  (visit(std::integral_constant<int, kIndices>{}), ...);
+}
+
 template <class V>
 ENGINE_INLINE V load_as(const void* source) {
   if constexpr (kIsPair<V>) {

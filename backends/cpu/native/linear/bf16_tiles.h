@@ -15,36 +15,71 @@ constexpr int64_t kBf16Unit = 32, kBf16UnitBytes = kBf16Unit / 2 * kPairBytes;
 
 inline int64_t bf16_strip_bytes(int64_t depth) { return (depth + kBf16Unit - 1) / kBf16Unit * kBf16UnitBytes; }
 
-// Two consecutive k of 16 columns, or of one row for all columns.
+// sums [row][panel] += the products of the pair of k at `offset` bytes of each row with those of the panels.
 #if defined(__AVX512BF16__)
-using Bf16Pair = u32x16;
-ENGINE_INLINE Bf16Pair bf16_pair(u32x16 bits) { return bits; }
-ENGINE_INLINE void dot_pair(f32x16& acc, Bf16Pair w, Bf16Pair x) {
-  // Not the intrinsic: g++ 12 spills accumulators around it.
-  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
-}
-#else
-struct Bf16Pair {
-  f32x16 first, second;
-};
-ENGINE_INLINE Bf16Pair bf16_pair(u32x16 bits) { return {bit_cast<f32x16>(bits << 16), bit_cast<f32x16>(bits & 0xffff0000)}; }
-ENGINE_INLINE void dot_pair(f32x16& acc, Bf16Pair w, Bf16Pair x) {
-  acc = fma(w.second, x.second, fma(w.first, x.first, acc));
-}
-#endif
-
 template <int kRows, int kPanels>
-ENGINE_INLINE void add_pair(const uint8_t* weights, const uint32_t (&x)[kRows], f32x16 (&sums)[kRows][kPanels]) {
-  Bf16Pair w[kPanels];
+ENGINE_INLINE void add_pair(const uint8_t* weights, const uint8_t* const (&x)[kRows], int64_t offset,
+                            f32x16 (&sums)[kRows][kPanels]) {
+  u32x16 w[kPanels];
 #pragma GCC unroll 8
-  for (int p = 0; p < kPanels; ++p) w[p] = bf16_pair(load_as<u32x16>(weights + 64 * p));
+  for (int p = 0; p < kPanels; ++p) w[p] = load_as<u32x16>(weights + 64 * p);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const Bf16Pair a = bf16_pair(splat_as<u32x16>(x[r]));
+    const u32x16 a = splat_as<u32x16>(load_as<uint32_t>(x[r] + offset));
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) dot_pair(sums[r][p], w[p], a);
+    // Not the intrinsic: g++ 12 spills accumulators around it.
+    for (int p = 0; p < kPanels; ++p) asm("vdpbf16ps %2, %1, %0" : "+v"(sums[r][p]) : "v"(w[p]), "v"(a));
   }
 }
+#else
+// The first or the second number of each lane.
+template <bool kSecond>
+ENGINE_INLINE f32_part widen_half(u32_part bits) {
+  return bit_cast<f32_part>(kSecond ? bits & 0xffff0000 : bits << 16);
+}
+
+// Of g++ 12's own accord the number would be widened in a register of the other kind and moved over, and sums be copied.
+ENGINE_INLINE void hold([[maybe_unused]] u32_part& bits) {
+#if defined(__AVX2__)
+  asm volatile("" : "+x"(bits));
+#endif
+}
+ENGINE_INLINE void add_product(f32_part& acc, f32_part w, f32_part a) {
+#if defined(__AVX2__)
+  asm volatile("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(w), "x"(a));
+#else
+  acc = fma(w, a, acc);
+#endif
+}
+
+// The first k of a pair for all rows, then the second: both at once have no room in 16 registers.
+template <int kRows, int kPanels, bool kSecond = false>
+ENGINE_INLINE void add_pair(const uint8_t* weights, const uint8_t* const (&x)[kRows], int64_t offset,
+                            f32x16 (&sums)[kRows][kPanels]) {
+  constexpr auto kParts = std::make_integer_sequence<int, kPartsOf<f32x16>>();
+  f32x16 w[kPanels];
+#pragma GCC unroll 8
+  for (int p = 0; p < kPanels; ++p) {
+    const u32x16 bits = load_as<u32x16>(weights + 64 * p);
+    each_part(kParts, [&](auto i) __attribute__((always_inline)) { part_of<i>(w[p]) = widen_half<kSecond>(part_of<i>(bits)); });
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    u32_part bits = splat_as<u32_part>(load_as<uint32_t>(x[r] + offset));
+    hold(bits);
+    const f32_part a = widen_half<kSecond>(bits);
+#pragma GCC unroll 8
+    for (int p = 0; p < kPanels; ++p)
+      each_part(kParts, [&](auto i) __attribute__((always_inline)) {
+        add_product(part_of<i>(sums[r][p]), part_of<i>(w[p]), a);
+      });
+  }
+  if constexpr (!kSecond) {
+    asm volatile("" : : : "memory");  // or all rows' pairs wait on the stack for their second number
+    add_pair<kRows, kPanels, true>(weights, x, offset, sums);
+  }
+}
+#endif
 
 // acc [kRows][64] += `depth` k of the strip from `weights` on, times x[r][0..depth) bf16. kAhead: the weights come from
 // memory.
@@ -61,22 +96,18 @@ void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth
 #pragma GCC unroll 8
       for (int p = 0; p < kPanelsAtOnce; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
     const uint8_t* at = weights + 64 * panel0;
-    uint32_t pair[kRows];
     int64_t k = 0;
     for (; k + 2 <= depth; k += 2, at += kPairBytes) {
       if constexpr (kAhead)
         for (int i = 0; i < 64 * kPanelsAtOnce; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) std::memcpy(&pair[r], x[r] + 2 * k, 4);
-      add_pair(at, pair, sums);
+      add_pair(at, x, 2 * k, sums);
     }
     if (k < depth) {  // an odd depth's last k, beside a weight of 0
+      uint8_t pair[kRows][4] = {};
+      const uint8_t* pairs[kRows];
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        pair[r] = 0;
-        std::memcpy(&pair[r], x[r] + 2 * k, 2);
-      }
-      add_pair(at, pair, sums);
+      for (int r = 0; r < kRows; ++r) pairs[r] = static_cast<uint8_t*>(std::memcpy(pair[r], x[r] + 2 * k, 2));
+      add_pair(at, pairs, 0, sums);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)

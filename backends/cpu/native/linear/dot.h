@@ -1,4 +1,4 @@
-// The integer dot product of the quantized kernels: 16 lanes of u8 x 4 times i8 x 4 added to i32.
+// The integer dot product of the quantized kernels: lanes of u8 x 4 times i8 x 4, added up as i32.
 #pragma once
 
 #include "../simd.h"
@@ -6,85 +6,163 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// dot_bytes<kWide>: acc += the four products of each lane's bytes of w, less `base`, with the signed bytes of a, exactly.
-// w is unsigned, below 128 unless kWide; base is kWideBase where kWide, else 0.
-#if defined(__AVX512VNNI__)
-constexpr bool kWideDiffers = false;
-constexpr int kWideBase = 0;
-#elif defined(__AVX2__)
-constexpr bool kWideDiffers = true;
-constexpr int kWideBase = 0;
-#elif defined(__ARM_NEON)
-constexpr bool kWideDiffers = true;
+// Bytes of up to kMost are wide where an instruction that takes one factor's bytes as signed cannot have them.
+constexpr bool is_wide(int most) { return most > 127; }
+
+// What products of wide bytes take off them by themselves.
+#if defined(__ARM_NEON)
 constexpr int kWideBase = 128;
 #else
-constexpr bool kWideDiffers = false;
 constexpr int kWideBase = 0;
 #endif
 
-template <bool kWide>
-ENGINE_INLINE void dot_bytes(i32_part& acc, u32_part w, i32_part a) {
-#if defined(__AVX512VNNI__)
-  // Not the intrinsic: g++ 12 spills accumulators around it.
-  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
-#elif defined(__AVX2__)
-  const auto u = bit_cast<__m256i>(w), s = bit_cast<__m256i>(a);
-  __m256i sums;
-  if constexpr (kWide) {  // bytes 0 and 2, then 1 and 3, as 16-bit pairs
-    const __m256i even = _mm256_and_si256(u, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(u, 8);
-    sums = _mm256_add_epi32(_mm256_madd_epi16(even, _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8)),
-                            _mm256_madd_epi16(odd, _mm256_srai_epi16(s, 8)));
-  } else {  // two products in 16 bits are at most 2 * 127 * 128
-    sums = _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// Unpacked bytes of different kMost are of one kind where they are multiplied by the same instructions.
+constexpr int kind_of_bytes(int most) { return most; }
+
+// Two products of bytes up to kMost fit in 16 bits, and so do sums of that many such pairs. Wide bytes are two numbers of four
+// bits, whose sums are put together at the end.
+template <int kMost>
+constexpr int kPairsInWord = 32767 / (2 * 128 * (is_wide(kMost) ? 15 : kMost));
+
+// How many registers a sum of kSteps products takes.
+template <int kMost, int kSteps>
+constexpr int kSumRegisters = is_wide(kMost) || kSteps > kPairsInWord<kMost> ? 2 : 1;
+
+// 4 consecutive k of unsigned bytes in every lane, as they are multiplied with several rows.
+template <int kMost>
+struct ByteStep {
+  __m256i words[is_wide(kMost) ? 2 : 1];
+
+  ByteStep() = default;
+  ENGINE_INLINE explicit ByteStep(u32_part w) {
+    const auto bytes = bit_cast<__m256i>(w);
+    words[0] = bytes;
+    if constexpr (is_wide(kMost)) {
+      words[0] = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+      words[1] = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi8(15));
+    }
   }
-  acc += bit_cast<i32_part>(sums);
-  asm("" : "+x"(acc));  // or g++ 12 sums in another order, with all the terms on the stack first
-#elif defined(__ARM_NEON)
-  const auto less = bit_cast<int8x16_t>(kWide ? w ^ 0x80808080 : w);
-  const auto s = bit_cast<int8x16_t>(a);
-#if defined(__ARM_FEATURE_DOTPROD)
-  acc = vdotq_s32(acc, less, s);
+};
+
+// start + the sum of kSteps products of bytes of up to kMost with signed ones, exactly: `add` each step in order.
+template <int kMost, int kSteps>
+class ByteSum {
+ public:
+  ENGINE_INLINE void begin(i32_part) {}
+
+  template <int kStep>
+  ENGINE_INLINE void add(ByteStep<kMost> w, i32_part a) {
+    add_words<kStep>(low_, w.words[0], a);
+    if constexpr (is_wide(kMost)) add_words<kStep>(high_, w.words[1], a);
+    if constexpr (!kOnce && (kStep + 1) % kPairs == 0 && kStep + 1 < kSteps) {
+      const i32_part sum = widened(low_, 1);
+      sum_ = kStep + 1 == kPairs ? sum : sum_ + sum;
+    }
+  }
+
+  ENGINE_INLINE i32_part end(i32_part start) const {
+    i32_part sum = widened(low_, 1);
+    if constexpr (is_wide(kMost)) sum += widened(high_, 16);
+    if constexpr (!kOnce) sum += sum_;
+    return sum + start;
+  }
+
+ private:
+  static constexpr int kPairs = kPairsInWord<kMost>;
+  static constexpr bool kOnce = kSteps <= kPairs;
+  static_assert(!is_wide(kMost) || kOnce);
+
+  template <int kStep>
+  ENGINE_INLINE static void add_words(__m256i& words, __m256i w, i32_part a) {
+    // Not the intrinsics: g++ 12 multiplies in another order, with all the terms on the stack first.
+    __m256i pairs;
+    if constexpr (kStep % kPairs == 0)
+      asm volatile("vpmaddubsw %2, %1, %0" : "=x"(words) : "x"(w), "x"(a));
+    else
+      asm volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(words), "=&x"(pairs) : "x"(w), "x"(a));
+  }
+  ENGINE_INLINE static i32_part widened(__m256i words, int16_t factor) {
+    return bit_cast<i32_part>(_mm256_madd_epi16(words, _mm256_set1_epi16(factor)));
+  }
+
+  __m256i low_, high_;
+  i32_part sum_;
+};
 #else
-  const int16x8_t low = vmull_s8(vget_low_s8(less), vget_low_s8(s)), high = vmull_high_s8(less, s);
-  if constexpr (kWide)
-    acc += vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
-  else  // two products in 16 bits are at most 2 * 127 * 128
-    acc = vpadalq_s16(acc, vpaddq_s16(low, high));
+#if defined(__ARM_NEON)
+constexpr int kind_of_bytes(int most) { return is_wide(most) ? 255 : 127; }
+#else
+constexpr int kind_of_bytes(int) { return 255; }
+#endif
+
+template <int kMost, int kSteps>
+constexpr int kSumRegisters = 1;
+
+template <int kMost>
+struct ByteStep {
+  u32_part bytes;
+
+  ByteStep() = default;
+  ENGINE_INLINE explicit ByteStep(u32_part w) : bytes(w) {}
+};
+
+template <int kMost, int kSteps>
+class ByteSum {
+ public:
+  ENGINE_INLINE void begin(i32_part start) { sum_ = start; }
+  ENGINE_INLINE i32_part end(i32_part) const { return sum_; }
+
+  template <int>
+  ENGINE_INLINE void add(ByteStep<kMost> w, i32_part a) {
+#if defined(__AVX512VNNI__)
+    // Not the intrinsic: g++ 12 spills accumulators around it.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum_) : "v"(w.bytes), "v"(a));
+#elif defined(__ARM_NEON)
+    const auto less = bit_cast<int8x16_t>(is_wide(kMost) ? w.bytes ^ 0x80808080 : w.bytes);
+    const auto s = bit_cast<int8x16_t>(a);
+#if defined(__ARM_FEATURE_DOTPROD)
+    sum_ = vdotq_s32(sum_, less, s);
+#else
+    const int16x8_t low = vmull_s8(vget_low_s8(less), vget_low_s8(s)), high = vmull_high_s8(less, s);
+    if constexpr (is_wide(kMost))
+      sum_ += vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+    else  // two products in 16 bits are at most 2 * 127 * 128
+      sum_ = vpadalq_s16(sum_, vpaddq_s16(low, high));
 #endif
 #elif defined(__SSE2__)
-  // Bytes 0 and 2, then 1 and 3, as 16-bit pairs for pmaddwd.
-  const auto u = bit_cast<__m128i>(w), s = bit_cast<__m128i>(a);
-  const __m128i even = _mm_madd_epi16(_mm_and_si128(u, _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(s, 8), 8));
-  const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(u, 8), _mm_srai_epi16(s, 8));
-  acc += bit_cast<i32_part>(_mm_add_epi32(even, odd));
-  asm("" : "+x"(acc));  // or g++ 12 sums in another order, with all the terms on the stack first
+    // Bytes 0 and 2, then 1 and 3, as 16-bit pairs for pmaddwd.
+    const auto u = bit_cast<__m128i>(w.bytes), s = bit_cast<__m128i>(a);
+    const __m128i even = _mm_madd_epi16(_mm_and_si128(u, _mm_set1_epi16(255)), _mm_srai_epi16(_mm_slli_epi16(s, 8), 8));
+    const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(u, 8), _mm_srai_epi16(s, 8));
+    sum_ += bit_cast<i32_part>(_mm_add_epi32(even, odd));
+    asm("" : "+x"(sum_));  // or g++ 12 sums in another order, with all the terms on the stack first
 #else
-  for (int byte = 0; byte < 4; ++byte)
-    acc += bit_cast<i32_part>(w >> 8 * byte & 255) * ((a << (24 - 8 * byte)) >> 24);
+    for (int byte = 0; byte < 4; ++byte)
+      sum_ += bit_cast<i32_part>(w.bytes >> 8 * byte & 255) * ((a << (24 - 8 * byte)) >> 24);
 #endif
-}
+  }
 
-template <bool kWide, class A, class W>
-ENGINE_INLINE void dot_bytes(Pair<A>& acc, Pair<W> w, Pair<A> a) {
-  dot_bytes<kWide>(acc.lo, w.lo, a.lo);
-  dot_bytes<kWide>(acc.hi, w.hi, a.hi);
-}
+ private:
+  i32_part sum_;
+};
+#endif
 
 // Integer sums start from kDotBias. With registers to spare, that is the bits of the float 1.5 * 2^23, so that a sum's bits
 // are the float 1.5 * 2^23 + dot (|dot| < 2^22), and one fma gives what conversion and product would: with no more than 22
 // significant bits in the scale, 1.5 * 2^23 * scale is exact, and fma rounds once.
 #if defined(__AVX512F__)
 constexpr int32_t kDotBias = 0x4b400000;
-ENGINE_INLINE f32x16 scaled_dot(i32x16 dot, f32x16 scale) {
-  return fma(bit_cast<f32x16>(dot), scale, scale * -12582912.0f);
+ENGINE_INLINE f32_part scaled_dot(i32_part dot, f32_part scale) {
+  return fma(bit_cast<f32_part>(dot), scale, scale * -12582912.0f);
 }
 #else
 constexpr int32_t kDotBias = 0;
-ENGINE_INLINE f32x16 scaled_dot(i32x16 dot, f32x16 scale) { return to_f32(dot) * scale; }
+ENGINE_INLINE f32_part scaled_dot(i32_part dot, f32_part scale) { return convert<f32_part>(dot) * scale; }
 #endif
 
 // Four consecutive activation bytes in every lane.
-ENGINE_INLINE i32x16 splat_step(const int8_t* q) { return splat_i32(load_as<int32_t>(q)); }
+ENGINE_INLINE i32_part splat_step(const int8_t* q) { return splat_as<i32_part>(load_as<int32_t>(q)); }
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

@@ -28,11 +28,11 @@ constexpr bool kUnpackingIsWork = false;
 template <class Packed>
 constexpr int kOnePassRows = kWideRegisters < 32 || kUnpackingIsWork ? kFewRows
                              : Packed::kGroupSize == 16              ? 4
-                             : Packed::kWide                         ? 8
+                             : is_wide(Packed::kMost)                ? 8
                                                                      : 6;
 constexpr int64_t kDirectRows = kWideRegisters >= 32 && !kUnpackingIsWork ? 32 : kFewRows;
-constexpr int kLeastTileRows = kWideRegisters >= 32 ? 3 : kWideRegisters >= 8 ? 2 : 1;
-static_assert(sizeof(Chunk<16, true, true>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, true>) <= Scratch::kChunkBytes &&
+constexpr int kLeastTileRows = kTileRows / 2;
+static_assert(sizeof(Chunk<16, true, 255>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, 255>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 
@@ -82,9 +82,7 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
 #if defined(__AMX_INT8__)
   if (suits_matrix<Packed>(rows, product.depth)) return lay_out_cells<Packed>(rows, product.depth, scratch);
 #endif
-  const int64_t groups = product.depth / Packed::kGroupSize;
-  for (int64_t i = 0; i < rows; ++i)
-    correct_row<Packed>(scratch.rows()[i], product.depth, scratch.corrections() + i * groups);
+  for (int64_t i = 0; i < rows; ++i) factor_row<Packed>(scratch.rows()[i], product.depth, i, rows, scratch.factors());
 }
 
 // A chunk of a strip, `size` k from k on, to the sums of all rows. The tiles share in fetching the chunk at `next`, in whole
@@ -92,7 +90,6 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
 template <class Packed, class Source>
 void add_chunk(const Source& source, int64_t k, int64_t size, int64_t rows, int64_t depth, const uint8_t* next, const Scratch& s) {
   constexpr int64_t kNext = kChunk / Packed::kUnit * Packed::kUnitBytes;
-  const int64_t pitch = depth / Packed::kGroupSize;
   const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t steps = size / Packed::kGroupSize * (4 / kPassPanels);
   const int64_t step = (kNext / (tiles * steps) + 63) / 64 * 64;
@@ -100,14 +97,14 @@ void add_chunk(const Source& source, int64_t k, int64_t size, int64_t rows, int6
     const int64_t first = tile_start(rows, tiles, t);
     const int64_t fetched = t * steps * step;
     const auto add = kTiles<Source>[tile_start(rows, tiles, t + 1) - first - kLeastTileRows];
-    add(source, k, size, s.rows() + first, depth, s.corrections() + first * pitch,
+    add(source, k, size, s.rows() + first, depth, s.factors() + first, rows,
         Ahead{next + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
   }
 }
 
 template <class Packed>
 void multiply_packed_strip(int64_t rows, const uint8_t* strip, const uint8_t* next_strip, int64_t depth, const Scratch& s) {
-  if (rows <= kOnePassRows<Packed>) return kOnePass<Packed>[rows - 1](strip, depth, s.rows(), s.corrections(), s.acc());
+  if (rows <= kOnePassRows<Packed>) return kOnePass<Packed>[rows - 1](strip, depth, s.rows(), s.factors(), s.acc());
   auto& chunk = *reinterpret_cast<ChunkOf<Packed>*>(s.chunk());
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += kChunk) {

@@ -9,7 +9,7 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 // So many rows read the packed weights directly; more unpack a chunk at a time and share it.
-constexpr int kFewRows = kWideRegisters >= 32 ? 8 : kWideRegisters >= 8 ? 4 : 1;
+constexpr int kFewRows = kWideRegisters >= 32 ? 8 : kRegisterBytes >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 1;
 
 // Rows against one matrix. Row i of the product reads row x_rows[i] of x and writes row y_rows[i] of y (null: i).
 struct Product {
@@ -57,9 +57,9 @@ ENGINE_INLINE int64_t block_rows(Activation activation, int64_t depth) {
 // One thread's scratch for products of at most max_depth, in memory that it shares with all other kernels of its pool.
 class Scratch {
  public:
-  Scratch(uint8_t* memory, int64_t max_depth) : memory_(memory), correction_bytes_(correction_bytes(max_depth)) {}
+  Scratch(uint8_t* memory, int64_t max_depth) : memory_(memory), factor_bytes_(factor_bytes(max_depth)) {}
 
-  static size_t bytes(int64_t max_depth) { return kFixedBytes + correction_bytes(max_depth) + cell_bytes(max_depth); }
+  static size_t bytes(int64_t max_depth) { return kFixedBytes + factor_bytes(max_depth) + cell_bytes(max_depth); }
 
   static constexpr size_t kChunkBytes = 32768;
   // Of a machine with a matrix unit (int8_matrix.h): integer sums of two parts, and a block's rows, 16 x 32 k at a time.
@@ -73,22 +73,22 @@ class Scratch {
   int32_t* sums() const { return reinterpret_cast<int32_t*>(chunk() + kChunkBytes); }
   float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes + kSumsBytes); }              // [rows][64]
   const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(acc() + kBlockRows * kStrip); }  // [rows]
-  int32_t* corrections() const { return reinterpret_cast<int32_t*>(memory_ + kFixedBytes); }  // [rows][depth / group]
-  uint8_t* cells() const { return memory_ + kFixedBytes + correction_bytes_; }
+  RowFactors* factors() const { return reinterpret_cast<RowFactors*>(memory_ + kFixedBytes); }  // [depth / group][rows]
+  uint8_t* cells() const { return memory_ + kFixedBytes + factor_bytes_; }
 
  private:
   static constexpr size_t kFixedBytes = kChunkBytes + kSumsBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*));
   static_assert(kFixedBytes % 64 == 0);
 
-  static size_t correction_bytes(int64_t max_depth) {
-    return (kPackedBlockValues + kLeastBlockRows * max_depth + 255) / 256 * 16 * sizeof(int32_t);
+  static size_t factor_bytes(int64_t max_depth) {
+    return (kPackedBlockValues + kLeastBlockRows * max_depth + 255) / 256 * 16 * sizeof(RowFactors);
   }
   static size_t cell_bytes(int64_t max_depth) {
     return (kPackedBlockValues + (kLeastBlockRows + 15) * max_depth) / (16 * 32) * kMostCellBytes;
   }
 
   uint8_t* memory_;
-  size_t correction_bytes_;
+  size_t factor_bytes_;
 };
 
 ENGINE_INLINE int64_t row_bytes(Activation activation, int64_t depth) {

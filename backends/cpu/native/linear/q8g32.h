@@ -25,5 +25,11 @@ ENGINE_INLINE const int32_t* q8g32_sums(const uint8_t* row, int64_t depth) {
   return reinterpret_cast<const int32_t*>(row + depth + depth / 8);
 }
 
+// What the float work of a group needs of a row beside its bytes (tiles.h): its scale, and its correction's bits.
+struct RowFactors {
+  float scale;
+  int32_t correction;
+};
+
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

@@ -3,8 +3,8 @@
 //   weights<step>(group, panel)   16 columns x 4 k of unsigned bytes
 //   scale(group, panel)           16 columns, f32
 //   minimum(group, panel)         16 columns, f32, where kMinimums
-// with groups of kGroupSize k counted from the unit's start, kOffset = what is added to every q, and kWide = bytes may be
-// above 127, which takes other instructions on many machines.
+// with groups of kGroupSize k counted from the unit's start, kOffset = what is added to every q, and kMost = the greatest
+// byte, on which the instructions depend that multiply it.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +25,8 @@ ENGINE_INLINE u32x16 nibble_step(const uint8_t* lines, int panel) {
 
 struct W4 {
   static constexpr int kUnit = 32, kUnitBytes = 1152, kGroupSize = 32, kOffset = 8;
-  static constexpr bool kMinimums = false, kWide = false;
+  static constexpr bool kMinimums = false;
+  static constexpr int kMost = 15;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W4(const uint8_t* source) : unit(source) {}
@@ -39,7 +40,8 @@ struct W4 {
 
 struct W8 {
   static constexpr int kUnit = 32, kUnitBytes = 2176, kGroupSize = 32, kOffset = 128;
-  static constexpr bool kMinimums = false, kWide = true;
+  static constexpr bool kMinimums = false;
+  static constexpr int kMost = 255;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W8(const uint8_t* source) : unit(source) {}
@@ -54,7 +56,8 @@ struct W8 {
 // Nibbles with an f16 scale and a zero point: the minimum is their product, which is exact in f32.
 struct W4Z {
   static constexpr int kUnit = 32, kUnitBytes = 1216, kGroupSize = 32, kOffset = 0;
-  static constexpr bool kMinimums = true, kWide = false;
+  static constexpr bool kMinimums = true;
+  static constexpr int kMost = 15;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W4Z(const uint8_t* source) : unit(source) {}
@@ -71,7 +74,8 @@ template <int kGroup_, bool kMinimums_>
 struct W8F {
   static constexpr int kUnit = 32, kGroupSize = kGroup_, kOffset = kMinimums_ ? 0 : 128;
   static constexpr int kPlanes = kUnit / kGroupSize * 256;  // bytes of the scales, and of the minimums
-  static constexpr bool kMinimums = kMinimums_, kWide = true;
+  static constexpr bool kMinimums = kMinimums_;
+  static constexpr int kMost = 255;
   static constexpr int kUnitBytes = (kMinimums ? 2 : 1) * kPlanes + 2048;
   const uint8_t* unit;
 
@@ -92,7 +96,8 @@ using W8M16 = W8F<16, true>;
 
 struct W4K {
   static constexpr int kUnit = 256, kUnitBytes = 9216, kGroupSize = 32, kOffset = 0;
-  static constexpr bool kMinimums = true, kWide = false;
+  static constexpr bool kMinimums = true;
+  static constexpr int kMost = 15;
   const uint8_t* unit;
   alignas(64) uint8_t scales[8][kStrip];
   alignas(64) uint8_t minimums[8][kStrip];
@@ -123,7 +128,8 @@ struct W4K {
 
 struct W6 {
   static constexpr int kUnit = 256, kUnitBytes = 13440, kGroupSize = 16, kOffset = 32;
-  static constexpr bool kMinimums = false, kWide = false;
+  static constexpr bool kMinimums = false;
+  static constexpr int kMost = 63;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W6(const uint8_t* source) : unit(source) {}
@@ -146,7 +152,8 @@ constexpr int kChunk = 256;  // k that a tile's sums stay in registers for
 template <class Packed>
 struct Units {
   static constexpr int kGroupSize = Packed::kGroupSize, kInUnit = Packed::kUnit / kGroupSize;
-  static constexpr bool kMinimums = Packed::kMinimums, kWide = Packed::kWide;
+  static constexpr bool kMinimums = Packed::kMinimums;
+  static constexpr int kMost = Packed::kMost;
   static constexpr bool kOne = Packed::kUnit == kChunk;
   std::conditional_t<kOne, Packed, const uint8_t*> units;
 
@@ -166,10 +173,10 @@ struct Units {
 };
 
 // Up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
-template <int kGroup_, bool kMinimums_, bool kWide_>
+template <int kGroup_, bool kMinimums_, int kMost_>
 struct Chunk {
-  static constexpr int kGroupSize = kGroup_;
-  static constexpr bool kMinimums = kMinimums_, kWide = kWide_;
+  static constexpr int kGroupSize = kGroup_, kMost = kMost_;
+  static constexpr bool kMinimums = kMinimums_;
   static constexpr int kGroups = kChunk / kGroupSize;
   static constexpr int kSteps = kGroupSize / 4;
   alignas(64) uint8_t bytes[kGroups * kSteps][4][64];
@@ -185,7 +192,7 @@ struct Chunk {
 };
 
 template <class Packed>
-using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, Packed::kWide && kWideDiffers>;
+using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, kind_of_bytes(Packed::kMost)>;
 
 template <int kStep, class Packed>
 ENGINE_INLINE void unpack_steps(const Packed& unit, int group, ChunkOf<Packed>& chunk, int to) {

@@ -5,8 +5,8 @@
 //     dot = sum (u - offset) * q over the group, exact in i32
 //     acc = fma(f32(dot) * weight_scale[g], activation_scale[g / 32 k], acc)
 //     acc = fma(weight_minimum[g], activation_scale[g] * f32(-sum q), acc)       where the family has minimums
-// The offset costs nothing: the integer sum starts from -offset * sum q. These starts, or the factors of the minimums,
-// are a row's corrections, one a group.
+// The offset costs next to nothing: -offset * sum q is where the integer sum starts, or what is added to it. These starts, or
+// the factors of the minimums, are a row's corrections, one a group.
 #pragma once
 
 #include <cstring>
@@ -17,13 +17,26 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// Of 32 vector registers the integer sums of a tile take up to 24, weights 2 or 4 and an activation 1; where a panel takes
-// several registers, its sums are those of one panel. Float sums are where the compiler puts them, unless a pass has only two
-// panels: then they are in registers, too, and a group stores nothing (each store costs as much as a product on Zen 4), but
-// weights that come from memory stream best in one pass.
-constexpr int kTileRows = kWideRegisters >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 2;
+// Of 32 vector registers the integer sums of a tile take up to 24, weights 2 or 4 and an activation 1; of 16 (AVX2) up to 12,
+// weights 2, an activation and a product 1. Where a panel takes several registers, its sums are those of one panel or of a part
+// of it. Float sums of 32 registers are where the compiler puts them, unless a pass has only two panels: then they are in
+// registers, too, and a group stores nothing (each store costs as much as a product on Zen 4), but weights that come from memory
+// stream best in one pass. Fewer registers have no room for float sums.
+constexpr int kTileRows = kRegisterBytes >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 2;
 constexpr int kPanelsAtOnce = kWideRegisters >= 32 ? 4 : 1;
 constexpr int kPassPanels = kWideRegisters >= 32 ? 2 : 4;  // with many rows
+
+// How many of a panel's registers are summed at a time for so many rows: all of them, or as many as have room for their sums
+// beside the weights, an activation and a product.
+template <class Source, int kRows, int kParts = kPartsOf<i32x16>>
+constexpr int parts_at_once() {
+  constexpr int kSums = kRows * kSumRegisters<Source::kMost, Source::kGroupSize / 4>;
+  constexpr int kWeights = sizeof(ByteStep<Source::kMost>) / kRegisterBytes;
+  if constexpr (kParts == 1 || kParts * (kSums + kWeights) + 2 <= kRegisterCount)
+    return kParts;
+  else
+    return parts_at_once<Source, kRows, kParts / 2>();
+}
 
 // The sum of -q over group g.
 template <class Source>
@@ -31,38 +44,103 @@ ENGINE_INLINE int32_t group_sum(const int32_t* sums, int64_t g) {
   return Source::kGroupSize == 16 ? sums[g] : sums[2 * g] + sums[2 * g + 1];
 }
 
-// What dot_bytes takes off the bytes of this source by itself.
-template <class Source>
-constexpr int kBase = Source::kWide ? kWideBase : 0;
+// The float sums of kRows rows x kPanels panels, which lie at acc [kRows][64], and leave there what they are with `leave`.
+template <int kRows, int kPanels, bool kHeld = (kWideRegisters >= 32)>
+class FloatSums {
+ public:
+  ENGINE_INLINE explicit FloatSums(float* acc) : acc_(acc) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) sums_[r][p] = load(acc + r * kStrip + 16 * p);
+  }
+  template <int kPart>
+  ENGINE_INLINE f32_part get(int row, int panel) const {
+    return part_of<kPart>(sums_[row][panel]);
+  }
+  template <int kPart>
+  ENGINE_INLINE void put(int row, int panel, f32_part sum) {
+    part_of<kPart>(sums_[row][panel]) = sum;
+  }
+  ENGINE_INLINE void next_group() const {}
+  ENGINE_INLINE void leave() const {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) store(acc_ + r * kStrip + 16 * p, sums_[r][p]);
+  }
 
-// A row's corrections, kDepth / kGroupSize of them: i32 starts, or f32 factors where there are minimums.
+ private:
+  f32x16 sums_[kRows][kPanels];
+  float* acc_;
+};
+
+template <int kRows, int kPanels>
+class FloatSums<kRows, kPanels, false> {
+ public:
+  ENGINE_INLINE explicit FloatSums(float* acc) : acc_(acc) {}
+  template <int kPart>
+  ENGINE_INLINE f32_part get(int row, int panel) const {
+    return load_as<f32_part>(place<kPart>(row, panel));
+  }
+  template <int kPart>
+  ENGINE_INLINE void put(int row, int panel, f32_part sum) {
+    store(place<kPart>(row, panel), sum);
+  }
+  // Or the compiler keeps a copy of each on the stack from group to group.
+  ENGINE_INLINE void next_group() const { asm volatile("" : : : "memory"); }
+  ENGINE_INLINE void leave() const {}
+
+ private:
+  template <int kPart>
+  ENGINE_INLINE float* place(int row, int panel) const {
+    return acc_ + row * kStrip + 16 * panel + kPartLanes * kPart;
+  }
+
+  float* acc_;
+};
+
+// What products take off the bytes of this source by itself.
+template <class Source>
+constexpr int kBase = is_wide(Source::kMost) ? kWideBase : 0;
+
+// Row `row` of `rows`: its factors for each of the groups, to [group][row], so that a tile reads them from one place. A
+// correction is an i32 start, or an f32 factor where there are minimums.
 template <class Packed>
-void correct_row(const uint8_t* row, int64_t depth, int32_t* out) {
-  const int32_t* const sums = q8g32_sums(row, depth);
-  const float* const scales = q8g32_scales(row, depth);
+void factor_row(const uint8_t* q8g32, int64_t depth, int64_t row, int64_t rows, RowFactors* factors) {
+  const int32_t* const sums = q8g32_sums(q8g32, depth);
+  const float* const scales = q8g32_scales(q8g32, depth);
   for (int64_t g = 0; g < depth / Packed::kGroupSize; ++g) {
     const int32_t sum = group_sum<Packed>(sums, g);
-    if constexpr (Packed::kMinimums)
-      out[g] = bit_cast<int32_t>(static_cast<float>(sum) * scales[g * Packed::kGroupSize / 32]);
-    else
-      out[g] = kDotBias + (Packed::kOffset - kBase<Packed>) * sum;
+    const float scale = scales[g * Packed::kGroupSize / 32];
+    const int32_t correction = Packed::kMinimums ? bit_cast<int32_t>(static_cast<float>(sum) * scale)
+                                                 : kDotBias + (Packed::kOffset - kBase<Packed>) * sum;
+    factors[g * rows + row] = {scale, correction};
   }
 }
 
-template <int kStep, class Source, int kRows, int kPanels>
+// dots [row][panel][part] += the source's products with the rows, for all steps of a group from kStep on.
+template <int kStep, int kPart0, class Source, class Sum, int kRows, int kPanels, int kParts>
 ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const int8_t* const* q,
-                             i32x16 (&dots)[kRows][kPanels]) {
+                             Sum (&dots)[kRows][kPanels][kParts]) {
   if constexpr (kStep < Source::kGroupSize / 4) {
-    u32x16 w[kPanels];
+    ByteStep<Source::kMost> w[kPanels][kParts];
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) w[p] = source.template weights<kStep>(group, panel0 + p);
+    for (int p = 0; p < kPanels; ++p) {
+      const u32x16 bytes = source.template weights<kStep>(group, panel0 + p);
+      each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
+        w[p][i] = ByteStep<Source::kMost>(part_of<kPart0 + i>(bytes));
+      });
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const i32x16 a = splat_step(q[r] + 4 * kStep);
+      const i32_part a = splat_step(q[r] + 4 * kStep);
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) dot_bytes<Source::kWide>(dots[r][p], w[p], a);
+      for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 8
+        for (int i = 0; i < kParts; ++i) dots[r][p][i].template add<kStep>(w[p][i], a);
     }
-    dot_steps<kStep + 1>(source, group, panel0, q, dots);
+    dot_steps<kStep + 1, kPart0>(source, group, panel0, q, dots);
   }
 }
 
@@ -70,57 +148,76 @@ ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const 
 template <int kRows>
 struct QuantizedRows {
   const int8_t* q[kRows];
-  const float* scales[kRows];
   const int32_t* nsums[kRows];
-  const int32_t* corrections;  // `pitch` from row to row
+  const RowFactors* factors;  // `pitch` from group to group
   int64_t pitch;
 
-  ENGINE_INLINE int32_t correction(int row, int group) const { return corrections[row * pitch + group]; }
-
-  // k0 is a multiple of 32; corrections: of the first row, from its first group on.
+  // k0 is a multiple of 32; factors: of the first row, from its first group on, among those of `pitch` rows.
   template <int kGroupSize>
-  ENGINE_INLINE static QuantizedRows at(const uint8_t* const* rows, int64_t depth, int64_t k0, const int32_t* corrections) {
+  ENGINE_INLINE static QuantizedRows at(const uint8_t* const* rows, int64_t depth, int64_t k0, const RowFactors* factors,
+                                        int64_t pitch) {
     QuantizedRows tile;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       tile.q[r] = reinterpret_cast<const int8_t*>(rows[r]) + k0;
-      tile.scales[r] = q8g32_scales(rows[r], depth) + k0 / 32;
       tile.nsums[r] = q8g32_sums(rows[r], depth) + k0 / 16;
     }
-    tile.pitch = depth / kGroupSize;
-    tile.corrections = corrections + k0 / kGroupSize;
+    tile.factors = factors + k0 / kGroupSize * pitch;
+    tile.pitch = pitch;
     return tile;
   }
 };
 
-// Adds one group of kPanels panels to the sums, from column `at` on, of kRows rows from kFirst on.
-template <int kFirst, int kRows, int kPanels, class Source, int kAll, int kWidth>
-ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at, const QuantizedRows<kAll>& rows,
-                             f32x16 (&sums)[kAll][kWidth]) {
-  i32x16 dots[kRows][kPanels];
+// Adds one group of kPanels panels to the sums, from column `at` on, of kRows rows from kFirst on: of each panel the kParts
+// registers from kPart0 on.
+template <int kFirst, int kRows, int kPanels, int kPart0, int kParts, class Source, int kAll, int kWidth>
+ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, int at, const QuantizedRows<kAll>& rows,
+                                   FloatSums<kAll, kWidth>& sums) {
+  ByteSum<Source::kMost, Source::kGroupSize / 4> dots[kRows][kPanels][kParts];
   const int8_t* q[kRows];
+  const RowFactors* const factors = rows.factors + group * rows.pitch + kFirst;
+  const auto start = [&](int r) __attribute__((always_inline)) {
+    if constexpr (!Source::kMinimums) return splat_as<i32_part>(factors[r].correction);
+    if constexpr (kBase<Source> == 0) return splat_as<i32_part>(kDotBias);
+    return splat_as<i32_part>(kDotBias - kBase<Source> * group_sum<Source>(rows.nsums[kFirst + r], group));
+  };
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     q[r] = rows.q[kFirst + r] + group * Source::kGroupSize;
-    // Or the compiler keeps the group's activations for the next panel, on the stack.
-    if constexpr (kPanels < kWidth) asm("" : "+r"(q[r]));
-    const i32x16 start = splat_i32(!Source::kMinimums   ? rows.correction(kFirst + r, group)
-                                   : kBase<Source> == 0 ? kDotBias
-                                                        : kDotBias - kBase<Source> * group_sum<Source>(rows.nsums[kFirst + r], group));
+    // Or the compiler keeps the group's activations for the next part, on the stack.
+    if constexpr (kPanels < kWidth || kParts < kPartsOf<i32x16>) asm("" : "+r"(q[r]));
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) dots[r][p] = start;
+    for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 8
+      for (int i = 0; i < kParts; ++i) dots[r][p][i].begin(start(r));
   }
-  dot_steps<0>(source, group, panel0, q, dots);
+  dot_steps<0, kPart0>(source, group, panel0, q, dots);
 #pragma GCC unroll 8
   for (int p = 0; p < kPanels; ++p) {
     const f32x16 scale = source.scale(group, panel0 + p);
     const f32x16 minimum = source.minimum(group, panel0 + p);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      f32x16& sum = sums[kFirst + r][at + p];
-      sum = fma(scaled_dot(dots[r][p], scale), splat(rows.scales[kFirst + r][group * Source::kGroupSize / 32]), sum);
-      if constexpr (Source::kMinimums) sum = fma(minimum, splat(bit_cast<float>(rows.correction(kFirst + r, group))), sum);
+      const f32_part a = splat_as<f32_part>(factors[r].scale);
+      each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
+        constexpr int kPart = kPart0 + i;
+        f32_part sum = sums.template get<kPart>(kFirst + r, at + p);
+        sum = fma(scaled_dot(dots[r][p][i].end(start(r)), part_of<kPart>(scale)), a, sum);
+        if constexpr (Source::kMinimums)
+          sum = fma(part_of<kPart>(minimum), splat_as<f32_part>(bit_cast<float>(factors[r].correction)), sum);
+        sums.template put<kPart>(kFirst + r, at + p, sum);
+      });
     }
+  }
+}
+
+template <int kFirst, int kRows, int kPanels, int kPart0 = 0, class Source, int kAll, int kWidth>
+ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at, const QuantizedRows<kAll>& rows,
+                             FloatSums<kAll, kWidth>& sums) {
+  if constexpr (kPart0 < kPartsOf<i32x16>) {
+    constexpr int kParts = parts_at_once<Source, kRows>();
+    add_group_parts<kFirst, kRows, kPanels, kPart0, kParts>(source, group, panel0, at, rows, sums);
+    add_group<kFirst, kRows, kPanels, kPart0 + kParts>(source, group, panel0, at, rows, sums);
   }
 }
 
@@ -128,7 +225,7 @@ constexpr int64_t kPrefetchDistance = 4096;  // what a core has in flight at its
 // Of weights as they are packed. Intel's cores with AMX read those of a byte 6 to 8 % faster from nearer.
 #if defined(__AMX_INT8__)
 template <class Packed>
-constexpr int64_t kPackedDistance = Packed::kWide ? 1536 : kPrefetchDistance;
+constexpr int64_t kPackedDistance = is_wide(Packed::kMost) ? 1536 : kPrefetchDistance;
 #else
 template <class Packed>
 constexpr int64_t kPackedDistance = kPrefetchDistance;
@@ -148,15 +245,17 @@ struct Ahead {
 // acc [kRows][64] = the product of a strip as it is packed, in one pass. Where all of the rows are too many for the registers,
 // each half of them adds a group in turn.
 template <class Packed, int kRows>
-void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* const* all, const int32_t* corrections, float* acc) {
+void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* const* all, const RowFactors* factors, float* acc) {
   constexpr int kFirst = kRows <= kTileRows ? kRows : (kRows + 1) / 2, kGroups = Packed::kUnit / Packed::kGroupSize;
-  f32x16 sums[kRows][4] = {};
+  std::memset(acc, 0, sizeof(float) * kStrip * kRows);
+  FloatSums<kRows, 4> sums(acc);
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
     const Packed unit(strip);
-    const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, corrections);
+    const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, factors, kRows);
     Ahead ahead{strip + kPackedDistance<Packed>, Packed::kUnitBytes / kGroups};
     for (int group = 0; group < kGroups; ++group) {
       ahead.next();
+      sums.next_group();
 #pragma GCC unroll 4
       for (int panel = 0; panel < 4; panel += kPanelsAtOnce) {
         add_group<0, kFirst, kPanelsAtOnce>(unit, group, panel, panel, rows, sums);
@@ -164,35 +263,26 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int p = 0; p < 4; ++p) store(acc + r * kStrip + 16 * p, sums[r][p]);
+  sums.leave();
 }
 
 // acc [kRows][64] += the source's groups, `size` k that begin at k0 of the rows, which are `depth` deep.
 template <class Source, int kRows>
 void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* const* all, int64_t depth,
-                const int32_t* corrections, Ahead ahead, float* acc) {
-  const auto rows = QuantizedRows<kRows>::template at<Source::kGroupSize>(all, depth, k0, corrections);
+                const RowFactors* factors, int64_t pitch, Ahead ahead, float* acc) {
+  const auto rows = QuantizedRows<kRows>::template at<Source::kGroupSize>(all, depth, k0, factors, pitch);
   const int groups = static_cast<int>(size / Source::kGroupSize);
   constexpr int kPanels = kPassPanels < kPanelsAtOnce ? kPassPanels : kPanelsAtOnce;
 #pragma GCC unroll 1
   for (int panel0 = 0; panel0 < 4; panel0 += kPassPanels) {
-    f32x16 sums[kRows][kPassPanels];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-      for (int p = 0; p < kPassPanels; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
+    FloatSums<kRows, kPassPanels> sums(acc + 16 * panel0);
     for (int group = 0; group < groups; ++group) {
       ahead.next();
+      sums.next_group();
 #pragma GCC unroll 4
       for (int p = 0; p < kPassPanels; p += kPanels) add_group<0, kRows, kPanels>(source, group, panel0 + p, p, rows, sums);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-      for (int p = 0; p < kPassPanels; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
+    sums.leave();
   }
 }
 
