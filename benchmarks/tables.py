@@ -34,6 +34,10 @@ def amx() -> str:
     return _peers("cpu-peers-amx")
 
 
+def avx2() -> str:
+    return _peers("cpu-peers-avx2")
+
+
 def opencl() -> str:
     return _peers("opencl-peers")
 
@@ -264,6 +268,7 @@ TABLES = {
     "docs/performance.md": {
         "step-profile": profile,
         "cpu-peers-amx": amx,
+        "cpu-peers-avx2": avx2,
         "opencl-peers": opencl,
         "serving-peers-amx": serving_amx,
         "stages": stages,

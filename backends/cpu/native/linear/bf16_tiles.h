@@ -86,20 +86,21 @@ ENGINE_INLINE void add_pair(const uint8_t* weights, const uint8_t* const (&x)[kR
 template <int kRows, bool kAhead>
 void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth, float* acc) {
   static_assert(kRows <= kTileRows);
+  constexpr int kPanels = dense_panels<kRows>();
   const uint8_t* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];
-  for (int panel0 = 0; panel0 < 4; panel0 += kPanelsAtOnce) {
-    f32x16 sums[kRows][kPanelsAtOnce];
+  for (int panel0 = 0; panel0 < 4; panel0 += kPanels) {
+    f32x16 sums[kRows][kPanels];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanelsAtOnce; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
+      for (int p = 0; p < kPanels; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
     const uint8_t* at = weights + 64 * panel0;
     int64_t k = 0;
     for (; k + 2 <= depth; k += 2, at += kPairBytes) {
       if constexpr (kAhead)
-        for (int i = 0; i < 64 * kPanelsAtOnce; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
+        for (int i = 0; i < 64 * kPanels; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
       add_pair(at, x, 2 * k, sums);
     }
     if (k < depth) {  // an odd depth's last k, beside a weight of 0
@@ -112,7 +113,7 @@ void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanelsAtOnce; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
+      for (int p = 0; p < kPanels; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
   }
 }
 

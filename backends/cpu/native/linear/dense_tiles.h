@@ -63,15 +63,16 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int index, int panel0, const fl
 template <class Dense, int kRows, bool kAhead>
 void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, float* acc) {
   static_assert(kRows <= kTileRows);
+  constexpr int kPanels = dense_panels<kRows>();
   const float* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];
-  for (int panel0 = 0; panel0 < 4; panel0 += kPanelsAtOnce) {
-    f32x16 sums[kRows][kPanelsAtOnce];
+  for (int panel0 = 0; panel0 < 4; panel0 += kPanels) {
+    f32x16 sums[kRows][kPanels];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanelsAtOnce; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
+      for (int p = 0; p < kPanels; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
     const uint8_t* at = unit;
     int64_t k = 0;
     for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, at += Dense::kUnitBytes) {
@@ -83,7 +84,7 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, fl
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanelsAtOnce; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
+      for (int p = 0; p < kPanels; ++p) store(acc + r * kStrip + 16 * (panel0 + p), sums[r][p]);
   }
 }
 

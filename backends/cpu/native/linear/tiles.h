@@ -26,6 +26,15 @@ constexpr int kTileRows = kRegisterBytes >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 2
 constexpr int kPanelsAtOnce = kWideRegisters >= 32 ? 4 : 1;
 constexpr int kPassPanels = kWideRegisters >= 32 ? 2 : 4;  // with many rows
 
+// How many panels of a dense strip are summed at a time for so many rows: each pass over its weights reads whole lines.
+template <int kRows, int kPanels = 4>
+constexpr int dense_panels() {
+  if constexpr (kPanels == 1 || kRows * kPanels * kPartsOf<f32x16> <= kRegisterCount * 3 / 4)
+    return kPanels;
+  else
+    return dense_panels<kRows, kPanels / 2>();
+}
+
 // How many of a panel's registers are summed at a time for so many rows: all of them, or as many as have room for their sums
 // beside the weights, an activation and a product.
 template <class Source, int kRows, int kParts = kPartsOf<i32x16>>
