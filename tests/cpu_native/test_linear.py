@@ -89,11 +89,17 @@ def at_the_limits(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray
 
 
 @pytest.mark.parametrize("isa", DOT_ISAS)
-@pytest.mark.parametrize(("name", "scales"), [("W8S", 4), ("W8M", 8), ("W4Z", 3), ("Q8_0", 2), ("Q4_0", 2)])
-def test_the_greatest_bytes_do_not_overflow(rng, name, scales, isa):
-    raw = random_weight(rng, name, 64, 512).raw.reshape(64, 16, -1).copy()
+@pytest.mark.parametrize(
+    ("name", "first", "end"),  # which bytes of a block are codes
+    [
+        ("W8S", 4, 36), ("W8M", 8, 40), ("W4Z", 3, 19), ("Q8_0", 2, 34), ("Q4_0", 2, 18),
+        ("Q4_K", 16, 144), ("Q5_K", 16, 176), ("Q6_K", 0, 192), ("Q3_K", 0, 96), ("Q2_K", 16, 80),
+    ],
+)  # fmt: skip
+def test_the_greatest_bytes_do_not_overflow(rng, name, first, end, isa):
+    raw = random_weight(rng, name, 64, 512).raw.reshape(64, 2 if name in LARGE_BLOCKS else 16, -1).copy()
     for i, byte in enumerate((0x00, 0x7F, 0x80, 0xFF)):
-        raw[16 * i : 16 * i + 12, :, scales:] = byte
+        raw[16 * i : 16 * i + 12, :, first:end] = byte
     raw = raw.reshape(64, -1)
     packed = native.alloc(name, 64, 512)
     native.pack_into(packed, raw)
