@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_models
+from hypothesis import HealthCheck, settings
 
 from engine.backend.registry import open_device
 from engine.errors import EngineError
@@ -27,6 +28,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 with suppress(ImportError):
     importlib.import_module("triton.language")
 del os.environ["TRITON_INTERPRET"]
+
+# How long it takes to draw is the machine's matter; where nothing is cached yet Hypothesis first makes its table of characters.
+settings.register_profile("engine", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("engine")
 
 # Tests draw fresh numbers in each run; with the seed that a run's first lines name, all are drawn again as they were there.
 SEED = os.environ.setdefault("ENGINE_TEST_SEED", secrets.token_hex(8))

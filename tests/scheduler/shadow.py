@@ -263,12 +263,14 @@ class Engine:
             self.scored[seq_id] = set()
 
     def schedule(self, only: str | None = None, joining: int | None = None) -> bool:
-        decodes = {s.seq_id for s in self.scheduler.sequences.values() if s.slot != NO_SLOT and s.wanted == 1}
+        running = [s for s in self.scheduler.sequences.values() if s.slot != NO_SLOT]
+        decodes = {s.seq_id for s in running if s.wanted == 1 or (s.unforked and s.wanted == 0)}  # or forks now
         guesses = {i: self.guess(self.sequences[i]) for i in sorted(decodes & self.guessing.keys())}
         step = self.scheduler.schedule(only, joining, guesses)
         if step is None:
             return False
-        others = sum(part.count for part in step.sequences if part.seq_id not in decodes)
+        forks = {slot for _, slot in step.history_copies}
+        others = sum(part.count for part in step.sequences if part.seq_id not in decodes and part.slot not in forks)
         if joining is not None and others < step.num_tokens:
             assert others <= joining
             self.seen["steps in which few tokens join"] += others == joining > 0
