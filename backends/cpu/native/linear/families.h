@@ -111,13 +111,15 @@ void multiply_packed_strip(int64_t rows, const uint8_t* strip, const uint8_t* ne
     const int64_t size = depth - k < kChunk ? depth - k : kChunk;
     const uint8_t* const after = strip + size / Packed::kUnit * Packed::kUnitBytes;
     const uint8_t* const next = k + size < depth ? after : next_strip;
-    if (rows <= kDirectRows) {
-      add_chunk<Packed>(Units<Packed>(strip), k, size, rows, depth, next, s);
-    } else {
-      unpack_chunk<Packed>(strip, size, chunk);
-      add_chunk<Packed>(chunk, k, size, rows, depth, next, s);
+    const uint8_t* const packed = std::exchange(strip, after);
+    if constexpr (kDirectRows > kOnePassRows<Packed>) {
+      if (rows <= kDirectRows) {
+        add_chunk<Packed>(Units<Packed>(packed), k, size, rows, depth, next, s);
+        continue;
+      }
     }
-    strip = after;
+    unpack_chunk<Packed>(packed, size, chunk);
+    add_chunk<Packed>(chunk, k, size, rows, depth, next, s);
   }
 }
 
