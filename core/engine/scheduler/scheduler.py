@@ -15,7 +15,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from ..errors import AdmissionError, SchedulerError
-from ..kv import HostPool, KVAllocator
+from ..kv import HostPool, KVAllocator, MappingAllocator
 from .config import SchedulerConfig, SchedulerStats
 from .policy import POLICIES
 from .sequence import NO_SLOT, Sequence, SequenceStatus
@@ -425,6 +425,7 @@ class Scheduler:
             history_fills=tuple(draft.history_fills),
             swap_outs=self.swapper.issue(),
             swap_ins=tuple(draft.swap_ins),
+            remaps=self.allocator.take_remaps() if isinstance(self.allocator, MappingAllocator) else (),
         )
         self._steps += 1
         self._in_flight.append((step, [self.sequences[part.seq_id] for part in parts]))
