@@ -109,18 +109,19 @@ class Pools:
     chunk: int
     pages: tuple[int, ...]
 
+    @property
+    def paged(self) -> tuple[tuple[CacheGroup, int], ...]:
+        return tuple(zip(self.groups, self.pages, strict=True))
+
     def needed(self, tokens: int) -> tuple[int, ...]:
         """Blocks of each group, the null block included, without which a sequence of so many tokens cannot run."""
-        return tuple(
-            ceil(group.most_blocks(tokens, self.chunk) / page) * page + page
-            for group, page in zip(self.groups, self.pages, strict=True)
-        )
+        return tuple((ceil(group.most_blocks(tokens, self.chunk) / page) + 1) * page for group, page in self.paged)
 
     def wanted(self, tokens: int, longest: int) -> tuple[int, ...]:
         """Blocks of each group for ``tokens`` tokens of several sequences, one of ``longest`` among them. In a group with
         a window they need no more than all that run may hold."""
         found = []
-        for group, page, needed in zip(self.groups, self.pages, self.needed(longest), strict=True):
+        for (group, page), needed in zip(self.paged, self.needed(longest), strict=True):
             most = self.sequences * (needed - page)
             found.append(max(needed, min(ceil(group.blocks(tokens) / page) * page, most) + page))
         return tuple(found)
