@@ -68,7 +68,7 @@ def little(model, backend, **settings):
     """KV memory for hardly more than one whole context, or for a few that hold no more than a window."""
     with LLM(model, backend=backend, kv_cache_dtype="f32", **TIGHT, **settings) as llm:
         memory = llm.loaded.memory
-        spare = 24 if memory.groups[0].window else 3 + memory.groups[0].page
+        spare = 24 if memory.groups[0].window else max(4, 2 * memory.groups[0].page)
         return memory.sequence_kv + spare * sum(memory.block_bytes)
 
 
