@@ -269,6 +269,11 @@ def test_a_context_that_needs_more_pages_than_there_are(llama, cpu):
         assert llm.loaded.memory.num_blocks == (9 * 8,) and llm.loaded.addresses.spaces == ((4 * 8 + 1) * 8,)
 
 
+def test_each_of_many_short_sequences_has_a_page(llama, cpu):
+    loaded = load(EngineConfig(model=llama, backend=cpu, kv_allocator="virtual", max_model_len=20, **SETTINGS))
+    assert loaded.memory.num_blocks == loaded.addresses.spaces == ((4 + 1) * 8,)
+
+
 def test_addresses_have_an_end(tmp_path, cpu):
     tiny_models.write_llama(tmp_path, np.random.default_rng(), max_position_embeddings=1 << 24)
     sizes = {"max_num_seqs": 4096, "kv_cache_tokens": 1 << 20, "max_model_len": 1 << 20}

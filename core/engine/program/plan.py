@@ -113,6 +113,11 @@ class Pools:
     def paged(self) -> tuple[tuple[CacheGroup, int], ...]:
         return tuple(zip(self.groups, self.pages, strict=True))
 
+    def whole(self, tokens: int) -> int:
+        """The tokens that the pages of a sequence of so many have room for."""
+        sizes = [page * group.block_size for group, page in self.paged if page > 1]
+        return max((ceil(tokens / size) * size for size in sizes), default=tokens)
+
     def needed(self, tokens: int) -> tuple[int, ...]:
         """Blocks of each group, the null block included, without which a sequence of so many tokens cannot run."""
         return tuple((ceil(group.most_blocks(tokens, self.chunk) / page) + 1) * page for group, page in self.paged)

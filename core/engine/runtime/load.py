@@ -245,7 +245,7 @@ def _sizes(
             f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB."
         )
         length = affordable
-    most = length * config.max_num_seqs
+    most = max(pool.whole(length) for pool in pools) * config.max_num_seqs
     usual = most if all(info.own_memory for info in infos.values()) else USUAL_POOL_TOKENS
     wanted = min(most, max(length, config.kv_cache_tokens or usual))
     return length, tuple(min(counts) for counts in zip(*(pool.choose(wanted, length) for pool in pools), strict=True))
