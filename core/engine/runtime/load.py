@@ -169,19 +169,18 @@ def _load(
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
     infos = {place: device.describe() for place, device in devices.items()}
     step = config.max_num_batched_tokens or min(info.step_tokens for info in infos.values())
-    pages = (1,) * len(program.groups)
-    if allocator.virtual:
-        pages = page_blocks(placement, devices, config.kv_cache_dtype)
-        if rank is not None:  # the largest, of which the others' are parts
-            pages = tuple(-least for least in together(partial(rank.least, tuple(-page for page in pages))))
-    length, blocks = _sizes(config, model, _pools(config, devices, infos, placement, step, pages), infos, notices)
-    if rank is not None:
-        length, *counts = together(partial(rank.least, (length, *blocks)))
-        blocks = tuple(counts)
-    addresses = None
+
+    def least(*numbers: int) -> tuple[int, ...]:
+        return numbers if rank is None else together(partial(rank.least, numbers))
+
+    pages, addresses = (1,) * len(program.groups), None
+    if allocator.virtual:  # of ranks the largest, of which the others' are parts
+        pages = tuple(-n for n in least(*(-page for page in page_blocks(placement, devices, config.kv_cache_dtype))))
+    length, counts = _sizes(config, model, _pools(config, devices, infos, placement, step, pages), infos, notices)
+    length, *blocks = least(length, *counts)
     if allocator.virtual:
         spaces = address_blocks(placement, config.kv_cache_dtype, pages, blocks, config.max_num_seqs, length)
-        addresses = Addresses(pages, spaces if rank is None else together(partial(rank.least, spaces)))
+        addresses = Addresses(pages, least(*spaces))
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     packing = Packing(placement, report)
     batched = min(step, length * config.max_num_seqs)
@@ -189,7 +188,7 @@ def _load(
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
     buckets = common_buckets([_buckets(info, config.deterministic) for info in infos.values()])
     plan, memory = make_plan(
-        placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep, buckets, addresses
+        placement, packing.weights, config.kv_cache_dtype, tuple(blocks), limits, config.keep, buckets, addresses
     )
     for place, info in infos.items():
         check_device(plan, info, place)
