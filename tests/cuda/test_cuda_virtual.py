@@ -26,15 +26,14 @@ pytest.importorskip("triton")
 GRANULE = 1 << 16
 
 
-@pytest.mark.parametrize("graphs", ["0", "1"])
-@pytest.mark.parametrize("kv_dtype", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize(("kv_dtype", "graphs"), [("bf16", "1"), ("int8", "0"), ("fp8", "0")])
 def test_the_tokens_are_those_of_paging(kv_dtype, graphs, device, tmp_path, monkeypatch):
     """Steps that are recorded too: addresses never change, whatever is mapped to them."""
     monkeypatch.setenv("ENGINE_CUDA_GRAPHS", graphs)
     monkeypatch.setenv("ENGINE_CUDA_GRAPH_SIZES", "1,2")
     folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
-    prompts = models.random_prompts(np.random.default_rng(), (20, 3, 33))
-    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    prompts = models.random_prompts(np.random.default_rng(), (20, 3, 13))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     sizes = {"block_size": 4, "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16}
     found = {}
     for kv_allocator in ("paged", "virtual"):

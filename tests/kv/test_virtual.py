@@ -86,6 +86,16 @@ def test_memory_stays_until_another_needs_it_and_is_taken_again_first() -> None:
     assert remap(allocator) == Remap(((6, 2),), ((12, 2),)), "the idle page is needed elsewhere"
 
 
+def test_mapped_addresses_come_before_those_that_fit_best() -> None:
+    allocator = virtual(pages=4)
+    tables = [start(allocator, seq_id, 8, limit=limit) for seq_id, limit in enumerate((24, 16, 16, 8))]
+    assert tables == [(2, 3), (8, 9), (12, 13), (16, 17)]
+    allocator.close(2)
+    assert allocator.allocate(1, 8) and remap(allocator).mapped == ((2, 2), (8, 4), (16, 2)), "it gets what 2 has left"
+    allocator.close(0)
+    assert start(allocator, 4, 8, limit=16) == (2, 3) and remap(allocator) == Remap((), ())
+
+
 def test_what_is_undone_in_the_same_step_is_not_done() -> None:
     group = MappedExtents(CacheGroup("full", "full", 4), ExtentPool(10), page=2, budget=1)
     group.resize(1, 0, 1)
@@ -141,6 +151,22 @@ def test_what_is_copied_from_keeps_its_memory() -> None:
     assert not remap(allocator).unmapped
     assert allocator.take_copies() == (((2, 4), (3, 5)),)
     assert allocator.allocate(2, 8) and remap(allocator).unmapped == ((2, 2),)
+
+
+def test_another_idle_page_loses_its_memory_before_one_that_is_copied_from() -> None:
+    allocator = virtual(pages=4)
+    start(allocator, 0, 8, limit=8)
+    start(allocator, 1, 8, limit=8)
+    allocator.open(2, 8, prompt=8)
+    allocator.fork(0, 2)
+    remap(allocator)
+    allocator.close(0)
+    allocator.close(1)  # idle after the one that is copied from
+    start_of = allocator.tables(2)[0][0]
+    allocator.open(3, 24)
+    assert allocator.can_fit(3, 16) and not allocator.can_fit(3, 17)
+    assert allocator.allocate(3, 16) and remap(allocator).unmapped == ((4, 2),)
+    assert allocator.take_copies() == (((2, start_of), (3, start_of + 1)),)
 
 
 def test_what_is_rewound_is_given_to_others() -> None:
