@@ -88,7 +88,7 @@ def test_all_ranks_map_the_same_blocks(llama, cpu):
     settings = {"backend": cpu, "kv_cache_dtype": "f32", "max_model_len": 128, "max_num_seqs": 4, "block_size": 4}
     with LLM(llama, **settings, threads=1) as alone:
         want = alone.generate(prompts, params)
-    with LLM(llama, **settings, **TWO, kv_allocator="virtual", kv_cache_memory=5 * 16 * 4096) as llm:
+    with LLM(llama, **settings, **TWO, kv_allocator="virtual", kv_cache_memory=5 * 16 * 1024) as llm:
         assert llm.loaded.memory.num_blocks == (5 * 16,)
         got = llm.generate(prompts, params)
         assert llm.engine.scheduler_stats().preemptions
