@@ -1,14 +1,11 @@
-"""The paged allocator: directed cases, then a state machine, of the contiguous one too, whose blocks hold real tokens."""
+"""The paged allocator, case by case."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import AdmissionError, KVCacheError
-from engine.kv import NULL_BLOCK, CacheGroup, ContiguousAllocator, PagedAllocator, PoolStats, PrefixHit
+from engine.kv import NULL_BLOCK, CacheGroup, PagedAllocator, PoolStats, PrefixHit
 
 
 def paged(num_blocks: int = 9, block_size: int = 4) -> PagedAllocator:
@@ -314,126 +311,3 @@ def test_misuse_is_named() -> None:
         allocator.fork(0, 1)
     with pytest.raises(KVCacheError, match="attach it to an empty one"):
         allocator.allocate(1, 1, allocator.match(1, [1, 2, 3, 4, 5], 5))
-
-
-class AllocatorMachine(RuleBasedStateMachine):
-    """Blocks are lists of tokens, written as a device would. Every sequence must read its own tokens back, always."""
-
-    @initialize(
-        sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(3, 14)), min_size=1, max_size=2),
-        windows=st.lists(st.none() | st.integers(1, 9), min_size=2, max_size=2),
-        contiguous=st.booleans(),
-    )
-    def start(self, sizes: list[tuple[int, int]], windows: list[int | None], contiguous: bool) -> None:
-        limited = [None, None] if contiguous else windows
-        self.groups = tuple(
-            CacheGroup(f"g{i}", "window" if window else "full", size, window)
-            for i, ((size, _), window) in enumerate(zip(sizes, limited, strict=False))
-        )
-        make = ContiguousAllocator if contiguous else PagedAllocator
-        self.allocator = make(self.groups, tuple(number for _, number in sizes))
-        self.contiguous = contiguous
-        self.memory: list[list[list[int | None]]] = [[[None] * size for _ in range(number)] for size, number in sizes]
-        self.limit = min(size * (number - 1) for size, number in sizes)
-        self.tokens: dict[int, list[int]] = {}  # what each sequence holds
-        self.planned: dict[int, list[int]] = {}  # what one that holds nothing begins with: its tokens never change
-        self.next_id = 0
-
-    @rule()
-    def open(self) -> None:
-        self.allocator.open(self.next_id, self.limit)
-        self.tokens[self.next_id] = []
-        self.next_id += 1
-
-    @precondition(lambda self: self.tokens)
-    @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
-        """Some sequences get tokens, new ones after a prefix hit; then copies, writes, commits."""
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.tokens)), unique=True, max_size=4))
-        grown: list[tuple[int, int]] = []
-        for seq_id in chosen:
-            known = self.tokens[seq_id]
-            new = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=5))
-            if len(known) + len(new) > self.limit:
-                continue
-            hit = None
-            if not known:
-                new = self.planned.setdefault(seq_id, new)
-                hit = self.allocator.match(seq_id, new, len(new))
-            count = len(new) - (hit.num_tokens if hit else 0)
-            fits = self.allocator.can_fit(seq_id, count, hit)
-            done = self.allocator.allocate(seq_id, count, hit)
-            assert done == fits or (self.contiguous and done)  # it takes back what others only reserve
-            if done:
-                self.tokens[seq_id] = known + new
-                grown.append((seq_id, count))
-        self.apply(self.allocator.take_copies())
-        for seq_id, count in grown:
-            self.write(seq_id, count)
-        for seq_id, _ in grown:
-            self.allocator.commit(seq_id, self.tokens[seq_id], len(self.tokens[seq_id]))
-
-    def apply(self, copies: tuple[tuple[tuple[int, int], ...], ...]) -> None:
-        for memory, pairs in zip(self.memory, copies, strict=True):
-            assert not {source for source, _ in pairs} & {target for _, target in pairs}
-            for source, target in pairs:
-                memory[target] = list(memory[source])
-
-    def write(self, seq_id: int, count: int) -> None:
-        tokens = self.tokens[seq_id]
-        for memory, table in zip(self.memory, self.allocator.tables(seq_id), strict=True):
-            size = len(memory[0])
-            for position in range(len(tokens) - count, len(tokens)):
-                memory[table[position // size]][position % size] = tokens[position]
-
-    @precondition(lambda self: self.tokens)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        parent = data.draw(st.sampled_from(sorted(self.tokens)))
-        if not self.allocator.can_fork(parent, 1):
-            return
-        child = self.next_id
-        self.open()
-        self.allocator.fork(parent, child)
-        self.tokens[child] = list(self.tokens[parent])
-        self.apply(self.allocator.take_copies())
-        if parent in self.planned:
-            self.planned[child] = self.planned[parent]
-
-    @precondition(lambda self: self.tokens)
-    @rule(data=st.data(), close=st.booleans())
-    def free(self, data: st.DataObject, close: bool) -> None:
-        seq_id = data.draw(st.sampled_from(sorted(self.tokens)))
-        if close:
-            self.allocator.close(seq_id)
-            del self.tokens[seq_id]
-        else:
-            self.allocator.free(seq_id)
-            assert not any(self.allocator.tables(seq_id))
-            if self.tokens[seq_id]:
-                self.planned[seq_id] = self.tokens[seq_id]
-            self.tokens[seq_id] = []
-
-    @invariant()
-    def reads_back(self) -> None:
-        self.allocator.check()
-        for seq_id, tokens in self.tokens.items():
-            for group, memory, table in zip(self.groups, self.memory, self.allocator.tables(seq_id), strict=True):
-                # What the next token sees; more may be there, but for the null block.
-                first = group.behind(len(tokens)) * group.block_size
-                read = [token for block in table for token in memory[block]]
-                assert read[first : len(tokens)] == tokens[first:]
-                assert NULL_BLOCK not in table[group.behind(len(tokens)) :]
-                if self.contiguous:
-                    assert table == tuple(range(table[0], table[0] + len(table))) if table else True
-
-    def teardown(self) -> None:
-        for seq_id in sorted(self.tokens):
-            self.allocator.close(seq_id)
-        if self.tokens:
-            self.allocator.check()
-            assert all(pool.used == 0 for pool in self.allocator.stats())
-
-
-AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestAllocatorMachine = AllocatorMachine.TestCase

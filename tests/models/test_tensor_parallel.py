@@ -113,8 +113,14 @@ def test_four_ranks(model, saved, cpu, threads):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"kv_cache_dtype": "int8", "error": 0.05}, {"kv_allocator": "contiguous"}, {"fused": False}, {"round_trip": True}],
-    ids=lambda settings: next(iter(settings)),
+    [
+        {"kv_cache_dtype": "int8", "error": 0.05},
+        {"kv_allocator": "contiguous"},
+        {"kv_allocator": "virtual"},
+        {"fused": False},
+        {"round_trip": True},
+    ],
+    ids=lambda settings: " ".join(map(str, next(iter(settings.items())))),
 )
 def test_two_ranks_with_other_settings(settings, saved, cpu, threads):
     assert_same(saved("Qwen3"), cpu, 2, **settings)

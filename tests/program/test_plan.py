@@ -167,14 +167,20 @@ def pools(draw):
         )
     sizes = tuple(draw(st.integers(1, 5000)) for _ in groups)
     return Pools(
-        tuple(groups), sizes, draw(st.integers(0, 10_000_000)), draw(st.integers(1, 64)), draw(st.integers(1, 600))
+        tuple(groups),
+        sizes,
+        draw(st.integers(0, 10_000_000)),
+        draw(st.integers(1, 64)),
+        draw(st.integers(1, 600)),
+        tuple(draw(st.sampled_from([1, 1, 4, 64])) for _ in groups),
     )
 
 
 @given(pools(), st.integers(1, 100_000), st.integers(1, 4000))
 def test_pools(pools, wanted, longest):
     wanted = max(wanted, longest)
-    needed = [group.most_blocks(longest, pools.chunk) + 1 for group in pools.groups]
+    whole = [-(-group.most_blocks(longest, pools.chunk) // page) * page for group, page in pools.paged]
+    needed = [blocks + page for blocks, (_, page) in zip(whole, pools.paged, strict=True)]
     assert tuple(needed) == pools.needed(longest)
     try:
         blocks = pools.choose(wanted, longest)
@@ -191,16 +197,16 @@ def test_pools(pools, wanted, longest):
     most = pools.wanted(wanted, longest)
     assert all(a <= b for a, b in zip(blocks, most, strict=True))
     if blocks != most and len(blocks) == 1 and pools.groups[0].window is None:
-        assert (blocks[0] + 1) * pools.block_bytes[0] > pools.budget
-    for group, count in zip(pools.groups, most, strict=True):
-        assert count <= max(group.blocks(wanted), group.most_blocks(longest, pools.chunk)) + 1
-        if group.window is not None:
-            assert count <= pools.sequences * group.most_blocks(longest, pools.chunk) + 1
+        assert (blocks[0] + pools.pages[0]) * pools.block_bytes[0] > pools.budget
+    for (group, page), count, one in zip(pools.paged, most, whole, strict=True):
+        assert count % page == 0 and count <= max(group.blocks(wanted) + page - 1, one) + page
+        if group.window is not None or page > 1:
+            assert count <= pools.sequences * one + page
 
 
 def test_pools_hold_the_null_block_besides_what_is_wanted():
     groups = (CacheGroup("full", "full", 16), CacheGroup("swa", "window", 16, 32))
-    pools = Pools(groups, (1, 1), budget=10**6, sequences=2, chunk=16)
+    pools = Pools(groups, (1, 1), budget=10**6, sequences=2, chunk=16, pages=(1, 1))
     assert pools.wanted(320, 160) == (320 // 16 + 1, 2 * 4 + 1)  # a window and a chunk may touch four blocks
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from resident import resident
 
 from engine import LLM, SamplingParams
 from engine.cli.main import run
@@ -20,19 +21,6 @@ from engine.testing.memory import check_populate
 from engine_cpu.device import CpuDevice
 
 MIB = 1 << 20
-
-
-def resident(array: np.ndarray) -> int:
-    """Bytes of the mapping that an array lies in which are in memory."""
-    found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if "-" in words[0] and not words[0].endswith(":"):
-            begin, end = (int(part, 16) for part in words[0].split("-"))
-            found = begin <= array.ctypes.data < end
-        elif found and words[0] == "Rss:":
-            return int(words[1]) * 1024
-    raise AssertionError("no mapping holds the array")
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems give memory when it is first written to")

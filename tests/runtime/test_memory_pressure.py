@@ -25,6 +25,7 @@ CONTEXT = 190
 TIGHT = {"block_size": 4, "max_model_len": CONTEXT, "max_num_batched_tokens": 16, "max_num_seqs": 16}
 SWAP = {"preemption": "swap"}
 CONTIGUOUS = {"kv_allocator": "contiguous"}
+VIRTUAL = {"kv_allocator": "virtual"}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -67,12 +68,21 @@ def little(model, backend, **settings):
     """KV memory for hardly more than one whole context, or for a few that hold no more than a window."""
     with LLM(model, backend=backend, kv_cache_dtype="f32", **TIGHT, **settings) as llm:
         memory = llm.loaded.memory
-        spare = 24 if memory.groups[0].window else 4
+        spare = 24 if memory.groups[0].window else max(4, 2 * memory.groups[0].page)
         return memory.sequence_kv + spare * sum(memory.block_bytes)
 
 
 @pytest.mark.parametrize("settings", [{}, SWAP, CONTIGUOUS, CONTIGUOUS | SWAP], ids=str)
 def test_little_memory_changes_no_token(model, backend, roomy, settings):
+    check_little(model, backend, roomy, settings)
+
+
+@pytest.mark.parametrize("settings", [VIRTUAL, VIRTUAL | SWAP], ids=str)
+def test_little_memory_that_is_mapped_changes_no_token(model, cpu, roomy, settings):
+    check_little(model, cpu, roomy, settings)
+
+
+def check_little(model, backend, roomy, settings):
     memory = little(model, backend, **settings)
     tokens, stats, allocator = crowd(model, backend, kv_cache_memory=memory, **TIGHT, **settings)
     assert tokens == roomy
@@ -135,7 +145,7 @@ def test_settings_are_checked(llama):
     for space in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="swap space"):
             LLM(llama, preemption="swap", swap_space=space)
-    with pytest.raises(KVCacheError, match="there is no KV allocator 'slab'; known are: contiguous, paged"):
+    with pytest.raises(KVCacheError, match="there is no KV allocator 'slab'; known are: contiguous, paged, virtual"):
         LLM(llama, kv_allocator="slab")
     with pytest.raises(KVCacheError, match="there is no length predictor 'oracle'; known are: histogram"):
         LLM(llama, length_predictor="oracle")

@@ -81,6 +81,20 @@ def test_models_on_two_processes(kind, tmp_path, cpu):
     compare_answers(got, want, 2e-3 if kind == "moe" else 0.3)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not take memory back at once")
+def test_all_ranks_map_the_same_blocks(llama, cpu):
+    """Memory for two sequences of four, so that pages change places; a rank refuses steps in what it has not mapped."""
+    prompts, params = [[n] * (30 + n) for n in range(3, 9)], SamplingParams(**{**GREEDY, "max_tokens": 50})
+    settings = {"backend": cpu, "kv_cache_dtype": "f32", "max_model_len": 128, "max_num_seqs": 4, "block_size": 4}
+    with LLM(llama, **settings, threads=1) as alone:
+        want = alone.generate(prompts, params)
+    with LLM(llama, **settings, **TWO, kv_allocator="virtual", kv_cache_memory=5 * 16 * 1024) as llm:
+        assert llm.loaded.memory.num_blocks == (5 * 16,)
+        got = llm.generate(prompts, params)
+        assert llm.engine.scheduler_stats().preemptions
+    compare_answers(got, want, 2e-3)
+
+
 @pytest.fixture
 def endless(llama, cpu):
     """A model on two processes, and a request that goes on for long."""

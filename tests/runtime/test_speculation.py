@@ -148,7 +148,7 @@ def test_what_the_host_must_see_gets_no_guess(open_llm, monkeypatch, install, ki
     assert not oracle.made
 
 
-@pytest.mark.parametrize("allocator", ["paged", "contiguous"])
+@pytest.mark.parametrize("allocator", ["paged", "contiguous", "virtual"])
 def test_many_in_little_memory(llama, allocator):
     """Sequences with guesses are preempted, and prefixes hit, while others have a form to keep to."""
     form = StructuredOutputs(regex="[ab]{30}")

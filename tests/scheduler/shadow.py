@@ -11,7 +11,16 @@ from typing import Any
 
 from shadow_beams import STOP, VOCABULARY, Beams, Row, candidates, search
 
-from engine.kv import BlockTable, CacheGroup, ContiguousAllocator, HostPool, KVAllocator, PagedAllocator
+from engine.kv import (
+    BlockTable,
+    CacheGroup,
+    ContiguousAllocator,
+    HostPool,
+    KVAllocator,
+    PagedAllocator,
+    Remap,
+    VirtualAllocator,
+)
 from engine.scheduler import (
     FROM_HISTORY,
     ScheduledSequence,
@@ -91,25 +100,57 @@ def agreed(part: ScheduledSequence, given: Given) -> int:
 
 
 class ShadowDevice:
-    """Runs steps as a backend would, in submission order, reading the cache through the block tables only."""
+    """Runs steps as a backend would, in submission order, reading the cache through the block tables only. ``pages``: blocks of
+    each group that are mapped at a time; only the null block's page is at first. ``budget``: blocks that may be."""
 
-    def __init__(self, allocator: KVAllocator, num_blocks: tuple[int, ...], slots: int, max_len: int) -> None:
+    def __init__(
+        self,
+        allocator: KVAllocator,
+        num_blocks: tuple[int, ...],
+        slots: int,
+        max_len: int,
+        pages: tuple[int, ...] = (),
+        budget: tuple[int, ...] = (),
+    ) -> None:
         self.groups = allocator.groups
         self.memory: list[list[list[int | None]]] = [
             [[POISON] * group.block_size for _ in range(number)]
             for group, number in zip(self.groups, num_blocks, strict=True)
         ]
         self.history: list[list[int | None]] = [[POISON] * max_len for _ in range(slots)]
+        self.pages, self.budget = pages, budget
+        self.mapped = [set(range(page)) for page in pages]
+
+    def remap(self, remaps: tuple[Remap, ...]) -> None:
+        for mapped, memory, page, budget, remap in zip(
+            self.mapped, self.memory, self.pages, self.budget, remaps, strict=bool(remaps)
+        ):
+            lost, got = (
+                {block for first, count in runs for block in range(first, first + count)}
+                for runs in (remap.unmapped, remap.mapped)
+            )
+            assert lost <= mapped and not got & (mapped - lost) and min(lost | got, default=page) >= page
+            mapped.difference_update(lost)
+            mapped.update(got)
+            assert len(mapped) <= budget, "more is mapped than there is memory"
+            for block in lost | got:
+                memory[block] = [POISON] * len(memory[block])
 
     def save(self, tables: tuple[BlockTable, ...]) -> list[list[list[int | None]]]:
+        self.check_mapped(tables)
         return [[list(memory[b]) for b in table] for memory, table in zip(self.memory, tables, strict=True)]
 
+    def check_mapped(self, blocks: Iterable[Iterable[int]]) -> None:
+        assert all(set(some) <= mapped for some, mapped in zip(blocks, self.mapped, strict=False)), "no memory is there"
+
     def fill(self, tables: tuple[BlockTable, ...], saved: list[list[list[int | None]]]) -> None:
+        self.check_mapped(tables)
         for memory, table, blocks in zip(self.memory, tables, saved, strict=True):
             for block, contents in zip(table, blocks, strict=True):
                 memory[block] = list(contents)
 
     def submit(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> dict[int, Given]:
+        self.check_mapped([{block for pair in copies for block in pair} for copies in step.block_copies])
         for memory, copies in zip(self.memory, step.block_copies, strict=True):
             assert not {source for source, _ in copies} & {target for _, target in copies}
             for source, target in copies:
@@ -161,6 +202,8 @@ class ShadowDevice:
     def check(self, step: ScheduledStep, sequences: dict[int, Sequence]) -> None:
         """The promises about a step that hold for each one."""
         parts = step.sequences
+        for part in parts:
+            self.check_mapped(part.tables)
         assert parts and step.num_tokens == sum(part.count for part in parts)
         assert [part.count == 1 for part in parts] == [i < step.decode_count for i in range(len(parts))]
         assert len({part.slot for part in parts}) == len(parts) == len({part.seq_id for part in parts})
@@ -190,6 +233,7 @@ class ShadowDevice:
 
     def lose(self) -> None:
         """The device's state is gone."""
+        self.mapped = [set(range(page)) for page in self.pages]
         for memory in self.memory:
             memory[:] = [[POISON] * len(block) for block in memory]
         for row in self.history:
@@ -205,7 +249,7 @@ class Engine:
     """(block size, blocks) of each."""
     depth: int = 1
     windows: tuple[int | None, ...] = ()
-    contiguous: bool = False
+    kind: str = "paged"
     host: int | None = None
     """Tokens that the host tier holds; None: preemption by recomputation."""
     in_flight: deque[tuple[ScheduledStep, dict[int, Given], dict[int, Any]]] = field(default_factory=deque)
@@ -231,14 +275,22 @@ class Engine:
             CacheGroup(f"g{i}", "full" if window is None else "window", size, window)
             for i, ((size, _), window) in enumerate(zip(self.groups, windows, strict=True))
         )
-        self.allocator: PagedAllocator | ContiguousAllocator = (
-            ContiguousAllocator(specs, blocks)
-            if self.contiguous
-            else PagedAllocator(specs, blocks, self.config.max_batch_tokens)
-        )
+        self.allocator: PagedAllocator | ContiguousAllocator
+        pages: tuple[int, ...] = ()
+        budget = blocks
+        if self.kind == "virtual":
+            pages = tuple(2 if number % 2 else 1 for number in blocks)
+            budget = tuple(number - 1 + page for number, page in zip(blocks, pages, strict=True))
+            blocks = tuple(2 * number for number in budget)
+            self.allocator = VirtualAllocator(specs, budget, pages, blocks)
+        elif self.kind == "contiguous":
+            self.allocator = ContiguousAllocator(specs, blocks)
+        else:
+            self.allocator = PagedAllocator(specs, blocks, self.config.max_batch_tokens)
         host = None if self.host is None else HostPool(self.host, tuple(size for size, _ in self.groups))
         self.scheduler = Scheduler(self.config, self.allocator, host)
-        self.device = ShadowDevice(self.allocator, blocks, self.config.max_sequences, self.config.max_model_len)
+        config = self.config
+        self.device = ShadowDevice(self.allocator, blocks, config.max_sequences, config.max_model_len, pages, budget)
 
     def add(
         self,
@@ -288,6 +340,8 @@ class Engine:
         self.seen["guesses"] += sum(part.guessed for part in step.sequences)
         self.seen["blocks behind a window"] += sum(0 in table for part in step.sequences for table in part.tables)
         exported = {swap.seq_id: self.device.save(swap.blocks) for swap in step.swap_outs}
+        self.device.remap(step.remaps)
+        self.seen["pages that lose their memory"] += sum(len(remap.unmapped) for remap in step.remaps)
         for swap in step.swap_ins:
             self.device.fill(swap.blocks, self.saved.pop(swap.seq_id))
         self.in_flight.append((step, self.device.submit(step, self.sequences), exported))

@@ -47,6 +47,9 @@ REQUESTS = st.lists(
 )
 
 
+KINDS = ["paged", "contiguous", "virtual"]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         capacity=st.integers(8, 60),
@@ -58,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         more_rows=st.integers(0, 6),
         windows=st.lists(st.none() | st.integers(1, 12), min_size=2, max_size=2),
-        contiguous=st.booleans(),
+        kind=st.sampled_from(KINDS),
         host=st.none() | st.integers(0, 60),
         requests=REQUESTS,
     )
@@ -73,14 +76,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         more_rows: int,
         windows: list[int | None],
-        contiguous: bool,
+        kind: str,
         host: int | None,
         requests: list[Request],
     ) -> None:
         groups = tuple((size, 1 + capacity // size) for size in sizes)
         config = SchedulerConfig(budget, slots, 40, policy, chunk, slots + more_rows)
-        limited = () if contiguous else tuple(windows[: len(sizes)])
-        self.engine = Engine(config, groups, depth, limited, contiguous, host)
+        limited = tuple(windows[: len(sizes)]) if kind == "paged" else ()
+        self.engine = Engine(config, groups, depth, limited, kind, host)
         specs = list(zip(self.engine.allocator.groups, groups, strict=True))
         self.capacity = max(
             n for n in range(1, 41) if all(spec.most_blocks(n, budget) < blocks for spec, (_, blocks) in specs)
@@ -153,22 +156,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                 event(f"{name}: {count > 0}")
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("budget", [3, 40])
-@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("host", [None, 50, 1000])
-def test_many_requests_in_little_memory(
-    block_size: int, depth: int, budget: int, contiguous: bool, host: int | None
-) -> None:
+def test_many_requests_in_little_memory(block_size: int, depth: int, budget: int, kind: str, host: int | None) -> None:
     """Mixed lengths, samples and shared beginnings, with room for two of the longest."""
     blocks = 1 + -(-80 // block_size)
     config = SchedulerConfig(max_batch_tokens=budget, max_sequences=8, max_model_len=64, long_prefill_chunk=11)
-    engine = Engine(config, ((block_size, blocks),), depth, contiguous=contiguous, host=host)
+    engine = Engine(config, ((block_size, blocks),), depth, kind=kind, host=host)
     for i in range(24):
         beginning = [1 + j % 4 for j in range(5 * (i % 7))]
         tail = [1 + i * j % 4 for j in range(1, 3 + i % 5)]
@@ -179,6 +180,7 @@ def test_many_requests_in_little_memory(
     assert (stats.swaps > 0) == (engine.seen["swaps"] > 0)
     assert bool(stats.swaps) == (host is not None) or host == 50 or budget == 3
     assert len(engine.sequences) == 40 and not engine.ended
+    assert bool(engine.seen["pages that lose their memory"]) == (kind == "virtual")
 
 
 @pytest.mark.parametrize("windows", [(7,), (1,), (None, 7), (5, 12)], ids=str)
@@ -199,11 +201,11 @@ def test_many_requests_longer_than_their_windows(windows: tuple[int | None, ...]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("contiguous", [False, True])
-def test_beams_in_little_memory_are_swapped(depth: int, contiguous: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_beams_in_little_memory_are_swapped(depth: int, kind: str) -> None:
     """A beam may be swapped out while its row is on the way, and be forked once it has come."""
     config = SchedulerConfig(max_batch_tokens=16, max_sequences=8, max_model_len=48)
-    engine = Engine(config, ((2, 27),), depth, contiguous=contiguous, host=1000)
+    engine = Engine(config, ((2, 27),), depth, kind=kind, host=1000)
     for i in range(12):
         kind = ("beams", "plain", "synchronous")[i % 3]
         engine.add([1 + j % 4 for j in range(4 + 3 * (i % 5))], 6 + i, priority=i % 2, kind=kind)
@@ -212,16 +214,14 @@ def test_beams_in_little_memory_are_swapped(depth: int, contiguous: bool) -> Non
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("windows", [(None,), (5, 12)], ids=str)
 @pytest.mark.parametrize("host", [None, 1000])
-def test_guesses_in_little_memory(
-    depth: int, contiguous: bool, windows: tuple[int | None, ...], host: int | None
-) -> None:
+def test_guesses_in_little_memory(depth: int, kind: str, windows: tuple[int | None, ...], host: int | None) -> None:
     """Right and wrong ones, of sequences that are preempted in the midst of them, beside others without any."""
     config = SchedulerConfig(max_batch_tokens=16, max_sequences=8, max_model_len=64, max_rows=12)
     groups = tuple((4, 23) for _ in windows)
-    engine = Engine(config, groups, depth, () if contiguous else windows, contiguous, host)
+    engine = Engine(config, groups, depth, windows if kind == "paged" else (), kind, host)
     for i in range(24):
         beginning = [1 + j % 4 for j in range(5 * (i % 7))]
         kind = ("guesses", "guesses", "plain", "guesses", "scores")[i % 5]

@@ -82,6 +82,8 @@ MODES: dict[str, dict[str, object]] = {
     "swap": {"preemption": "swap", "swap_space": 1e-3},
     "contiguous": {"kv_allocator": "contiguous"},
     "contiguous swap": {"kv_allocator": "contiguous", "preemption": "swap", "swap_space": 1e-3},
+    "virtual": {"kv_allocator": "virtual"},
+    "virtual swap": {"kv_allocator": "virtual", "preemption": "swap", "swap_space": 1e-3},
 }
 
 

@@ -20,7 +20,9 @@ from engine.backend.v1 import (
     Session,
     StepFn,
     StepSession,
+    VirtualMemory,
     available_memory,
+    host_virtual_memory,
 )
 
 from . import _native
@@ -56,6 +58,9 @@ class CpuDevice:
 
     def populate(self, state: Array, first: int, count: int) -> None:
         _native.populate(state[first : first + count])
+
+    def virtual_memory(self) -> VirtualMemory | None:
+        return host_virtual_memory()
 
     def copy_in(self, array: Array) -> Array:
         return np.ascontiguousarray(array)

@@ -28,9 +28,13 @@ ALIGNMENT = 64
 
 def from_host(array: Array, device: torch.device) -> torch.Tensor:
     """A copy of a host array, contiguous. uint16 is bf16."""
-    host = torch.from_numpy(np.array(array, order="C"))
-    value = host.view(torch.bfloat16) if array.dtype == np.uint16 else host
-    return value.to(device)
+    return on_host(np.array(array, order="C")).to(device)
+
+
+def on_host(array: Array) -> torch.Tensor:
+    """The tensor whose memory is the array's."""
+    host = torch.from_numpy(array)
+    return host.view(torch.bfloat16) if array.dtype == np.uint16 else host
 
 
 def all_from_host(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
@@ -61,8 +65,7 @@ def to_pages(value: torch.Tensor) -> Array:
 
 def from_pages(array: Array, device: torch.device) -> torch.Tensor:
     """What ``to_pages`` gave, read where it lies; on the CPU it is the same memory."""
-    host = torch.from_numpy(array)
-    return (host.view(torch.bfloat16) if array.dtype == np.uint16 else host).to(device)
+    return on_host(array).to(device)
 
 
 def _array(host: torch.Tensor) -> Array:

@@ -25,6 +25,7 @@ from engine.backend.v1 import (
     StepFn,
     StepSession,
     Tuning,
+    VirtualMemory,
     available_memory,
 )
 
@@ -34,6 +35,7 @@ from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
 from .layouts import PAGES
 from .providers import TritonProvider, make_providers
+from .virtual import virtual_memory
 
 ROLES = ("f32", "bf16", "f16")
 
@@ -67,6 +69,7 @@ class CudaDevice:
         self.where, self.graphs = where, graphs or graphs_of({})
         self._act = act
         self._cuts = cuts_of(where)
+        self._virtual_memory = virtual_memory(where)
         self._providers: Mapping[str, Sequence[Provider]] = make_providers(where, self._cuts)
 
     @property
@@ -81,6 +84,9 @@ class CudaDevice:
 
     def free(self, value: torch.Tensor) -> None:
         """Reference counts do it."""
+
+    def virtual_memory(self) -> VirtualMemory | None:
+        return self._virtual_memory
 
     def copy_in(self, array: Array) -> torch.Tensor:
         return from_host(array, self.where)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import sys
+from contextlib import suppress
+from math import prod
 from pathlib import Path
 
-from .v1 import MemoryInfo
+import numpy as np
+
+from .optional import VirtualMemory
+from .v1 import HOST_DTYPES, Array, MemoryInfo
 
 
 def available_memory() -> MemoryInfo:
@@ -27,6 +34,55 @@ def available_memory() -> MemoryInfo:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def mapping_of(array: Array) -> tuple[mmap.mmap | None, int]:
+    """The mapping that an array lies in, if it does, and where in it the array begins."""
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        whole, owner = owner, owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return owner if isinstance(owner, mmap.mmap) else None, array.ctypes.data - whole.ctypes.data
+
+
+def host_virtual_memory() -> VirtualMemory | None:
+    """Arrays of the host whose memory comes and goes, or None where the system does not take memory back at once."""
+    return VirtualMemory(mmap.PAGESIZE, _reserve, _map, _unmap) if sys.platform == "linux" else None
+
+
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.11 has no name for it
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, likewise
+
+
+def _reserve(shape: tuple[int, ...], dtype: str) -> Array:
+    """Accessible throughout, in one mapping, since the kernel allows few of them: what has no memory yet would get it when it is
+    touched. Huge pages would bring memory that nobody asked for."""
+    tag = HOST_DTYPES[dtype]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    try:
+        memory = mmap.mmap(-1, max(prod(shape) * tag.itemsize, 1), flags=flags)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no {prod(shape) * tag.itemsize} bytes of addresses are free: {error}") from error
+    with suppress(OSError):  # a kernel without huge pages knows nothing of them
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, tag, prod(shape)).reshape(shape)
+
+
+def _map(array: Array, first: int, count: int) -> None:
+    with suppress(OSError):  # before Linux 5.14 memory comes when it is first written to
+        _advise(array, first, count, _POPULATE_WRITE)
+
+
+def _unmap(array: Array, first: int, count: int) -> None:
+    _advise(array, first, count, mmap.MADV_DONTNEED)
+
+
+def _advise(array: Array, first: int, count: int, advice: int) -> None:
+    memory, start = mapping_of(array)
+    assert memory is not None, "the array was not reserved"
+    entry = array.strides[0]
+    memory.madvise(advice, start + first * entry, count * entry)
 
 
 def _container_limit() -> tuple[int, int] | None:

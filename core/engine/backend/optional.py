@@ -47,3 +47,26 @@ def block_access_of(device: Device) -> BlockAccess | None:
     same object where the device writes in place. A session of the device's own is a ``SwapSession``, too."""
     out, into = getattr(device, "export_blocks", None), getattr(device, "import_blocks", None)
     return None if out is None or into is None else BlockAccess(out, into)
+
+
+@dataclass(frozen=True)
+class VirtualMemory:
+    """Values whose addresses are taken before their memory. Memory comes and goes in whole granules of ``granularity`` bytes, a
+    power of two, and ``map`` and ``unmap`` are only asked for entries of the first axis that begin and end with one.
+
+    ``reserve(shape, tag)`` gives a value without memory, which ``free`` takes as any other; ``map(value, first, count)`` gives
+    entries memory, in which zeros are, and ``unmap`` takes it away. Who reads or writes an entry without memory does wrong.
+    Nobody uses the entries meanwhile: the core calls ``fence`` before it unmaps. MemoryError where there is no more.
+    """
+
+    granularity: int
+    reserve: Callable[[tuple[int, ...], str], Any]
+    map: Callable[[Any, int, int], None]
+    unmap: Callable[[Any, int, int], None]
+
+
+def virtual_memory_of(device: Device) -> VirtualMemory | None:
+    """Optional on a device (api 1.1): ``virtual_memory()`` gives a ``VirtualMemory``, or None where it has none here. With it a
+    cache may be as long as all sequences may become, and take no more memory than they have filled."""
+    offered = getattr(device, "virtual_memory", None)
+    return None if offered is None else offered()

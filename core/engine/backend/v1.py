@@ -23,11 +23,13 @@ from .collectives import CollectivesManifest as CollectivesManifest
 from .collectives import Group as Group
 from .collectives import collectives_of as collectives_of
 from .optional import BlockAccess as BlockAccess
+from .optional import VirtualMemory as VirtualMemory
 from .optional import block_access_of as block_access_of
 from .optional import compile_of as compile_of
 from .optional import copy_in_all_of as copy_in_all_of
 from .optional import populate_of as populate_of
 from .optional import providers_of as providers_of
+from .optional import virtual_memory_of as virtual_memory_of
 from .tuning import Tuned as Tuned
 from .tuning import Tuning as Tuning
 from .tuning import tuning_of as tuning_of
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ..ops import OPS as OPS
     from ..program.execute import StepSession as StepSession
     from .host import available_memory as available_memory
+    from .host import host_virtual_memory as host_virtual_memory
 
 API = "1.1"
 
@@ -387,6 +390,20 @@ class SwapSession(Protocol):
         ...
 
 
+Runs = Sequence[tuple[int, int]]
+"""Blocks one after the other: the first and how many, of each run."""
+
+
+@runtime_checkable
+class RemapSession(Protocol):
+    """Optional on a session: cache blocks of a plan with ``pages`` lose and get their memory."""
+
+    def remap(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
+        """Takes the memory of runs of blocks away, a sequence a cache group, and then gives it to others. Takes effect in
+        submission order with the steps; where it fails, what is submitted next raises that."""
+        ...
+
+
 class Device(Protocol):
     """The eight methods. Values are opaque to the core; ``copy_out(copy_in(a))`` equals ``a``."""
 
@@ -418,7 +435,8 @@ class Plan:
     (tests). ``buckets`` (api 1.1): the sizes of T that ``StepSession`` pads steps to; where there are any, or
     ``limits.decode_buckets``, block 0 of each cache and the last slot of the history are padding's. ``embedding`` (api 1.1):
     segments that run after the body where a step has ``embedding_rows``, as often as these take with at most
-    ``limits.dims.R`` at a time: R is their number there.
+    ``limits.dims.R`` at a time: R is their number there. ``pages`` (api 1.1): cache groups whose states are reserved as
+    ``virtual_memory()`` does it, and how many blocks get or lose their memory at a time; the page of block 0 always has it.
     """
 
     body: tuple[Segment, ...]
@@ -431,6 +449,7 @@ class Plan:
     round_trips: frozenset[str] = frozenset()
     buckets: tuple[int, ...] = ()
     embedding: tuple[Segment, ...] = ()
+    pages: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -455,7 +474,12 @@ class Manifest:
     """(api 1.1) False: for measurements and tests, used where it is named and never chosen by "auto"."""
 
 
-_LAZY = {"StepSession": "..program.execute", "OPS": "..ops", "available_memory": ".host"}
+_LAZY = {
+    "StepSession": "..program.execute",
+    "OPS": "..ops",
+    "available_memory": ".host",
+    "host_virtual_memory": ".host",
+}
 
 
 def __getattr__(name: str) -> Any:

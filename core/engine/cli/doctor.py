@@ -116,9 +116,10 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     lines += ["", "Memory"]
     lines += [f"  {name:<12}{_size(memory[name])}" for name in ("weights", "kv", "history")]
     for group in memory["groups"]:
+        pages = f"; memory comes {group['page']} at a time" if group["page"] > 1 else ""
         lines.append(
             f"  {group['name']:<12}{group['blocks']} blocks of {group['block_size']} tokens, {group['bytes_a_token']} B a"
-            f" token, {_size(group['bytes'])}; at most {group['sequence_blocks']} a sequence"
+            f" token, {_size(group['bytes'])}; at most {group['sequence_blocks']} a sequence{pages}"
         )
     whole, most = memory["sequence_kv"], memory["sequence_kv_unwindowed"]
     windows = f" ({_size(most)} without windows)" if whole < most else ""

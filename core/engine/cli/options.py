@@ -61,7 +61,7 @@ class EngineOptions:
         int | None, typer.Option(help="Most tokens of a sequence; the model's own context if not given.")
     ] = None
     kv_allocator: Annotated[
-        str, typer.Option(help="How sequences get room in the KV cache: paged, contiguous, or a plugin's.")
+        str, typer.Option(help="How sequences get room in the KV cache: paged, contiguous, virtual, or a plugin's.")
     ] = "paged"
     preemption: Annotated[
         str, typer.Option(help="What becomes of a sequence that must make room: recompute, or swap to host memory.")

@@ -9,9 +9,11 @@ import numpy as np
 
 from ..backend.v1 import Array, StepInputs
 from ..errors import KVCacheError
+from ..kv import MappingAllocator
 from ..ops import STEP_INPUTS
 from ..runtime.load import Loaded
 from ..runtime.step_inputs import RowParams, step_inputs
+from ..runtime.swap import remap
 from ..sampling import SamplingParams
 from ..scheduler import ScheduledSequence, ScheduledStep
 
@@ -70,6 +72,7 @@ class Forward:
         program, tables = self._loaded.program, self.allocator.tables(_SEQUENCE)
         part = ScheduledSequence(_SEQUENCE, 0, start, len(ids), tuple(ids), True, tables)
         copies = self.allocator.take_copies()
+        remap(self._session, self.allocator.take_remaps() if isinstance(self.allocator, MappingAllocator) else ())
         step = ScheduledStep(self._steps, (part,), int(len(ids) == 1), len(ids), copies, (), ())
         return step_inputs(step, lambda _: self._row, len(program.groups), (program.vocab + 31) // 32)[0]
 

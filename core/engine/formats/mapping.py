@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.backend.host import mapping_of
 from engine.errors import FormatError
 from engine.formats.quantformats import Bytes
 
@@ -24,14 +25,9 @@ def read_errors(path: Path) -> Iterator[None]:
 
 def release(data: Bytes) -> None:
     """Lets the memory of mapped bytes go; they are read from the file again if they are touched again."""
-    owner: object = data
-    while isinstance(owner, np.ndarray):
-        whole, owner = owner, owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED") or not data.nbytes:
+    owner, first = mapping_of(data)
+    if owner is None or not hasattr(mmap, "MADV_DONTNEED") or not data.nbytes:
         return
-    first = data.ctypes.data - whole.ctypes.data
     start = first - first % mmap.PAGESIZE
     owner.madvise(mmap.MADV_DONTNEED, start, first + data.nbytes - start)
 

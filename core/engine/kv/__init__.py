@@ -1,6 +1,6 @@
 """KV cache bookkeeping: blocks, prefixes and page tables as integers; the memory itself is the backend's."""
 
-from .allocator import BlockCopy, BlockTable, KVAllocator, PrefixHit
+from .allocator import BlockCopy, BlockTable, KVAllocator, MappingAllocator, PrefixHit, Remap
 from .block_pool import NULL_BLOCK, BlockPool, PoolStats
 from .cache_group import CacheGroup
 from .contiguous import ContiguousAllocator, Fragmentation
@@ -9,6 +9,7 @@ from .length_predictor import LengthHistogram, LengthPredictor
 from .paged import PagedAllocator
 from .prefix_index import HashChain, PrefixIndex
 from .registry import AllocatorManifest, AllocatorSpec, find_allocator, find_predictor
+from .virtual import VirtualAllocator
 
 __all__ = [
     "NULL_BLOCK",
@@ -26,10 +27,13 @@ __all__ = [
     "KVAllocator",
     "LengthHistogram",
     "LengthPredictor",
+    "MappingAllocator",
     "PagedAllocator",
     "PoolStats",
     "PrefixHit",
     "PrefixIndex",
+    "Remap",
+    "VirtualAllocator",
     "find_allocator",
     "find_predictor",
 ]

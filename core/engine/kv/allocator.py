@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from .block_pool import PoolStats
 from .cache_group import CacheGroup
 
 BlockTable = tuple[int, ...]
 BlockCopy = tuple[int, int]
+Runs = tuple[tuple[int, int], ...]
+"""Blocks one after the other: the first and how many, of each run."""
+
+
+class Remap(NamedTuple):
+    """Of a cache group, blocks that lose their memory, and then blocks that get some."""
+
+    unmapped: Runs
+    mapped: Runs
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class KVAllocator(Protocol):
         ...
 
     def forget(self) -> None:
-        """The contents of the cache are lost: no prefix can be hit until it is computed again."""
+        """The contents of the cache are lost, and it begins anew: no prefix can be hit until it is computed again."""
         ...
 
     def stats(self) -> tuple[PoolStats, ...]:
@@ -95,4 +104,14 @@ class KVAllocator(Protocol):
 
     def check(self) -> None:
         """Raises AssertionError where an invariant is broken (tests)."""
+        ...
+
+
+@runtime_checkable
+class MappingAllocator(Protocol):
+    """An allocator whose blocks are addresses, to which memory is mapped; block 0 always has it."""
+
+    def take_remaps(self) -> tuple[Remap, ...]:
+        """Ends a step: what is to be mapped a group, once blocks are saved that leave for the host, and before any other is
+        read or written; () if nothing is. After ``forget`` nothing but block 0 is mapped."""
         ...

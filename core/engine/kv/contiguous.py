@@ -10,6 +10,7 @@ window are kept (a model's layers with and without a window are one group).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import AdmissionError, KVCacheError
@@ -40,7 +41,7 @@ class Fragmentation:
 
 
 @dataclass(eq=False)
-class _Allocation:
+class Allocation:
     """What one sequence holds: in each group an extent [start, length]. ``length``: tokens allocated; ``most``: the most it
     ever had."""
 
@@ -53,34 +54,66 @@ class _Allocation:
 
 
 @dataclass
-class _Group:
-    """A cache group, its free extents, and the copies of the step being built, destination -> source (pinned)."""
+class Extents:
+    """A cache group, its free extents, and the copies of the step being built, destination -> source (pinned). Extents are
+    counted in ``page`` blocks."""
 
     spec: CacheGroup
     pool: ExtentPool
+    page: int = 1
     copies: dict[int, int] = field(default_factory=dict)
     grown: int = 0
     moves: int = 0
     moved_blocks: int = 0
 
-    def copy(self, source: int, destination: int, blocks: int) -> None:
-        for n in range(blocks):
+    @property
+    def usable(self) -> int:
+        """Blocks that sequences may hold."""
+        return self.pool.num_blocks - 1
+
+    @property
+    def free(self) -> int:
+        """Blocks of these that nobody holds."""
+        return self.pool.free
+
+    def length(self, tokens: int) -> int:
+        """That of an extent for so many tokens."""
+        return -(-self.spec.blocks(tokens) // self.page)
+
+    def blocks(self, start: int, tokens: int) -> range:
+        """Those that hold the tokens of a sequence whose extent begins at ``start``."""
+        return range(start * self.page, start * self.page + self.spec.blocks(tokens))
+
+    def take(self, needed: int, wanted: int) -> tuple[int, int] | None:
+        return self.pool.take(needed, wanted)
+
+    def copy(self, source: int, destination: int, tokens: int) -> None:
+        for block, copy in zip(self.blocks(source, tokens), self.blocks(destination, tokens), strict=True):
             # What is itself about to be copied comes from where that comes from.
-            first = self.copies.get(source + n, source + n)
-            self.copies[destination + n] = first
-            self.pool.pin(first)
+            first = self.copies.get(block, block)
+            self.copies[copy] = first
+            self.pool.pin(first // self.page)
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        copies = tuple((source, copy) for copy, source in self.copies.items())
+        for source, _ in copies:
+            self.pool.unpin(source // self.page)
+        self.copies.clear()
+        return copies
 
     def release(self, start: int, length: int) -> None:
         """Gives an extent back; copies into it are not needed any more."""
-        for block in range(start, start + length):
-            if block in self.copies:
-                self.pool.unpin(self.copies.pop(block))
+        first, end = start * self.page, (start + length) * self.page
+        for block in [block for block in self.copies if first <= block < end]:
+            self.pool.unpin(self.copies.pop(block) // self.page)
         if length:
             self.pool.give(start, length)
 
 
 class ContiguousAllocator:
     """Consecutive blocks, a pool a group. ``num_blocks`` counts each group's blocks, the null block included."""
+
+    _groups: Sequence[Extents]
 
     def __init__(
         self,
@@ -95,26 +128,25 @@ class ContiguousAllocator:
         for group in groups:
             if group.kind not in ("full", "latent"):
                 raise KVCacheError(
-                    f"cache group {group.name!r} is of kind {group.kind!r}; the contiguous allocator takes full and latent "
-                    "groups"
+                    f"cache group {group.name!r} is of kind {group.kind!r}; this allocator takes full and latent groups"
                 )
         self.groups = groups
-        self._groups = [_Group(g, ExtentPool(n)) for g, n in zip(groups, num_blocks, strict=True)]
+        self._groups = [Extents(g, ExtentPool(n)) for g, n in zip(groups, num_blocks, strict=True)]
         self._predictor: LengthPredictor = LengthHistogram() if predictor is None else predictor
-        self._sequences: dict[int, _Allocation] = {}
+        self._sequences: dict[int, Allocation] = {}
 
     def open(self, seq_id: int, limit: int, salt: bytes = b"", prompt: int = 0) -> None:
         if seq_id in self._sequences:
             raise KVCacheError(f"sequence {seq_id} is open already; sequence ids are unique while in use")
         for group in self._groups:
-            needed, usable = group.spec.blocks(limit), group.pool.num_blocks - 1
+            needed, usable = group.length(limit) * group.page, group.usable
             if needed > usable:
                 raise AdmissionError(
                     f"prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.spec.block_size} "
                     f"in cache group {group.spec.name!r}; its pool has {usable} "
                     f"({usable * group.spec.block_size} tokens) and the null block."
                 )
-        self._sequences[seq_id] = _Allocation(limit, prompt, [(0, 0)] * len(self._groups))
+        self._sequences[seq_id] = Allocation(limit, prompt, [(0, 0)] * len(self._groups))
 
     def match(self, seq_id: int, token_ids: list[int], limit: int) -> PrefixHit:
         return PrefixHit(0, ((),) * len(self._groups))
@@ -123,7 +155,7 @@ class ContiguousAllocator:
         sequence = self._sequences[seq_id]
         end = sequence.length + count + (hit.num_tokens if hit else 0)
         for group, (start, length) in zip(self._groups, sequence.extents, strict=True):
-            needed = group.spec.blocks(end)
+            needed = group.length(end)
             if needed > length + group.pool.room_after(start + length) and needed > group.pool.largest:
                 return False
         return True
@@ -136,42 +168,39 @@ class ContiguousAllocator:
             self._trim()
             if not self.can_fit(seq_id, count, hit):
                 return False
-        if hit and hit.num_tokens:
-            if sequence.length:
-                raise KVCacheError(
-                    "a prefix hit is attached to a sequence that holds tokens; attach it to an empty one"
-                )
-            sequence.length = hit.num_tokens
-        end = sequence.length + count
+        if hit and hit.num_tokens and sequence.length:
+            raise KVCacheError("a prefix hit is attached to a sequence that holds tokens; attach it to an empty one")
+        end = sequence.length + count + (hit.num_tokens if hit else 0)
         self._reach(sequence, end, self._predicted(sequence, end), moving=sequence.extents[0][1] > 0)
         return True
 
-    def _reach(self, sequence: _Allocation, end: int, predicted: int, moving: bool) -> None:
+    def _reach(self, sequence: Allocation, end: int, predicted: int, moving: bool) -> None:
         """Extents for ``end`` tokens, which are known to fit, and for those ``predicted`` where there is room."""
         for i, group in enumerate(self._groups):
             start, length = sequence.extents[i]
-            needed, wanted = group.spec.blocks(end), group.spec.blocks(predicted)
+            needed, wanted = group.length(end), group.length(predicted)
             if needed <= length:
                 continue
             if more := group.pool.grow(start + length, needed - length, wanted - length) if length else 0:
                 sequence.extents[i] = start, length + more
                 group.grown += 1
                 continue
-            taken = group.pool.take(needed, wanted)
+            taken = group.take(needed, wanted)
             if taken is None:
                 raise KVCacheError(f"there is no extent of {needed} blocks; ask `can_fit` first")
             sequence.extents[i] = taken
             if moving:
-                held = group.spec.blocks(sequence.length)
-                group.copy(start, taken[0], held)
+                group.copy(start, taken[0], sequence.length)
                 group.moves += 1
-                group.moved_blocks += held
+                group.moved_blocks += group.spec.blocks(sequence.length)
             group.release(start, length)
-        sequence.length = end
+        self._set_length(sequence, end)
         sequence.most = max(sequence.most, end)
-        sequence.snapshot = None
 
-    def _predicted(self, sequence: _Allocation, end: int) -> int:
+    def _set_length(self, sequence: Allocation, tokens: int) -> None:
+        sequence.length, sequence.snapshot = tokens, None
+
+    def _predicted(self, sequence: Allocation, end: int) -> int:
         output = max(0, max(end, sequence.most) - sequence.prompt)
         return max(end, min(sequence.limit, sequence.prompt + self._predictor.predict(sequence.prompt, output)))
 
@@ -180,7 +209,7 @@ class ContiguousAllocator:
         for sequence in self._sequences.values():
             for i, group in enumerate(self._groups):
                 start, length = sequence.extents[i]
-                held = group.spec.blocks(sequence.length)
+                held = group.length(sequence.length)
                 if held < length:
                     group.release(start + held, length - held)
                     sequence.extents[i] = start, held
@@ -189,15 +218,13 @@ class ContiguousAllocator:
         sequence = self._sequences[seq_id]
         if sequence.snapshot is None:
             held = zip(self._groups, sequence.extents, strict=True)
-            sequence.snapshot = tuple(
-                tuple(range(start, start + group.spec.blocks(sequence.length))) for group, (start, _) in held
-            )
+            sequence.snapshot = tuple(tuple(group.blocks(start, sequence.length)) for group, (start, _) in held)
         return sequence.snapshot
 
     def can_fork(self, parent: int, children: int) -> bool:
         source = self._sequences[parent]
         for group in self._groups:
-            needed = group.spec.blocks(source.length + 1)
+            needed = group.length(source.length + 1)
             if children + 1 > group.pool.largest // needed:
                 return False
         return True
@@ -211,33 +238,26 @@ class ContiguousAllocator:
             return
         end = source.length + 1  # room for the first token of its own, and no more: its siblings need theirs
         self._reach(sequence, end, end, moving=False)
-        sequence.length = source.length
+        self._set_length(sequence, source.length)
         for group, (start, _), (own, _) in zip(self._groups, source.extents, sequence.extents, strict=True):
-            group.copy(start, own, group.spec.blocks(source.length))
+            group.copy(start, own, source.length)
 
     def take_copies(self) -> tuple[tuple[BlockCopy, ...], ...]:
-        copies = tuple(tuple((source, to) for to, source in group.copies.items()) for group in self._groups)
-        for group in self._groups:
-            for source in group.copies.values():
-                group.pool.unpin(source)
-            group.copies.clear()
-        return copies
+        return tuple(group.take_copies() for group in self._groups)
 
     def commit(self, seq_id: int, token_ids: list[int], num_computed: int) -> None:
         """Nothing is shared, so nothing is registered."""
 
     def rewind(self, seq_id: int, num_tokens: int) -> None:
         """The room stays reserved."""
-        sequence = self._sequences[seq_id]
-        sequence.length, sequence.snapshot = num_tokens, None
+        self._set_length(self._sequences[seq_id], num_tokens)
 
     def free(self, seq_id: int) -> None:
         sequence = self._sequences[seq_id]
+        self._set_length(sequence, 0)
         for group, (start, length) in zip(self._groups, sequence.extents, strict=True):
             group.release(start, length)
         sequence.extents = [(0, 0)] * len(self._groups)
-        sequence.length = 0
-        sequence.snapshot = None
 
     def close(self, seq_id: int) -> None:
         sequence = self._sequences[seq_id]
@@ -250,11 +270,7 @@ class ContiguousAllocator:
         """No prefix is ever hit."""
 
     def stats(self) -> tuple[PoolStats, ...]:
-        return tuple(
-            PoolStats(total, group.pool.free, total - group.pool.free, 0)
-            for group in self._groups
-            for total in (group.pool.num_blocks - 1,)
-        )
+        return tuple(PoolStats(group.usable, group.free, group.usable - group.free, 0) for group in self._groups)
 
     def fragmentation(self) -> tuple[Fragmentation, ...]:
         """How the room lies, a group."""
@@ -270,9 +286,11 @@ class ContiguousAllocator:
             held: list[int] = []
             for sequence in self._sequences.values():
                 start, length = sequence.extents[i]
-                assert group.spec.blocks(sequence.length) <= length, "a sequence has tokens beyond its extent"
+                assert group.length(sequence.length) <= length, "a sequence has tokens beyond its extent"
                 assert sequence.length or not length, "an empty sequence holds blocks"
                 held += range(start, start + length)
             group.pool.check(held)
             assert not set(group.copies) & set(group.copies.values()), "a copy's destination is copied from"
-            assert set(group.copies) <= set(held), "a copy goes to a block that nobody holds"
+            assert {block // group.page for block in group.copies} <= set(held), (
+                "a copy goes to a block that nobody holds"
+            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Set
 
 from ..errors import KVCacheError
 
@@ -50,6 +51,21 @@ class ExtentPool:
         self._cut(n, length)
         return start, length
 
+    def take_at(self, start: int, length: int) -> bool:
+        """A new extent at ``start``, if so many blocks are free there."""
+        n = bisect_right(self._starts, start) - 1
+        if n < 0 or self._starts[n] + self._lengths[n] < start + length:
+            return False
+        before, after = start - self._starts[n], self._starts[n] + self._lengths[n] - start - length
+        self._cut(n, self._lengths[n])
+        self._insert(start - before, before)
+        self._insert(start + length, after)
+        return True
+
+    def room_for(self, length: int) -> int:
+        """How many extents of ``length`` could be taken one after the other."""
+        return sum(free // length for free in self._lengths)
+
     def grow(self, end: int, needed: int, wanted: int) -> int:
         """As many of ``wanted`` blocks from ``end`` on as are free, if there are ``needed``; else none."""
         n = bisect_left(self._starts, end)
@@ -67,12 +83,15 @@ class ExtentPool:
     def give(self, start: int, length: int) -> None:
         """Blocks ``start`` to ``start + length - 1`` are no longer held."""
         first = start
-        for block in range(start, start + length):
-            if block in self._pins:
-                self._late.add(block)
-                self._insert(first, block - first)
-                first = block + 1
+        for block in sorted(block for block in self._pins if start <= block < start + length):
+            self._late.add(block)
+            self._insert(first, block - first)
+            first = block + 1
         self._insert(first, start + length - first)
+
+    @property
+    def pinned(self) -> Set[int]:
+        return self._pins.keys()
 
     def pin(self, block: int) -> None:
         self._pins[block] += 1

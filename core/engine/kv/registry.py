@@ -13,6 +13,7 @@ from .cache_group import CacheGroup
 from .contiguous import ContiguousAllocator
 from .length_predictor import LengthHistogram, LengthPredictor
 from .paged import PagedAllocator
+from .virtual import VirtualAllocator
 
 ALLOCATORS = "engine.kv_allocators"
 PREDICTORS = "engine.length_predictors"
@@ -22,12 +23,16 @@ PREDICTORS = "engine.length_predictors"
 class AllocatorSpec:
     """What an allocator is made for. ``num_blocks``: blocks of each group's pool, the null block included. ``max_chunk``:
     the most tokens of a sequence that a step computes. ``predictor``: a guess at output lengths, for those that reserve.
+    ``pages`` and ``spaces``, for those of addresses: the blocks of each group that get memory at a time, and how many there are
+    addresses for.
     """
 
     groups: tuple[CacheGroup, ...]
     num_blocks: tuple[int, ...]
     max_chunk: int
     predictor: LengthPredictor
+    pages: tuple[int, ...] = ()
+    spaces: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,13 +41,14 @@ class AllocatorManifest:
 
     ``windows``: whether it gives back blocks behind a window; if not, a model's layers with and without a window are one
     full group. ``contiguous``: whether each page table it makes has consecutive entries, as attention may then be told
-    (feature ``contiguous``).
+    (feature ``contiguous``). ``virtual``: whether its blocks are addresses, which devices with virtual memory alone have.
     """
 
     name: str
     make: Callable[[AllocatorSpec], KVAllocator]
     windows: bool = False
     contiguous: bool = False
+    virtual: bool = False
 
 
 PAGED = AllocatorManifest("paged", lambda s: PagedAllocator(s.groups, s.num_blocks, s.max_chunk), windows=True)
@@ -51,10 +57,19 @@ CONTIGUOUS = AllocatorManifest(
 )
 
 
+VIRTUAL = AllocatorManifest(
+    "virtual",
+    lambda s: VirtualAllocator(s.groups, s.num_blocks, s.pages, s.spaces),
+    contiguous=True,
+    virtual=True,
+)
+_OWN = {one.name: one for one in (PAGED, CONTIGUOUS, VIRTUAL)}
+
+
 def find_allocator(name: str) -> AllocatorManifest:
-    """ "paged", "contiguous", or an entry point of group ``engine.kv_allocators``. KVCacheError if it is unknown or gives
-    no manifest."""
-    found = _find("KV allocator", ALLOCATORS, {"paged": PAGED, "contiguous": CONTIGUOUS}, name)
+    """ "paged", "contiguous", "virtual", or an entry point of group ``engine.kv_allocators``. KVCacheError if it is unknown
+    or gives no manifest."""
+    found = _find("KV allocator", ALLOCATORS, _OWN, name)
     if not isinstance(found, AllocatorManifest):
         raise KVCacheError(f"the entry point of the KV allocator {name!r} gives no AllocatorManifest")
     return found

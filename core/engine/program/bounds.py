@@ -6,26 +6,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..backend.v1 import Array, Plan, StepInputs
+from ..backend.v1 import Array, Plan, Runs, StepInputs
 from ..errors import SchedulerError
 from .padding import block_sizes
 
 
 class Bounds:
     """The sizes of a plan's states, and the check of blocks, slots, positions and rows against them. About ten
-    microseconds a step."""
+    microseconds a step. Of groups with pages it knows which have memory, as of what is submitted next."""
 
     def __init__(self, plan: Plan) -> None:
         self._slots, self._context = plan.limits.slots, plan.limits.max_context
         self._blocks = {state.group: state.shape[0] for state in plan.states if state.group is not None}
         self._sizes = block_sizes(plan)
+        self._pages = plan.pages
+        self._mapped = {group: np.zeros(self._blocks[group] // page, bool) for group, page in plan.pages.items()}
+        for mapped in self._mapped.values():
+            mapped[0] = True
 
     def check(self, inputs: StepInputs) -> None:
         """SchedulerError where a step points outside of what is there."""
         arrays, dims = inputs.arrays, inputs.dims
         for group, count in self._blocks.items():
-            _within(arrays[f"page_table.{group}"], count, f"block of cache group {group}")
-            _within(arrays[f"block_copies.{group}"], count, f"block of cache group {group}")
+            self._check_blocks(group, count, arrays[f"page_table.{group}"])
+            self._check_blocks(group, count, arrays[f"block_copies.{group}"])
         _within(arrays["seq_slots"], self._slots, "slot")
         _within(arrays["history_copies"], self._slots, "slot")
         _within(arrays["fill_slots"], self._slots, "slot")
@@ -45,7 +49,28 @@ class Bounds:
     def check_blocks(self, blocks: Sequence[Sequence[int]]) -> None:
         """The same for blocks, a sequence a cache group, that are to be saved or filled."""
         for group, count in self._blocks.items():
-            _within(np.array(blocks[group], np.int32), count, f"block of cache group {group}")
+            self._check_blocks(group, count, np.array(blocks[group], np.int32))
+
+    def remap(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
+        """Blocks lose and get memory. SchedulerError where they do not have it, or have it already."""
+        for runs, now in ((unmapped, False), (mapped, True)):
+            for group, page in self._pages.items():
+                for first, count in runs[group]:
+                    pages = self._mapped[group][first // page : (first + count) // page]
+                    whole = first >= page and not first % page and not count % page and len(pages) * page == count
+                    if not whole or (pages == now).any():
+                        raise SchedulerError(
+                            f"blocks {first} to {first + count - 1} of cache group {group} cannot be"
+                            f" {'mapped' if now else 'unmapped'}; a defect of the engine."
+                        )
+                    pages[:] = now
+
+    def _check_blocks(self, group: int, count: int, blocks: Array) -> None:
+        _within(blocks, count, f"block of cache group {group}")
+        if group in self._pages and not self._mapped[group][blocks // self._pages[group]].all():
+            raise SchedulerError(
+                f"a step has a block of cache group {group} that has no memory; a defect of the engine."
+            )
 
 
 def _within(numbers: Array, count: int, what: str) -> None:

@@ -18,15 +18,19 @@ from ..backend.v1 import (
     Dims,
     Frame,
     Plan,
+    Runs,
     Segment,
+    StateSpec,
     StepFn,
     StepInputs,
     StepResult,
     Value,
+    VirtualMemory,
     block_access_of,
     compile_of,
     copy_in_all_of,
     populate_of,
+    virtual_memory_of,
 )
 from ..errors import EngineStoppedError
 from .bounds import Bounds
@@ -87,14 +91,11 @@ class StepSession:
         self._bounds = Bounds(plan)
         self._padding = Padding(plan) if plan.buckets or plan.limits.decode_buckets else None
         self._access = {place: self._access_of(place) for place in self._devices}
+        self._lost: Exception | None = None
         self._states: dict[str, dict[str, Any]] = {place: {} for place in (*self._devices, "host")}
         for state in plan.states:
             place = plan.state_places[state.name]
-            self._states[place][state.name] = (
-                np.zeros(state.shape, HOST_DTYPES[state.dtype])
-                if place == "host"
-                else self._devices[place].alloc(state.shape, state.dtype)
-            )
+            self._states[place][state.name] = self._made(state, place)
         segments = (*plan.body, *plan.head)
         bound = self._bound(segments)
         self._body, self._head = bound[: len(plan.body)], bound[len(plan.body) :]
@@ -107,7 +108,7 @@ class StepSession:
         if self._thread is None:
             raise EngineStoppedError("The session is closed.")
         self._bounds.check(inputs)
-        return StepTicket(self._thread.submit(self._run, inputs))
+        return StepTicket(self._thread.submit(self._unless_lost, self._run, inputs))
 
     def warm_up(self) -> None:
         """Runs steps of nothing but padding, one of each size, so that devices compile now what they would compile later.
@@ -124,6 +125,8 @@ class StepSession:
         rooms = []
         for spec in self._plan.states:
             place = self._plan.state_places[spec.name]
+            if spec.group in self._plan.pages:
+                continue  # its memory comes with the steps that need it
             if place != "host" and (populate := populate_of(self._devices[place])) is not None:
                 entry = int(np.prod(spec.shape[1:])) * HOST_DTYPES[spec.dtype].itemsize
                 rooms.append(Room(populate, self._states[place][spec.name], spec.shape[0], entry))
@@ -138,6 +141,12 @@ class StepSession:
         self._bounds.check_blocks(blocks)
         return self._between_steps(self._import, blocks, contents)
 
+    def remap(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
+        if self._thread is None:
+            raise EngineStoppedError("The session is closed.")
+        self._bounds.remap(unmapped, mapped)
+        self._thread.submit(self._remap, unmapped, mapped)
+
     def close(self) -> None:
         """Waits for submitted steps, then frees the states."""
         if self._thread is None:
@@ -150,6 +159,22 @@ class StepSession:
             for state in self._states[place].values():
                 device.free(state)
         self._states = {place: {} for place in self._states}
+
+    def _made(self, state: StateSpec, place: str) -> Any:
+        """A state's memory, or its addresses, with memory for the null block's page."""
+        if place == "host":
+            return np.zeros(state.shape, HOST_DTYPES[state.dtype])
+        if state.group is None or state.group not in self._plan.pages:
+            return self._devices[place].alloc(state.shape, state.dtype)
+        memory = self._virtual(place)
+        value = memory.reserve(state.shape, state.dtype)
+        memory.map(value, 0, self._plan.pages[state.group])
+        return value
+
+    def _virtual(self, place: str) -> VirtualMemory:
+        memory = virtual_memory_of(self._devices[place])
+        assert memory is not None, "the plan has pages on a device without virtual memory"
+        return memory
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -180,7 +205,33 @@ class StepSession:
     def _between_steps(self, action: Callable[..., dict[str, Array]], *given: Any) -> BlockTicket:
         if self._thread is None:
             raise EngineStoppedError("The session is closed.")
-        return BlockTicket(self._thread.submit(action, *given))
+        return BlockTicket(self._thread.submit(self._unless_lost, action, *given))
+
+    def _unless_lost(self, action: Callable[..., Any], *given: Any) -> Any:
+        """Nothing runs any more once memory could not be mapped: it would be written to."""
+        if self._lost is not None:
+            raise self._lost
+        return action(*given)
+
+    def _remap(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
+        try:
+            self._unless_lost(self._remap_states, unmapped, mapped)
+        except Exception as error:
+            self._lost = error
+
+    def _remap_states(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
+        states = [state for state in self._plan.states if state.group in self._plan.pages]
+        places = {state.name: self._plan.state_places[state.name] for state in states}
+        if any(unmapped):
+            for place in set(places.values()):
+                self._devices[place].fence()  # steps submitted before may be reading yet
+        for runs, unmapping in ((unmapped, True), (mapped, False)):
+            for state in states:
+                assert state.group is not None
+                memory = self._virtual(places[state.name])
+                change = memory.unmap if unmapping else memory.map
+                for first, count in runs[state.group]:
+                    change(self._states[places[state.name]][state.name], first, count)
 
     def _export(self, blocks: Sequence[Sequence[int]]) -> dict[str, Array]:
         found = {}

@@ -17,7 +17,8 @@ from .segments import segments
 @dataclass(frozen=True)
 class GroupMemory:
     """A cache group's pool: ``blocks``, the null block included, of ``block_size`` tokens, and their bytes. A sequence of
-    the longest context holds at most ``sequence_blocks`` at a time; behind a ``window`` they are given back."""
+    the longest context holds at most ``sequence_blocks`` at a time; behind a ``window`` they are given back. ``page``:
+    blocks that get their memory at a time, where it is mapped as sequences grow."""
 
     name: str
     window: int | None
@@ -26,6 +27,7 @@ class GroupMemory:
     bytes_a_token: int
     bytes: int
     sequence_blocks: int
+    page: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,24 +53,33 @@ class MemoryPlan:
         return tuple(group.bytes_a_token * group.block_size for group in self.groups)
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Of a cache of addresses, to which memory is mapped: blocks of each group that are mapped at a time, and those that there
+    are addresses for."""
+
+    pages: tuple[int, ...]
+    spaces: tuple[int, ...]
+
+
 def kv_bytes_a_block(program: Program, placement: Placement, kv_dtype: str) -> dict[str, tuple[int, ...]]:
     """For each device with a cache, the bytes that one block of each group takes over all its layers there. Layers that
     fell back to the host count for the main device."""
     ones = (1,) * len(program.groups)
     sizes = {placement.main: [0] * len(program.groups)}
-    for state in _kv_states(program, placement, kv_dtype, ones):
+    for state in kv_states(program, placement, kv_dtype, ones):
         assert state.group is not None
         place = placement.state_places[state.name]
         own = sizes.setdefault(placement.main if place == "host" else place, [0] * len(program.groups))
-        own[state.group] += _size(state.shape, state.dtype)
+        own[state.group] += state_bytes(state)
     return {place: tuple(own) for place, own in sizes.items() if any(own) or len(sizes) == 1}
 
 
-def _size(shape: tuple[int, ...], tag: str) -> int:
-    return prod(shape) * HOST_DTYPES[tag].itemsize
+def state_bytes(state: StateSpec) -> int:
+    return prod(state.shape) * HOST_DTYPES[state.dtype].itemsize
 
 
-def _kv_states(program: Program, placement: Placement, kv_dtype: str, blocks: Sequence[int]) -> list[StateSpec]:
+def kv_states(program: Program, placement: Placement, kv_dtype: str, blocks: Sequence[int]) -> list[StateSpec]:
     """The states of all layers, for pools of so many blocks a group."""
     found = []
     for kv in program.kv_layers:
@@ -88,25 +99,37 @@ def _spec(program: Program, kv: KVLayer, kv_dtype: str, blocks: int) -> KVSpec:
 @dataclass(frozen=True)
 class Pools:
     """How large the pools of a program's cache groups may be. ``block_bytes``: a block of each group; ``budget``: bytes of
-    all; ``sequences``: how many run at a time; ``chunk``: tokens that a step computes at most."""
+    all; ``sequences``: how many run at a time; ``chunk``: tokens that a step computes at most. ``pages``: blocks of each group
+    that get memory at a time; a sequence has whole ones, and so has the null block."""
 
     groups: tuple[CacheGroup, ...]
     block_bytes: tuple[int, ...]
     budget: int
     sequences: int
     chunk: int
+    pages: tuple[int, ...]
+
+    @property
+    def paged(self) -> tuple[tuple[CacheGroup, int], ...]:
+        return tuple(zip(self.groups, self.pages, strict=True))
+
+    def whole(self, tokens: int) -> int:
+        """The tokens that the pages of a sequence of so many have room for."""
+        sizes = [page * group.block_size for group, page in self.paged if page > 1]
+        return max((ceil(tokens / size) * size for size in sizes), default=tokens)
 
     def needed(self, tokens: int) -> tuple[int, ...]:
         """Blocks of each group, the null block included, without which a sequence of so many tokens cannot run."""
-        return tuple(group.most_blocks(tokens, self.chunk) + 1 for group in self.groups)
+        return tuple((ceil(group.most_blocks(tokens, self.chunk) / page) + 1) * page for group, page in self.paged)
 
     def wanted(self, tokens: int, longest: int) -> tuple[int, ...]:
         """Blocks of each group for ``tokens`` tokens of several sequences, one of ``longest`` among them. In a group with
         a window they need no more than all that run may hold."""
-        return tuple(
-            max(needed, min(group.blocks(tokens), self.sequences * group.most_blocks(longest, self.chunk)) + 1)
-            for group, needed in zip(self.groups, self.needed(longest), strict=True)
-        )
+        found = []
+        for (group, page), needed in zip(self.paged, self.needed(longest), strict=True):
+            most = self.sequences * (needed - page)
+            found.append(max(needed, min(ceil(group.blocks(tokens) / page) * page, most) + page))
+        return tuple(found)
 
     def bytes(self, blocks: tuple[int, ...]) -> int:
         return sum(count * size for count, size in zip(blocks, self.block_bytes, strict=True))
@@ -154,27 +177,30 @@ def make_plan(
     limits: Limits,
     keep: tuple[str, ...] = (),
     buckets: tuple[int, ...] = (),
+    addresses: Addresses | None = None,
 ) -> tuple[Plan, MemoryPlan]:
     """The plan that a session runs, with so many blocks in each cache group, and its memory. Where steps are padded the
-    history has a slot more."""
+    history has a slot more. With ``addresses`` these are the states' sizes, and the blocks what there is memory for."""
     program = placement.program
-    states = _kv_states(program, placement, kv_dtype, blocks)
+    states = kv_states(program, placement, kv_dtype, blocks if addresses is None else addresses.spaces)
+    pages = (1,) * len(blocks) if addresses is None else addresses.pages
     padded = bool(buckets or limits.decode_buckets)
     history = StateSpec("history", "history", (limits.slots + padded, limits.max_context), "i32")
     body, head, embedding = segments(placement, packed, keep)
     trips = placement.round_trips
     every, places = (*states, history), placement.state_places
-    plan = Plan(body, head, every, places, limits, bool(trips), keep, trips, buckets, embedding)
+    mapped = {} if addresses is None else dict(enumerate(pages))
+    plan = Plan(body, head, every, places, limits, bool(trips), keep, trips, buckets, embedding, mapped)
     groups = []
     sizes = map(sum, zip(*kv_bytes_a_block(program, placement, kv_dtype).values(), strict=True))
-    for spec, count, size in zip(program.groups, blocks, sizes, strict=True):
+    for spec, count, size, page in zip(program.groups, blocks, sizes, pages, strict=True):
         most = spec.most_blocks(limits.max_context, limits.dims.T)
         a_token = size // spec.block_size
-        groups.append(GroupMemory(spec.name, spec.window, count, spec.block_size, a_token, count * size, most))
+        groups.append(GroupMemory(spec.name, spec.window, count, spec.block_size, a_token, count * size, most, page))
     memory = MemoryPlan(
         weights=sum({id(p): p.nbytes for p in packed.values()}.values()),
         kv=sum(group.bytes for group in groups),
-        history=_size(history.shape, history.dtype),
+        history=state_bytes(history),
         groups=tuple(groups),
         sequence_kv=sum(g.sequence_blocks * g.block_size * g.bytes_a_token for g in groups),
         sequence_kv_unwindowed=sum(
@@ -205,8 +231,8 @@ def check_device(plan: Plan, info: DeviceInfo, place: str = "device") -> None:
                 f"The state {state.name} is kept in {state.dtype}, and the device {info.name} holds"
                 f" {_listed(sorted(info.dtypes))}; choose another --kv-dtype."
             )
-        size = _size(state.shape, state.dtype)
-        if info.largest_allocation and size > info.largest_allocation:
+        size = state_bytes(state)
+        if info.largest_allocation and size > info.largest_allocation and state.group not in plan.pages:
             raise ConfigError(
                 f"The state {state.name} takes {size} bytes, and the device {info.name} allocates at most "
                 f"{info.largest_allocation} at a time; set a smaller --max-context."

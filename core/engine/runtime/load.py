@@ -21,8 +21,18 @@ from ..program.group import Rank
 from ..program.pack import Packing
 from ..program.padding import common_buckets
 from ..program.place import Placement, Placer
-from ..program.plan import MemoryPlan, Pools, check_device, kv_bytes_a_block, make_limits, make_plan
+from ..program.plan import (
+    Addresses,
+    MemoryPlan,
+    Pools,
+    check_device,
+    kv_bytes_a_block,
+    make_limits,
+    make_plan,
+    state_bytes,
+)
 from ..program.shard import shard
+from ..program.virtual import address_blocks, page_blocks
 from ..program.weights import stored_bytes
 from ..sampling.beam import MAX_CANDIDATES
 from ..scheduler import Scheduler, SchedulerConfig
@@ -48,6 +58,7 @@ class Loaded:
     memory: MemoryPlan
     max_model_len: int
     notices: tuple[str, ...]
+    addresses: Addresses | None = None
     rank: Rank | None = None
     ranks: Ranks | None = None
     """The others, where this is the first of several."""
@@ -60,7 +71,8 @@ class Loaded:
     def allocator(self) -> KVAllocator:
         """A new allocator of the plan's pools, nothing of which is held."""
         predictor = find_predictor(self.config.length_predictor)
-        spec = AllocatorSpec(self.program.groups, self.memory.num_blocks, self.plan.limits.dims.T, predictor)
+        spaces = () if self.addresses is None else (self.addresses.pages, self.addresses.spaces)
+        spec = AllocatorSpec(self.program.groups, self.memory.num_blocks, self.plan.limits.dims.T, predictor, *spaces)
         return find_allocator(self.config.kv_allocator).make(spec)
 
     def scheduler(self) -> Scheduler:
@@ -82,9 +94,10 @@ class Loaded:
             self.packing.finish()
             return self._session() if self.ranks is None else self.ranks.session(self._session)
         except MemoryError as error:
-            needed = (self.memory.kv + self.memory.history) / 1e9
+            needed = sum(map(state_bytes, self.plan.states)) / 1e9
+            what = "addresses for KV cache" if self.plan.pages else "KV cache"
             raise ConfigError(
-                f"There is no room for {needed:.1f} GB of KV cache and history; lower max_model_len (--max-context) or"
+                f"There is no room for {needed:.1f} GB of {what} and history; lower max_model_len (--max-context) or"
                 " max_num_seqs."
             ) from error
 
@@ -156,24 +169,35 @@ def _load(
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
     infos = {place: device.describe() for place, device in devices.items()}
     step = config.max_num_batched_tokens or min(info.step_tokens for info in infos.values())
-    length, blocks = _sizes(config, model, _pools(config, devices, infos, placement, step), infos, notices)
-    if rank is not None:
-        length, *counts = together(partial(rank.least, (length, *blocks)))
-        blocks = tuple(counts)
+
+    def least(*numbers: int) -> tuple[int, ...]:
+        return numbers if rank is None else together(partial(rank.least, numbers))
+
+    pages, addresses = (1,) * len(program.groups), None
+    if allocator.virtual:  # of ranks the largest, of which the others' are parts
+        pages = tuple(-n for n in least(*(-page for page in page_blocks(placement, devices, config.kv_cache_dtype))))
+    length, counts = _sizes(config, model, _pools(config, devices, infos, placement, step, pages), infos, notices)
+    length, *blocks = least(length, *counts)
+    if allocator.virtual:
+        spaces = address_blocks(placement, config.kv_cache_dtype, pages, blocks, config.max_num_seqs, length)
+        addresses = Addresses(pages, least(*spaces))
     report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
     packing = Packing(placement, report)
     batched = min(step, length * config.max_num_seqs)
     decodes = next(iter(infos.values())).decode_buckets if len(infos) == 1 else ()
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
     buckets = common_buckets([_buckets(info, config.deterministic) for info in infos.values()])
-    plan, memory = make_plan(placement, packing.weights, config.kv_cache_dtype, blocks, limits, config.keep, buckets)
+    plan, memory = make_plan(
+        placement, packing.weights, config.kv_cache_dtype, tuple(blocks), limits, config.keep, buckets, addresses
+    )
     for place, info in infos.items():
         check_device(plan, info, place)
     if config.preemption == "swap" and (why := swap_refusal(devices, plan)):
         raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
     return Loaded(
-        config, checkpoint, model, devices, program, placement, plan, packing, memory, length, tuple(notices), rank
-    )
+        config, checkpoint, model, devices, program, placement, plan, packing, memory, length, tuple(notices),
+        addresses, rank,
+    )  # fmt: skip
 
 
 def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
@@ -220,7 +244,7 @@ def _sizes(
             f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB."
         )
         length = affordable
-    most = length * config.max_num_seqs
+    most = max(pool.whole(length) for pool in pools) * config.max_num_seqs
     usual = most if all(info.own_memory for info in infos.values()) else USUAL_POOL_TOKENS
     wanted = min(most, max(length, config.kv_cache_tokens or usual))
     return length, tuple(min(counts) for counts in zip(*(pool.choose(wanted, length) for pool in pools), strict=True))
@@ -232,10 +256,11 @@ def _pools(
     infos: Mapping[str, DeviceInfo],
     placement: Placement,
     step: int,
+    pages: tuple[int, ...],
 ) -> list[Pools]:
-    """The pools as each device with a cache sees them, in steps of at most so many tokens: its layers' bytes and its share of
-    the memory. Several devices may lie in the same memory, and ranks unless it is a device's own, so each takes its part of
-    what is free there."""
+    """The pools as each device with a cache sees them, in steps of at most so many tokens, and pages of so many blocks: its
+    layers' bytes and its share of the memory. Several devices may lie in the same memory, and ranks unless it is a device's
+    own, so each takes its part of what is free there."""
     weights: Counter[str] = Counter()
     refs = {(placed.place, ref.name): ref for placed in placement.calls for ref in placed.call.weights.values()}
     for (place, _), ref in refs.items():
@@ -248,7 +273,7 @@ def _pools(
         budget = int(_OWN_SHARE * free) if infos[place].own_memory else free // (2 * config.tensor_parallel_size)
         if config.kv_cache_memory is not None:
             budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
-        pools.append(Pools(placement.program.groups, a_block, budget, config.max_num_seqs, step))
+        pools.append(Pools(placement.program.groups, a_block, budget, config.max_num_seqs, step, pages))
     return pools
 
 

@@ -7,16 +7,26 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal
 
-from ..backend.v1 import Group, Session, StepInputs
+from ..backend.v1 import Group, RemapSession, Runs, Session, StepInputs
 from .config import EngineConfig
 
 READY, FAILED = "ready", "failed"
-Message = StepInputs | Literal["open"] | None
-"""A step to run, a new session to open in place of the last, or the end."""
+
+
+@dataclass(frozen=True)
+class Remapping:
+    """What ``remap`` is called with."""
+
+    unmapped: Sequence[Runs]
+    mapped: Sequence[Runs]
+
+
+Message = StepInputs | Remapping | Literal["open"] | None
+"""A step to run, or what is mapped before, a new session to open in place of the last, or the end."""
 Reply = tuple[str, str]
 """READY, or FAILED with a sentence."""
 _GRACE = 5.0
@@ -44,6 +54,10 @@ def serve(job: Job, receive: Callable[[], Message], tell: Callable[[Reply], None
             if isinstance(message, StepInputs):
                 assert session is not None
                 session.submit(message).wait()
+                continue
+            if isinstance(message, Remapping):
+                assert isinstance(session, RemapSession)
+                session.remap(message.unmapped, message.mapped)
                 continue
             if session is not None:
                 session.close()

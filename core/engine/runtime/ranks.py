@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import IO, Protocol, TypeVar
 
 from ..backend.joining import free_addresses
-from ..backend.v1 import Group, Session, StepInputs, StepResult, Ticket
+from ..backend.v1 import Group, RemapSession, Runs, Session, StepInputs, StepResult, Ticket
 from ..errors import BackendError, EngineStoppedError
 from .config import EngineConfig
-from .rank_worker import FAILED, Job, Message, Reply, serve
+from .rank_worker import FAILED, Job, Message, Remapping, Reply, serve
 
 T = TypeVar("T")
 _GRACE = 5.0
@@ -235,6 +235,12 @@ class RankedSession:
         ticket = self._local.submit(inputs)  # first, since it refuses steps that no rank may run
         self._ranks.send(inputs)
         return RankedTicket(ticket, self._ranks)
+
+    def remap(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
+        if not isinstance(self._local, RemapSession):
+            raise EngineStoppedError("The session has no remap; choose another KV allocator.")
+        self._local.remap(unmapped, mapped)
+        self._ranks.send(Remapping(unmapped, mapped))
 
     def close(self) -> None:
         """What hangs because a rank is lost is left behind."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from ..errors import AdmissionError, SchedulerError
-from ..kv import HostPool, KVAllocator
+from ..kv import HostPool, KVAllocator, MappingAllocator
 from .config import SchedulerConfig, SchedulerStats
 from .policy import POLICIES
 from .sequence import NO_SLOT, Sequence, SequenceStatus
@@ -37,6 +37,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, allocator: KVAllocator, host: HostPool | None = None) -> None:
         self.config = config
         self.allocator = allocator
+        self._mapping = allocator if isinstance(allocator, MappingAllocator) else None
         self.swapper = Swapper(host, allocator.groups)
         self.sequences: dict[int, Sequence] = {}
         self._policy = POLICIES[config.policy]
@@ -425,6 +426,7 @@ class Scheduler:
             history_fills=tuple(draft.history_fills),
             swap_outs=self.swapper.issue(),
             swap_ins=tuple(draft.swap_ins),
+            remaps=() if self._mapping is None else self._mapping.take_remaps(),
         )
         self._steps += 1
         self._in_flight.append((step, [self.sequences[part.seq_id] for part in parts]))

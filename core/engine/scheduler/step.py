@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..kv import BlockCopy, BlockTable
+from ..kv import BlockCopy, BlockTable, Remap
 from .sequence import Sequence
 
 FROM_HISTORY = -1
@@ -48,9 +48,10 @@ class Swap:
 class ScheduledStep:
     """One step. The first ``decode_count`` sequences have one token each, the others more.
 
-    The device applies, in this order: ``swap_outs``, ``swap_ins``, ``block_copies`` (a tuple a cache group, (source,
-    destination) blocks), ``history_copies`` ((source, destination) slots), ``history_fills`` ((slot, token ids from
-    position 0 on): tokens that a prefix hit skips, or that were swapped in), the tokens themselves, and the sampled ones.
+    The device applies, in this order: ``swap_outs``, ``remaps`` (one a cache group, or none at all), ``swap_ins``,
+    ``block_copies`` (a tuple a cache group, (source, destination) blocks), ``history_copies`` ((source, destination) slots),
+    ``history_fills`` ((slot, token ids from position 0 on): tokens that a prefix hit skips, or that were swapped in), the
+    tokens themselves, and the sampled ones.
     """
 
     number: int
@@ -62,6 +63,7 @@ class ScheduledStep:
     history_fills: tuple[tuple[int, tuple[int, ...]], ...]
     swap_outs: tuple[Swap, ...] = ()
     swap_ins: tuple[Swap, ...] = ()
+    remaps: tuple[Remap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

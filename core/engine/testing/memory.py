@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend.v1 import HOST_DTYPES, Array, Device, copy_in_all_of, populate_of
+from ..backend.v1 import (
+    HOST_DTYPES,
+    Array,
+    Device,
+    block_access_of,
+    copy_in_all_of,
+    populate_of,
+    virtual_memory_of,
+)
 
 
 def check_copies(device: Device, rng: np.random.Generator) -> None:
@@ -77,6 +85,38 @@ def check_populate(device: Device, rng: np.random.Generator) -> None:
                 same = device.copy_out(value).tobytes() == want
                 assert same, f"populate of {count} entries of {tag} from {first} on changes the value."
             device.free(value)
+
+
+def check_virtual_memory(device: Device, rng: np.random.Generator) -> None:
+    """Where a device has virtual memory and block access: entries have zeros when they are mapped, and hold what they are given,
+    whatever is mapped and unmapped around them."""
+    memory, access = virtual_memory_of(device), block_access_of(device)
+    if memory is None or access is None:
+        return
+    granularity = memory.granularity
+    assert granularity > 0 and granularity & (granularity - 1) == 0, (
+        f"granules of {granularity} bytes are no power of two."
+    )
+    for tag in sorted(device.describe().dtypes & {"f32", "f16", "bf16", "int8", "u8"}):
+        dtype, places = HOST_DTYPES[tag], np.array([4, 2, 40, 3], np.int32)
+        size = 3 * granularity // dtype.itemsize
+        rows = np.ascontiguousarray(np.resize(_arrays(dtype, rng)[3], (4, size + 1))[:, :size])
+        state, other = memory.reserve((1 << 12, size), tag), memory.reserve((3, size), tag)
+        for value, first, count in ((state, 2, 3), (other, 0, 3), (state, 40, 1)):
+            memory.map(value, first, count)
+        assert not access.export_blocks(state, places).any(), f"memory of {tag} that is mapped is not zero."
+        state = access.import_blocks(state, places, rows)
+        device.fence()
+        for first, count in ((3, 2), (40, 1)):
+            memory.unmap(state, first, count)
+            memory.map(state, first, count)
+        memory.map(state, (1 << 12) - 1, 1)
+        rows[[0, 2, 3]] = 0
+        found = access.export_blocks(state, places)
+        assert found.tobytes() == rows.tobytes(), f"entries of {tag} hold other bytes after others were mapped."
+        assert not access.export_blocks(other, np.arange(3, dtype=np.int32)).any(), "one value's memory is another's."
+        device.free(other)
+        device.free(state)
 
 
 def check_memory_info(device: Device) -> None:

@@ -28,6 +28,10 @@ def test_populated_memory_holds_what_it_held(device, rng):
     memory.check_populate(device, rng)
 
 
+def test_virtual_memory_comes_and_goes(device, rng):
+    memory.check_virtual_memory(device, rng)
+
+
 def test_memory_info(device):
     memory.check_memory_info(device)
 
