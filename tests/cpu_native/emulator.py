@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "kernel_server_aarch64"
@@ -47,9 +48,11 @@ def build() -> Path:
         f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",
     ]  # fmt: skip
-    for arguments in (configure, ["--build", str(BUILD)]):
-        done = subprocess.run([str(_tool("cmake")), *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with FileLock(BUILD / "lock"):  # tests run in several processes
+        for arguments in (configure, ["--build", str(BUILD)]):
+            done = subprocess.run([str(_tool("cmake")), *arguments], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return BUILD / "kernel_server"
 
 
