@@ -81,10 +81,9 @@ ENGINE_INLINE void add_pair(const uint8_t* weights, const uint8_t* const (&x)[kR
 }
 #endif
 
-// acc [kRows][64] += `depth` k of the strip from `weights` on, times x[r][0..depth) bf16. kAhead: the weights come from
-// memory.
-template <int kRows, bool kAhead>
-void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth, float* acc) {
+// acc [kRows][64] += `depth` k of the strip from `weights` on, times x[r][0..depth) bf16.
+template <int kRows, class Ahead>
+void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth, Ahead ahead, float* acc) {
   static_assert(kRows <= kTileRows);
   constexpr int kPanels = dense_panels<kRows>();
   const uint8_t* x[kRows];
@@ -99,8 +98,7 @@ void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth
     const uint8_t* at = weights + 64 * panel0;
     int64_t k = 0;
     for (; k + 2 <= depth; k += 2, at += kPairBytes) {
-      if constexpr (kAhead)
-        for (int i = 0; i < 64 * kPanels; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
+      ahead.template ask<kRows, 64 * kPanels, 4 / kPanels>(at);
       add_pair(at, x, 2 * k, sums);
     }
     if (k < depth) {  // an odd depth's last k, beside a weight of 0

@@ -59,9 +59,9 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int index, int panel0, const fl
   }
 }
 
-// acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth). kAhead: the weights come from memory.
-template <class Dense, int kRows, bool kAhead>
-void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, float* acc) {
+// acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth).
+template <class Dense, int kRows, class Ahead>
+void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, Ahead ahead, float* acc) {
   static_assert(kRows <= kTileRows);
   constexpr int kPanels = dense_panels<kRows>();
   const float* x[kRows];
@@ -76,8 +76,7 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, fl
     const uint8_t* at = unit;
     int64_t k = 0;
     for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, at += Dense::kUnitBytes) {
-      if constexpr (kAhead)
-        for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(at + kPrefetchDistance + i, 0, 2);
+      ahead.template ask<kRows, Dense::kUnitBytes, 4 / kPanels>(at);
 #pragma GCC unroll 2
       for (int i = 0; i < Dense::kPerUnit; ++i) add_unit<Dense>(at, i, panel0, x, k, sums);
     }
@@ -88,13 +87,14 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, fl
   }
 }
 
+constexpr int64_t kWidenDistance = 4096;
 constexpr int kDenseChunk = 128;  // k of a strip that are widened at a time, to stay in the first-level cache
 
 // A chunk of a strip as f32 [depth][64].
 template <class Dense>
 void widen_chunk(const uint8_t* units, int64_t depth, float* out) {
   for (int64_t k = 0; k < depth; k += Dense::kPerUnit, units += Dense::kUnitBytes) {
-    for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(units + kPrefetchDistance + i, 0, 2);
+    for (int i = 0; i < Dense::kUnitBytes; i += 64) __builtin_prefetch(units + kWidenDistance + i, 0, 2);
 #pragma GCC unroll 2
     for (int i = 0; i < Dense::kPerUnit; ++i)
       for (int p = 0; p < 4; ++p) store(out + (k + i) * kStrip + 16 * p, Dense::weights(units, p, i));

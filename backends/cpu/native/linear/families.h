@@ -42,9 +42,10 @@ template <class Packed>
 using OnePass = decltype(&multiply_in_one_pass<Packed, 1>);
 template <class Source>
 using Tile = decltype(&add_groups<Source, 1>);
-template <class Dense>
-using DenseTile = decltype(&tile_dense<Dense, 1, true>);
-using Bf16Tile = decltype(&tile_bf16<1, true>);
+template <class Dense, class Ahead>
+using DenseTile = decltype(&tile_dense<Dense, 1, Ahead>);
+template <class Ahead>
+using Bf16Tile = decltype(&tile_bf16<1, Ahead>);
 
 template <class Packed, int... kRows>
 constexpr std::array<OnePass<Packed>, sizeof...(kRows)> one_passes(std::integer_sequence<int, kRows...>) {
@@ -54,23 +55,23 @@ template <class Source, int... kRows>
 constexpr std::array<Tile<Source>, sizeof...(kRows)> tiles(std::integer_sequence<int, kRows...>) {
   return {add_groups<Source, kRows + kLeastTileRows>...};
 }
-template <class Dense, bool kAhead, int... kRows>
-constexpr std::array<DenseTile<Dense>, sizeof...(kRows)> dense_tiles(std::integer_sequence<int, kRows...>) {
-  return {tile_dense<Dense, kRows + 1, kAhead>...};
+template <class Dense, class Ahead, int... kRows>
+constexpr std::array<DenseTile<Dense, Ahead>, sizeof...(kRows)> dense_tiles(std::integer_sequence<int, kRows...>) {
+  return {tile_dense<Dense, kRows + 1, Ahead>...};
 }
-template <bool kAhead, int... kRows>
-constexpr std::array<Bf16Tile, sizeof...(kRows)> bf16_tiles(std::integer_sequence<int, kRows...>) {
-  return {tile_bf16<kRows + 1, kAhead>...};
+template <class Ahead, int... kRows>
+constexpr std::array<Bf16Tile<Ahead>, sizeof...(kRows)> bf16_tiles(std::integer_sequence<int, kRows...>) {
+  return {tile_bf16<kRows + 1, Ahead>...};
 }
 
 template <class Packed>
 constexpr auto kOnePass = one_passes<Packed>(std::make_integer_sequence<int, kOnePassRows<Packed>>());
 template <class Source>
 constexpr auto kTiles = tiles<Source>(std::make_integer_sequence<int, kTileRows - kLeastTileRows + 1>());
-template <class Dense, bool kAhead>
-constexpr auto kDenseTiles = dense_tiles<Dense, kAhead>(std::make_integer_sequence<int, kTileRows>());
-template <bool kAhead>
-constexpr auto kBf16Tiles = bf16_tiles<kAhead>(std::make_integer_sequence<int, kTileRows>());
+template <class Dense, class Ahead>
+constexpr auto kDenseTiles = dense_tiles<Dense, Ahead>(std::make_integer_sequence<int, kTileRows>());
+template <class Ahead>
+constexpr auto kBf16Tiles = bf16_tiles<Ahead>(std::make_integer_sequence<int, kTileRows>());
 
 // Tile t of `tiles` over `rows` rows begins here; tiles are as equal as can be.
 ENGINE_INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t t) { return rows * t / tiles; }
@@ -146,11 +147,14 @@ constexpr int64_t kWidenTiles = 2;  // with more tiles it pays to widen a chunk 
 
 template <class Dense>
 void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+  constexpr int64_t kChunkBytes = kDenseChunk / Dense::kPerUnit * Dense::kUnitBytes;
+  using Share = HalfAhead<kChunkBytes, kDenseChunk / Dense::kPerUnit>;
+  using WideShare = HalfAhead<kChunkBytes, kDenseChunk>;
   const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t chunk = tiles == 1 ? depth : kDenseChunk;
   const bool widen = tiles > kWidenTiles;
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
-  for (int64_t k = 0; k < depth; k += chunk, strip += chunk / Dense::kPerUnit * Dense::kUnitBytes) {
+  for (int64_t k = 0; k < depth; k += chunk, strip += kChunkBytes) {
     const int64_t size = depth - k < chunk ? depth - k : chunk;
     if (widen) widen_chunk<Dense>(strip, size, reinterpret_cast<float*>(s.chunk()));
     for (int64_t t = 0; t < tiles; ++t) {
@@ -159,10 +163,15 @@ void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, con
       const float* x[kTileRows];
       for (int64_t i = 0; i < count; ++i) x[i] = reinterpret_cast<const float*>(s.rows()[first + i]) + k;
       float* const acc = s.acc() + first * kStrip;
-      if (widen)
-        kDenseTiles<DenseF32, false>[count - 1](s.chunk(), x, size, acc);
+      const uint8_t* const ahead = strip + kChunkBytes + t * (kChunkBytes / 2);
+      if (tiles == 1)
+        kDenseTiles<Dense, SoonAhead>[count - 1](strip, x, size, {}, acc);
+      else if (!widen)
+        kDenseTiles<Dense, Share>[count - 1](strip, x, size, {ahead}, acc);
+      else if (t < 2)
+        kDenseTiles<DenseF32, WideShare>[count - 1](s.chunk(), x, size, {ahead}, acc);
       else
-        (t == 0 ? kDenseTiles<Dense, true> : kDenseTiles<Dense, false>)[count - 1](strip, x, size, acc);
+        kDenseTiles<DenseF32, NoneAhead>[count - 1](s.chunk(), x, size, {}, acc);
     }
   }
 }
@@ -180,19 +189,26 @@ void multiply_dense(const Product& product, int64_t row0, int64_t rows, int64_t 
 #if !defined(__AMX_BF16__)
 constexpr int64_t kBf16Chunk = 256;  // k whose weights stay in the first-level cache
 
-// The first tile of a chunk brings its weights near, for the others.
 inline void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+  constexpr int64_t kChunkBytes = kBf16Chunk / 2 * kPairBytes;
+  using Share = HalfAhead<kChunkBytes, kBf16Chunk / 2>;
   const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t chunk = tiles == 1 ? depth : kBf16Chunk;
   std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
-  for (int64_t k = 0; k < depth; k += chunk, strip += chunk / 2 * kPairBytes) {
+  for (int64_t k = 0; k < depth; k += chunk, strip += kChunkBytes) {
     const int64_t size = depth - k < chunk ? depth - k : chunk;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t first = tile_start(rows, tiles, t);
       const int64_t count = tile_start(rows, tiles, t + 1) - first;
       const uint8_t* x[kTileRows];
       for (int64_t i = 0; i < count; ++i) x[i] = s.rows()[first + i] + 2 * k;
-      (t == 0 ? kBf16Tiles<true> : kBf16Tiles<false>)[count - 1](strip, x, size, s.acc() + first * kStrip);
+      float* const acc = s.acc() + first * kStrip;
+      if (tiles == 1)
+        kBf16Tiles<SoonAhead>[count - 1](strip, x, size, {}, acc);
+      else if (t < 2)
+        kBf16Tiles<Share>[count - 1](strip, x, size, {strip + kChunkBytes + t * (kChunkBytes / 2)}, acc);
+      else
+        kBf16Tiles<NoneAhead>[count - 1](strip, x, size, {}, acc);
     }
   }
 }

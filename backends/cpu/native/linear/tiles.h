@@ -11,6 +11,7 @@
 
 #include <cstring>
 
+#include "ahead.h"
 #include "q8g32.h"
 #include "sources.h"
 
@@ -129,10 +130,11 @@ void factor_row(const uint8_t* q8g32, int64_t depth, int64_t row, int64_t rows, 
 }
 
 // dots [row][panel][part] += the source's products with the rows, for all steps of a group from kStep on.
-template <int kStep, int kPart0, class Source, class Sum, int kRows, int kPanels, int kParts>
-ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const int8_t* const* q,
+template <int kStep, int kPart0, class Source, class Ahead, class Sum, int kRows, int kPanels, int kParts>
+ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const Ahead& ahead, const int8_t* const* q,
                              Sum (&dots)[kRows][kPanels][kParts]) {
   if constexpr (kStep < Source::kGroupSize / 4) {
+    if constexpr (kPart0 == 0) ahead.template ask<kStep, Source::kGroupSize / 4>();
     ByteStep<Source::kMost> w[kPanels][kParts];
 #pragma GCC unroll 8
     for (int p = 0; p < kPanels; ++p) {
@@ -149,7 +151,7 @@ ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const 
 #pragma GCC unroll 8
         for (int i = 0; i < kParts; ++i) dots[r][p][i].template add<kStep>(w[p][i], a);
     }
-    dot_steps<kStep + 1, kPart0>(source, group, panel0, q, dots);
+    dot_steps<kStep + 1, kPart0>(source, group, panel0, ahead, q, dots);
   }
 }
 
@@ -179,9 +181,9 @@ struct QuantizedRows {
 
 // Adds one group of kPanels panels to the sums, from column `at` on, of kRows rows from kFirst on: of each panel the kParts
 // registers from kPart0 on.
-template <int kFirst, int kRows, int kPanels, int kPart0, int kParts, class Source, int kAll, int kWidth>
-ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, int at, const QuantizedRows<kAll>& rows,
-                                   FloatSums<kAll, kWidth>& sums) {
+template <int kFirst, int kRows, int kPanels, int kPart0, int kParts, class Source, class Ahead, int kAll, int kWidth>
+ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, int at, const Ahead& ahead,
+                                   const QuantizedRows<kAll>& rows, FloatSums<kAll, kWidth>& sums) {
   ByteSum<Source::kMost, Source::kGroupSize / 4> dots[kRows][kPanels][kParts];
   const int8_t* q[kRows];
   const RowFactors* const factors = rows.factors + group * rows.pitch + kFirst;
@@ -200,7 +202,7 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
 #pragma GCC unroll 8
       for (int i = 0; i < kParts; ++i) dots[r][p][i].begin(start(r));
   }
-  dot_steps<0, kPart0>(source, group, panel0, q, dots);
+  dot_steps<0, kPart0>(source, group, panel0, ahead, q, dots);
 #pragma GCC unroll 8
   for (int p = 0; p < kPanels; ++p) {
     const f32x16 scale = source.scale(group, panel0 + p);
@@ -220,55 +222,36 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
   }
 }
 
-template <int kFirst, int kRows, int kPanels, int kPart0 = 0, class Source, int kAll, int kWidth>
-ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at, const QuantizedRows<kAll>& rows,
-                             FloatSums<kAll, kWidth>& sums) {
+template <int kFirst, int kRows, int kPanels, int kPart0 = 0, class Source, class Ahead, int kAll, int kWidth>
+ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at, const Ahead& ahead,
+                             const QuantizedRows<kAll>& rows, FloatSums<kAll, kWidth>& sums) {
   if constexpr (kPart0 < kPartsOf<i32x16>) {
     constexpr int kParts = parts_at_once<Source, kRows>();
-    add_group_parts<kFirst, kRows, kPanels, kPart0, kParts>(source, group, panel0, at, rows, sums);
-    add_group<kFirst, kRows, kPanels, kPart0 + kParts>(source, group, panel0, at, rows, sums);
+    add_group_parts<kFirst, kRows, kPanels, kPart0, kParts>(source, group, panel0, at, ahead, rows, sums);
+    add_group<kFirst, kRows, kPanels, kPart0 + kParts>(source, group, panel0, at, ahead, rows, sums);
   }
 }
-
-constexpr int64_t kPrefetchDistance = 4096;  // what a core has in flight at its share of the memory's bandwidth
-// Of weights as they are packed. Intel's cores with AMX read those of a byte 6 to 8 % faster from nearer.
-#if defined(__AMX_INT8__)
-template <class Packed>
-constexpr int64_t kPackedDistance = is_wide(Packed::kMost) ? 1536 : kPrefetchDistance;
-#else
-template <class Packed>
-constexpr int64_t kPackedDistance = kPrefetchDistance;
-#endif
-
-// A stream of weight bytes to bring nearer: `step` bytes a group, so that memory works while the sums do.
-struct Ahead {
-  const uint8_t* bytes;
-  int64_t step;
-
-  ENGINE_INLINE void next() {
-    for (int64_t i = 0; i < step; i += 64) __builtin_prefetch(bytes + i, 0, 2);
-    bytes += step;
-  }
-};
 
 // acc [kRows][64] = the product of a strip as it is packed, in one pass. Where all of the rows are too many for the registers,
 // each half of them adds a group in turn.
 template <class Packed, int kRows>
 void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* const* all, const RowFactors* factors, float* acc) {
   constexpr int kFirst = kRows <= kTileRows ? kRows : (kRows + 1) / 2, kGroups = Packed::kUnit / Packed::kGroupSize;
+  constexpr int kReadBytes = Packed::kUnitBytes / kGroups * kPanelsAtOnce / 4;  // by one add_group
   std::memset(acc, 0, sizeof(float) * kStrip * kRows);
   FloatSums<kRows, 4> sums(acc);
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
     const Packed unit(strip);
     const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, factors, kRows);
-    Ahead ahead{strip + kPackedDistance<Packed>, Packed::kUnitBytes / kGroups};
+    const uint8_t* ahead = strip + kPackedDistance<Packed, kRows>;
     for (int group = 0; group < kGroups; ++group) {
-      ahead.next();
       sums.next_group();
 #pragma GCC unroll 4
-      for (int panel = 0; panel < 4; panel += kPanelsAtOnce) {
-        add_group<0, kFirst, kPanelsAtOnce>(unit, group, panel, panel, rows, sums);
-        if constexpr (kFirst < kRows) add_group<kFirst, kRows - kFirst, kPanelsAtOnce>(unit, group, panel, panel, rows, sums);
+      for (int panel = 0; panel < 4; panel += kPanelsAtOnce, ahead += kReadBytes) {
+        const LinesAhead<(kReadBytes + 63) / 64> lines{ahead};
+        add_group<0, kFirst, kPanelsAtOnce>(unit, group, panel, panel, lines, rows, sums);
+        if constexpr (kFirst < kRows)
+          add_group<kFirst, kRows - kFirst, kPanelsAtOnce>(unit, group, panel, panel, NoneAhead{}, rows, sums);
       }
     }
   }
@@ -289,7 +272,8 @@ void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* c
       ahead.next();
       sums.next_group();
 #pragma GCC unroll 4
-      for (int p = 0; p < kPassPanels; p += kPanels) add_group<0, kRows, kPanels>(source, group, panel0 + p, p, rows, sums);
+      for (int p = 0; p < kPassPanels; p += kPanels)
+        add_group<0, kRows, kPanels>(source, group, panel0 + p, p, NoneAhead{}, rows, sums);
     }
     sums.leave();
   }

@@ -1,0 +1,84 @@
+// What asks memory for weights before they are multiplied.
+#pragma once
+
+#include "dot.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+// How many bytes ahead. On Zen 4 weights that the sums keep up with come soonest where little more than the next lines are
+// asked for, beside what the processor fetches of itself; behind slower sums they have to be on their way for longer. Intel's
+// cores with AMX read weights of a byte 6 to 8 % faster from nearer.
+#if defined(__AMX_INT8__)
+template <int kRows>
+constexpr int64_t kDenseDistance = 4096;
+template <class Packed, int kRows>
+constexpr int64_t kPackedDistance = is_wide(Packed::kMost) ? 1536 : 4096;
+#else
+constexpr int64_t kNear = 512, kFar = 6144;
+// Of rows: one, or more where a register holds all of a panel.
+template <int kRows>
+constexpr int64_t kDenseDistance = kRows == 1 || kWideRegisters >= 32 ? kNear : kFar;
+constexpr int kNearWideRows = kWideRegisters >= 32 ? 3 : 0;
+template <class Packed, int kRows>
+constexpr int64_t kPackedDistance =
+    Packed::kGroupSize == 32 && kRows <= (is_wide(Packed::kMost) ? kNearWideRows : 1) ? kNear : kFar;
+#endif
+
+ENGINE_INLINE void ask_for(const uint8_t* bytes, int64_t size) {
+  for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
+}
+
+// kLines lines while a group's products are summed, a few each step, so that memory is always at work.
+template <int kLines>
+struct LinesAhead {
+  const uint8_t* bytes;
+
+  template <int kStep, int kSteps>
+  ENGINE_INLINE void ask() const {
+    constexpr int kFirst = kLines * kStep / kSteps;
+    ask_for(bytes + 64 * kFirst, 64 * (kLines * (kStep + 1) / kSteps - kFirst));
+  }
+};
+
+// `step` bytes a group.
+struct Ahead {
+  const uint8_t* bytes;
+  int64_t step;
+
+  ENGINE_INLINE void next() {
+    ask_for(bytes, step);
+    bytes += step;
+  }
+};
+
+// Of dense weights, kBytes of which are read beside a unit's sums, at `at`, in each of kPasses passes: those soon after,
+struct SoonAhead {
+  template <int kRows, int kBytes, int kPasses>
+  ENGINE_INLINE void ask(const uint8_t* at) const {
+    ask_for(at + kDenseDistance<kRows>, kBytes);
+  }
+};
+
+// or, with kUnits units, half of the kChunk bytes that are multiplied next: a chunk's first two tiles ask for one half each.
+template <int64_t kChunk, int64_t kUnits>
+struct HalfAhead {
+  const uint8_t* bytes;
+
+  template <int kRows, int kBytes, int kPasses>
+  ENGINE_INLINE void ask(const uint8_t*) {
+    constexpr int64_t kStep = kChunk / 2 / kUnits / kPasses;
+    ask_for(bytes, kStep);
+    bytes += kStep;
+  }
+};
+
+struct NoneAhead {
+  template <int, int>
+  ENGINE_INLINE void ask() const {}
+  template <int, int, int>
+  ENGINE_INLINE void ask(const uint8_t*) const {}
+};
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu
