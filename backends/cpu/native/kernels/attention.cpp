@@ -444,7 +444,7 @@ void Attention::find_pages(const HeadBlocks& of, Span all, int64_t end, const Fo
 
 template <int R, bool kPanel, class T>
 void Attention::all_scores(const HeadBlocks& of, Span all, const Workspace& work, const Queries& queries, T*) const {
-  constexpr int N = kVectors<R>;
+  constexpr int N = kKeyTiles<R>;
   const int32_t first = all.begin / 16, last = (all.end - 1) / 16;
   const int64_t tile_size = 16 * layout_.dim;
   for (int32_t tile = first / N * N; tile <= last; tile += N) {

@@ -27,6 +27,10 @@ constexpr int kVectors = kWideRegisters >= 32  ? (R <= 2 ? 8 : R <= 6 ? 4 : 2)
                          : kWideRegisters >= 8 ? (R <= 1 ? 4 : R <= 2 ? 2 : 1)
                                                : (R <= 1 ? 2 : 1);
 
+// Tiles of keys side by side, each a stream of its own from memory: few of them come a little faster.
+template <int R>
+constexpr int kKeyTiles = kVectors<R> < 4 ? kVectors<R> : 4;
+
 // The rows that a tile of `rows` is computed with.
 constexpr int padded_rows(int rows) { return rows <= 2 ? rows : rows <= 8 ? (rows + 1) / 2 * 2 : kTileRows; }
 

@@ -54,7 +54,7 @@ struct Workspace {
     room(state, kBlockTiles * partials);
     room(key_panel, kChunk * layout.dim * sizeof(float));
     room(value_panel, kChunk * width * sizeof(float));
-    room(keys, layout.lanes < 16 ? kVectors<1> * layout.dim * 16 * sizeof(float) : 0);
+    room(keys, layout.lanes < 16 ? kKeyTiles<1> * layout.dim * 16 * sizeof(float) : 0);
     room(pages, kChunk * sizeof(void*));
     room(ahead, kChunk * sizeof(void*));
     return at;
