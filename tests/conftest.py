@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import secrets
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,9 @@ from engine.errors import EngineError
 BACKENDS = ("reference", "cpu", "metal")
 SHARED = Path(__file__).parents[2] / "shared"
 REQUIRE_ALL = bool(os.environ.get("ENGINE_TEST_REQUIRE_ALL"))
+
+# A shell's background job has SIGINT ignored, and what it starts inherits that; tests interrupt what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Triton makes its own functions for its interpreter, or for a GPU, when it is first imported, which torch does, too. Here they
 # are tested in the interpreter.
