@@ -1,6 +1,5 @@
 """Where packed weights lie: small ones beside each other, in memory that goes back when the last of them is gone."""
 
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,16 +13,10 @@ pytest.importorskip("psutil")
 MIB = 1 << 20
 
 
-shared = pytest.mark.skipif(
-    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's build gives each weight memory of its own"
-)
-
-
 def address(weight):
     return np.asarray(weight.data).__array_interface__["data"][0]
 
 
-@shared
 def test_small_weights_lie_beside_each_other():
     weights = [_native.alloc("Q8_0", 64, 1024) for _ in range(40)] + [_native.alloc("F32", 65, 31) for _ in range(5)]
     places = sorted((address(weight), weight.nbytes) for weight in weights)
@@ -61,7 +54,6 @@ print(full, resident() - before)
 """
 
 
-@shared
 def test_memory_goes_back_with_the_last_weight():
     done = subprocess.run([sys.executable, "-c", GOES_BACK], capture_output=True, text=True, check=True)
     full, left = map(int, done.stdout.split())
