@@ -84,9 +84,9 @@ Request read_request() {
     weight->columns = read_as<int64_t>();
     weight->depth = read_as<int64_t>();
     weight->count = read_as<int64_t>();
-    weight->memory = std::make_shared<Buffer>(read_array(true).memory);
-    weight->data = weight->memory->data();
-    weight->nbytes = weight->memory->size();
+    weight->memory = read_array(true).memory;
+    weight->data = weight->memory.data();
+    weight->nbytes = weight->memory.size();
     request.args.weights.push_back(weight);
   }
   for (auto count = read_as<uint32_t>(); count > 0; --count) {

@@ -21,7 +21,7 @@ struct PackedWeight {
   int64_t count = 1;
   uint8_t* data = nullptr;  // 64-byte aligned
   size_t nbytes = 0;
-  std::shared_ptr<Buffer> memory;  // which small weights share
+  Buffer memory;
 
   const float* f32() const { return reinterpret_cast<const float*>(data); }
 };
