@@ -42,7 +42,7 @@ struct LinesAhead {
 };
 
 // `step` bytes a group.
-struct Ahead {
+struct StreamAhead {
   const uint8_t* bytes;
   int64_t step;
 

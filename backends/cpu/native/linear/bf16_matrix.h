@@ -44,7 +44,7 @@ ENGINE_INLINE void prefetch_panel(const uint8_t* weights) {
 // acc [16][64] += the product of 16 rows with `steps` times 32 k, or = where kFirst. kFew: there are no more rows, and the
 // weights come from memory, later ones of the strip next; else those that are `ahead` are asked for.
 template <bool kFirst, bool kFew>
-void multiply_tile(const uint8_t* weights, TileRows x, int64_t steps, Ahead& ahead, float* acc) {
+void multiply_tile(const uint8_t* weights, TileRows x, int64_t steps, StreamAhead& ahead, float* acc) {
   if constexpr (kFirst) {
     _tile_zero(0);
     _tile_zero(1);
@@ -84,7 +84,7 @@ template <bool kFirst>
 void multiply_chunk(int64_t rows, const uint8_t* weights, const uint8_t* next, int64_t k0, int64_t size, const Scratch& s) {
   const int64_t steps = (size + kTileDepth - 1) / kTileDepth, tiles = (rows + kTileSide - 1) / kTileSide;
   const auto multiply = tiles == 1 ? multiply_tile<kFirst, true> : multiply_tile<kFirst, false>;
-  Ahead ahead{next, (kTileBytes / tiles + 63) / 64 * 64};
+  StreamAhead ahead{next, (kTileBytes / tiles + 63) / 64 * 64};
   for (int64_t r = 0; r < rows; r += kTileSide) {
     const int64_t count = rows - r < kTileSide ? rows - r : kTileSide;
     multiply(weights, tile_rows(s.rows() + r, count, k0, size, s.chunk()), steps, ahead, s.acc() + r * kStrip);

@@ -99,7 +99,7 @@ void add_chunk(const Source& source, int64_t k, int64_t size, int64_t rows, int6
     const int64_t fetched = t * steps * step;
     const auto add = kTiles<Source>[tile_start(rows, tiles, t + 1) - first - kLeastTileRows];
     add(source, k, size, s.rows() + first, depth, s.factors() + first, rows,
-        Ahead{next + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
+        StreamAhead{next + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
   }
 }
 

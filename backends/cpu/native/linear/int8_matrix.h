@@ -177,7 +177,7 @@ ENGINE_INLINE void step_quarter(const Part<Packed>& next, int half, int32_t* bef
 // The float sums of `now`, beside the integer sums of `next` where kNext. Tiles have 2 kRows rows.
 template <class Packed, int kRows, bool kNext>
 ENGINE_INLINE void step_part(const Part<Packed>& next, int32_t* next_dots, const Part<Packed>& now, int32_t* now_dots,
-                             bool first, Ahead& ahead) {
+                             bool first, StreamAhead& ahead) {
   float* acc = now.acc;
   int32_t* before = now_dots + kPartSums - 512;
 #pragma GCC unroll 1
@@ -209,7 +209,7 @@ void multiply_chunk(const MatrixChunk<Packed>& chunk, int groups, const uint8_t*
                     int32_t* dots, bool first, const uint8_t* ahead_bytes, float* acc) {
   const int64_t parts = tiles * 2 * (groups / kMatrixPart);
   constexpr int64_t kNextBytes = kChunk / Packed::kUnit * Packed::kUnitBytes;
-  Ahead ahead{ahead_bytes, (kNextBytes / (2 * parts) + 63) / 64 * 64};
+  StreamAhead ahead{ahead_bytes, (kNextBytes / (2 * parts) + 63) / 64 * 64};
   int group = 0, panel = 0;
   Part<Packed> next(chunk, 0, 0, cells, acc);
   for (int i = 0; i < kMatrixPart; i += 2) {

@@ -261,7 +261,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
 // acc [kRows][64] += the source's groups, `size` k that begin at k0 of the rows, which are `depth` deep.
 template <class Source, int kRows>
 void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* const* all, int64_t depth,
-                const RowFactors* factors, int64_t pitch, Ahead ahead, float* acc) {
+                const RowFactors* factors, int64_t pitch, StreamAhead ahead, float* acc) {
   const auto rows = QuantizedRows<kRows>::template at<Source::kGroupSize>(all, depth, k0, factors, pitch);
   const int groups = static_cast<int>(size / Source::kGroupSize);
   constexpr int kPanels = kPassPanels < kPanelsAtOnce ? kPassPanels : kPanelsAtOnce;
