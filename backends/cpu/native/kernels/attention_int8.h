@@ -90,7 +90,7 @@ void tile_score_pairs(const int32_t* q, const T* const* tiles, const T* const* a
     for (int r = 0; r < R; ++r) {
       const i32x16 a = splat_i32(q[k * Q + r]);
 #pragma GCC unroll 16
-      for (int j = 0; j < N; ++j) dot_pairs(sum[r][j], a, key[j]);
+      for (int j = 0; j < N; ++j) sum[r][j] = dot_pairs(sum[r][j], a, key[j]);
     }
   }
 #pragma GCC unroll 16
@@ -147,7 +147,7 @@ void tile_value_pairs(const ValuePairs<T>& chunk, int64_t d, int64_t part, float
     for (int r = 0; r < R; ++r) {
       const i32x16 a = splat_i32(load_as<int32_t>(chunk.weights + r * kChunk + 2 * u));
 #pragma GCC unroll 16
-      for (int j = 0; j < N; ++j) dot_pairs(sum[r][j], a, value[j]);
+      for (int j = 0; j < N; ++j) sum[r][j] = dot_pairs(sum[r][j], a, value[j]);
     }
   };
   const int32_t end = (chunk.all.end + 1) / 2;

@@ -6,8 +6,9 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// acc += both products of each lane's halves, exactly unless the sum leaves 32 bits.
-ENGINE_INLINE void dot_pairs(i32_part& acc, i32_part a, i32_part b) {
+// acc and both products of each lane's halves, exactly unless the sum leaves 32 bits. By value: of sums whose address it
+// is given g++ 12 keeps every one in memory.
+ENGINE_INLINE i32_part dot_pairs(i32_part acc, i32_part a, i32_part b) {
 #if defined(__AVX512VNNI__)
   // Not the intrinsic: g++ 12 spills accumulators around it.
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
@@ -21,11 +22,11 @@ ENGINE_INLINE void dot_pairs(i32_part& acc, i32_part a, i32_part b) {
 #else
   acc += ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
+  return acc;
 }
 template <class H>
-ENGINE_INLINE void dot_pairs(Pair<H>& acc, Pair<H> a, Pair<H> b) {
-  dot_pairs(acc.lo, a.lo, b.lo);
-  dot_pairs(acc.hi, a.hi, b.hi);
+ENGINE_INLINE Pair<H> dot_pairs(Pair<H> acc, Pair<H> a, Pair<H> b) {
+  return {dot_pairs(acc.lo, a.lo, b.lo), dot_pairs(acc.hi, a.hi, b.hi)};
 }
 
 // 32 signed bytes as pairs of 16 bits.
