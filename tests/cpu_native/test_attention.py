@@ -112,17 +112,22 @@ def attend(
     threads: int = 2,
     only: list[tuple[int, int, int]] | None = None,
     sinks: np.ndarray | None = None,
+    in_order: bool = False,
     **numbers: float,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Outputs a query span, and their definition in float64.
 
-    `only`: the (sequence, first, end) query spans of the step; default each sequence's whole.
+    `only`: the (sequence, first, end) query spans of the step; default each sequence's whole. `in_order`: a sequence's
+    blocks follow each other in the cache, but for a few that do not.
     """
     spans = only or [(s, 0, n) for s, n in enumerate(batch.lengths)]
     width = max(-(-c // block_size) for c in batch.contexts) + 1
     blocks = width * len(batch.contexts) + 3
     cache = Cache(blocks, batch.kv_heads, batch.dim, block_size, dtype)
     pages = batch.rng.permutation(blocks)[: width * len(batch.contexts)].reshape(-1, width).astype(np.int32)
+    if in_order:
+        pages.ravel().sort()
+        pages[0, : min(6, width)] = np.roll(pages[0, : min(6, width)], 1)
     slots = []
     for s, context in enumerate(batch.contexts):
         position = np.arange(context)
@@ -247,6 +252,32 @@ def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, dim: int, window: 
         np.testing.assert_array_equal(piece.view(np.int32), whole[0][a:b].view(np.int32))
     (alone,), _ = attend(batch, 16, dtype, isa, threads=3, only=[(1, 0, 1)], window=window, sinks=sinks)
     np.testing.assert_array_equal(alone.view(np.int32), whole[1].view(np.int32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads,kv_heads,dim,window", [(8, 4, 64, 0), (6, 6, 40, 0), (10, 5, 128, 600), (24, 3, 40, 0)])
+def test_few_rows_of_all_heads_have_the_bits_of_one_head(
+    isa: str, dtype: str, heads: int, kv_heads: int, dim: int, window: int
+) -> None:
+    """Whether heads go together depends on threads, lengths and the block size; blocks are read as they lie, or not."""
+    starts, lengths = [1000, 1023, 511, 20, 254, 1500], [1, 3, 1, 1, 2, 1]
+    batch = Batch(starts, lengths, heads, kv_heads, dim, np.random.default_rng())
+    one_by_one, wanted = attend(batch, 8, dtype, isa, threads=1, window=window)
+    for a, b in zip(one_by_one, wanted, strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE.get(dtype, CLOSE))
+    longest = [(5, 0, 1)]
+    for threads, block_size, in_order, only in (
+        (1, 16, False, None),
+        (1, 32, True, None),
+        (2, 16, True, None),
+        (2, 16, True, longest),
+        (3, 256, True, longest),
+        (2, 64, False, [(1, 0, 3)]),
+    ):
+        again, _ = attend(batch, block_size, dtype, isa, threads, only, in_order=in_order, window=window)
+        for (s, _, _), b in zip(only or [(s, 0, 0) for s in range(len(lengths))], again, strict=True):
+            np.testing.assert_array_equal(one_by_one[s], b)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -123,10 +123,11 @@ void Pool::work(int index) {
   }
 }
 
-void Pool::reserve(size_t scratch_bytes) {
+void Pool::reserve(size_t scratch_bytes, size_t shared_bytes) {
   std::lock_guard<std::mutex> lock(running_);
   for (Buffer& scratch : scratch_)
     if (scratch.size() < scratch_bytes) scratch = Buffer(scratch_bytes);
+  if (shared_.size() < shared_bytes) shared_ = Buffer(shared_bytes);
 }
 
 void Pool::run(Job job, void* context) {

@@ -40,9 +40,10 @@ class Pool {
 
   int size() const { return size_; }
 
-  // From here on each thread's scratch has at least so many bytes. Waits for a run to end.
-  void reserve(size_t scratch_bytes);
+  // From here on each thread's scratch has at least so many bytes, and what threads share. Waits for a run to end.
+  void reserve(size_t scratch_bytes, size_t shared_bytes);
   size_t scratch_bytes() const { return scratch_.front().size(); }
+  size_t shared_bytes() const { return shared_.size(); }
 
   // Calls job(context, team) on every thread, the caller as index 0; returns when all have. One run at a time:
   // a second caller waits for the first.
@@ -66,7 +67,7 @@ class Pool {
 
  private:
   void work(int index);
-  Team team_of(int index) { return {index, size_, &next_, scratch_[index].data()}; }
+  Team team_of(int index) { return {index, size_, &next_, scratch_[index].data(), shared_.data()}; }
   void stop();
 
   const int size_;
@@ -80,6 +81,7 @@ class Pool {
   alignas(64) std::atomic<int32_t> arrived_{0};
   alignas(64) std::atomic<int64_t> next_{0};
   std::vector<Buffer> scratch_;  // one a thread
+  Buffer shared_;
   std::vector<std::thread> threads_;
 };
 

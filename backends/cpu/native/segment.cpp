@@ -22,12 +22,15 @@ Dims dims_of(const std::vector<int32_t>& counts) {
   return dims;
 }
 
-// Under the address sanitizer a kernel may touch no more of its thread's scratch than it has asked for.
+// Under the address sanitizer a kernel may touch no more of its thread's scratch, and of what threads share, than it has asked for.
 void show_scratch([[maybe_unused]] const Pool& pool, [[maybe_unused]] const Team& team, [[maybe_unused]] const Kernel& kernel) {
 #if defined(__SANITIZE_ADDRESS__)
-  const size_t shown = kernel.scratch_bytes();
-  ASAN_UNPOISON_MEMORY_REGION(team.scratch, shown);
-  ASAN_POISON_MEMORY_REGION(team.scratch + shown, pool.scratch_bytes() - shown);
+  const auto show = [](uint8_t* memory, size_t shown, size_t size) {
+    ASAN_UNPOISON_MEMORY_REGION(memory, shown);
+    ASAN_POISON_MEMORY_REGION(memory + shown, size - shown);
+  };
+  show(team.scratch, kernel.scratch_bytes(), pool.scratch_bytes());
+  show(team.shared, kernel.shared_bytes(), pool.shared_bytes());
 #endif
 }
 
@@ -120,7 +123,7 @@ void Segment::add(const std::string& name, KernelArgs args) {
   } catch (const std::invalid_argument& error) {
     refuse("Kernel '" + name + "': " + error.what());
   }
-  pool_->reserve(kernel->scratch_bytes());
+  pool_->reserve(kernel->scratch_bytes(), kernel->shared_bytes());
   for (int32_t id : args.outputs)
     if (id != -1) values_[id].producer = static_cast<int>(nodes_.size());
   nodes_.push_back(Node{name, std::move(kernel), std::move(args)});
@@ -248,7 +251,7 @@ void Segment::run_serial(size_t first, const Team& team) {
     show_scratch(*pool_, team, *nodes_[i].kernel);
     for (int phase = 0; phase < nodes_[i].kernel->phases(); ++phase) {
       std::atomic<int64_t> next{0};
-      nodes_[i].kernel->run(frame_, Team{0, 1, &next, team.scratch}, phase);
+      nodes_[i].kernel->run(frame_, Team{0, 1, &next, team.scratch, team.shared}, phase);
     }
     book(i, start);
   }

@@ -37,6 +37,7 @@ struct Team {
   int size;
   std::atomic<int64_t>* next;
   uint8_t* scratch;  // of this thread, as many bytes as any kernel of its pool asks for, from one kernel to the next undefined
+  uint8_t* shared;   // of all threads, likewise
 
   int64_t take(int64_t count = 1) const { return next->fetch_add(count, std::memory_order_relaxed); }
 };
@@ -49,6 +50,7 @@ class Kernel {
   virtual int phases() const { return 1; }
   virtual bool serial(const Dims&) const { return false; }
   virtual size_t scratch_bytes() const { return 0; }  // a thread
+  virtual size_t shared_bytes() const { return 0; }
   virtual void run(const Frame& frame, const Team& team, int phase) = 0;
 };
 

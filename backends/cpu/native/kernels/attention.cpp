@@ -11,23 +11,19 @@
 #include "../simd.h"
 #include "../simd_math.h"
 #include "../work_split.h"
-#include "attention_cache.h"
-#include "attention_int8.h"
-#include "attention_matrix.h"
-#include "attention_partial.h"
+#include "attention_chunk.h"
+#include "attention_heads.h"
 #include "attention_plan.h"
-#include "attention_softmax.h"
-#include "attention_tile.h"
-#include "attention_workspace.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// Where the task after a block begins: a head's keys in these blocks of its sequence.
-struct Following {
-  const int32_t* blocks;
-  int64_t count, head;
+// The tokens of R rows in a chunk, relative to it, of any of them, and of all.
+template <int R>
+struct RowSpans {
+  Span of[R];
+  Span all{kChunk, 0}, shared{0, kChunk};
 };
 
 // q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q, or
@@ -52,34 +48,40 @@ class Attention final : public Kernel {
         v_dim_(layout_.latent ? args.integer("v_head_dim") : layout_.dim),
         width_((v_dim_ + 15) / 16 * 16),
         scale_(static_cast<float>(args.number("scale"))),
-        softcap_(static_cast<float>(args.number_or("softcap", 0))),
         window_(static_cast<int32_t>(args.number_or("window", 0))),
         sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1),
-        matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)) {
+        matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)),
+        chunks_{cache_, layout_, v_dim_, width_, static_cast<float>(args.number_or("softcap", 0)), matrix_},
+        few_rows_(few_rows()),
+        threads_(args.integer("threads")) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
     if (v_dim_ < 1 || v_dim_ > layout_.dim) throw std::invalid_argument("v_head_dim is 1 to head_dim.");
     if (sinks_ != nullptr && (sinks_->family != "plain" || sinks_->columns != heads_))
       throw std::invalid_argument("sinks are a plain weight with one number a head.");
-    const int64_t threads = args.integer("threads");
-    if (threads > 1) stored_ = Buffer(2 * threads * max_chunks_ * kMostTileRows * (width_ + 16) * sizeof(float));
   }
 
   int phases() const override { return 2; }
 
   size_t scratch_bytes() const override { return Workspace::bytes(layout_, width_); }
 
+  // Partials of the blocks that are cut, of which no more are than twice the threads.
+  size_t shared_bytes() const override {
+    return threads_ == 1 ? 0 : 2 * threads_ * max_chunks_ * kBlockRows * (width_ + 16) * sizeof(float);
+  }
+
   void run(const Frame& frame, const Team& team, int phase) override {
     const AttentionPlan plan(frame.dims.S, input<int32_t>(frame, starts_), input<int32_t>(frame, offsets_),
                              static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_,
-                             matrix_ ? kMatrixRows : kTileRows, team.size);
-    if (phase == 1) return merge_tiles(frame, team, plan);
+                             matrix_ ? kMatrixRows : kTileRows, few_rows_, team.size);
+    if (phase == 1) return merge_pieces(frame, team, plan);
     with_kv_type(layout_.dtype, [&](auto* type) { run_tasks(frame, team, plan, type); });
   }
 
  private:
   Partial partial(float* base, int64_t row) const;
-  float* stored(int32_t slot, int64_t chunk) const;
+  int32_t few_rows() const;
+  float* stored(const Team& team, int32_t slot, int64_t chunk) const;
   int32_t position(const Frame& frame, const TileTask& task, int32_t row) const;
   Span span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row, int64_t chunk) const;
   int64_t row_index(const Frame& frame, const TileTask& task, int32_t row) const;
@@ -87,59 +89,69 @@ class Attention final : public Kernel {
   Queries queries(const Workspace& work, int32_t tile) const;
   void load_queries(const Frame& frame, const TileTask& task, bool widened, const Workspace& work,
                     const Queries& target) const;
-  void merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const;
+  void load_heads_queries(const Frame& frame, const TileTask& block, const Workspace& work) const;
+  TileTask head_of(const TileTask& block, int32_t index) const;
+  int64_t head_stride(const TileTask& block) const;
+  void merge_pieces(const Frame& frame, const Team& team, const AttentionPlan& plan) const;
 
   template <class T>
   void run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T*);
   template <class T>
+  void run_piece(const Frame& frame, const AttentionPlan& plan, const TileTask& piece, const Workspace& work,
+                 float* partials, T*) const;
+  template <class T>
   void run_block(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work,
                  const Following& next, T*) const;
+  template <class T>
+  void run_heads_block(const Frame& frame, const AttentionPlan& plan, const TileTask& task, const Workspace& work,
+                       T*) const;
   bool widens(const TileTask& block) const;
+  template <class T>
+  void widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
+                   const Workspace& work, T*) const;
   template <class T>
   void run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk, bool widened,
                 const Workspace& work, const Queries& queries, float* partials, const Following& next, T* type) const;
   Following following(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t threads) const;
+  void add_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk, float* source,
+                 float* state) const;
   template <class T>
-  void widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int64_t chunk,
-                   const Workspace& work, T*) const;
-  void add_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                 const Workspace& work, float* state) const;
+  void dispatch_heads(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
+                      const Workspace& work, float* partials, T*) const;
+  template <int R>
+  RowSpans<R> row_spans(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk) const;
   template <int R, bool kPanel, class T>
   void run_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
                  const Workspace& work, const Queries& queries, float* partials, const Following& next, T*) const;
-  template <bool kPanel, class T>
-  void dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                const Workspace& work, const Queries& queries, float* partials, const Following& next, T* type) const;
+  template <int R, class T>
+  void run_heads(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
+                 const Workspace& work, float* partials, T*) const;
   const int32_t* chunk_blocks(const Frame& frame, int32_t sequence, int64_t chunk) const;
-  template <class T>
-  void widen_values(const HeadBlocks& of, Span all, const Workspace& work) const;
-  template <class T>
-  void find_pages(const HeadBlocks& of, Span all, int64_t end, const Following& next, const Workspace& work, T*) const;
-  template <int R, bool kPanel, class T>
-  void all_scores(const HeadBlocks& of, Span all, const Workspace& work, const Queries& queries, T*) const;
-  template <int R, bool kPanel, class T>
-  void sum_values(int32_t rows, const Workspace& work, const Span* spans, Span all, Span shared, float* partials,
-                  T*) const;
 
   int q_, starts_, offsets_, table_, out_;
   AttentionCache cache_;
   const KvLayout& layout_;
   int64_t heads_, group_, v_dim_, width_;
-  float scale_, softcap_;
+  float scale_;
   int32_t window_;
   std::shared_ptr<PackedWeight> sinks_;
   int64_t max_chunks_;
   bool matrix_;  // what is widened goes through the matrix unit
-  Buffer stored_;
+  ChunkWork chunks_;
+  int32_t few_rows_;
+  int64_t threads_;
 };
 
-Partial Attention::partial(float* base, int64_t row) const {
-  float* p = base + row * (width_ + 16);
-  return {p + width_, p + width_ + 1, p};
+Partial Attention::partial(float* base, int64_t row) const { return partial_at(base, row, width_); }
+
+// Up to so many rows of a sequence its KV heads are taken together.
+int32_t Attention::few_rows() const {
+  const bool many = layout_.heads >= 2 && layout_.heads <= kBlockTiles;
+  return many && layout_.lanes == 16 ? kBlockRows / kBlockTiles : 0;
 }
 
-float* Attention::stored(int32_t slot, int64_t chunk) const {
-  return stored_.as<float>() + (slot * max_chunks_ + chunk) * kMostTileRows * (width_ + 16);
+float* Attention::stored(const Team& team, int32_t slot, int64_t chunk) const {
+  return reinterpret_cast<float*>(team.shared) + (slot * max_chunks_ + chunk) * kBlockRows * (width_ + 16);
 }
 
 int32_t Attention::position(const Frame& frame, const TileTask& task, int32_t row) const {
@@ -196,26 +208,51 @@ void Attention::load_queries(const Frame& frame, const TileTask& tile, bool wide
                         reinterpret_cast<int32_t*>(target.rows), target.scales);
 }
 
+void Attention::load_heads_queries(const Frame& frame, const TileTask& block, const Workspace& work) const {
+  for (int32_t i = 0; i < block.heads; ++i) load_queries(frame, head_of(block, i), false, work, queries(work, i));
+}
+
+// One head of a block of several, and how far apart the partials of two lie.
+TileTask Attention::head_of(const TileTask& block, int32_t index) const {
+  TileTask tile = block;
+  tile.head += index;
+  tile.heads = 1;
+  return tile;
+}
+
+int64_t Attention::head_stride(const TileTask& block) const { return padded_rows(block.rows) * (width_ + 16); }
+
 template <class T>
 void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T* type) {
   const Workspace work(team.scratch, layout_, width_);
   int64_t mine = team.take();
-  plan.walk([&](const TileTask& task, int64_t first, int64_t tasks, int32_t slot) {
+  plan.walk([&](const TileTask& block, int64_t first, int64_t tasks, int32_t slot) {
     for (; mine < first + tasks; mine = team.take()) {
-      if (slot < 0) {
-        run_block(frame, plan, task, work, following(frame, plan, task, team.size), type);
+      if (slot >= 0) {
+        const TileTask piece = plan.piece(block, mine - first);
+        float* const row = stored(team, slot, piece.first_chunk - block.first_chunk);
+        run_piece(frame, plan, piece, work, row + (piece.head - block.head) * head_stride(block), type);
+      } else if (block.heads > 1) {
+        run_heads_block(frame, plan, block, work, type);
       } else {
-        const bool widened = widens(task);
-        load_queries(frame, task, widened, work, queries(work, 0));
-        TileTask piece = task;
-        piece.first_chunk += static_cast<int32_t>(mine - first);
-        piece.chunks = 1;
-        if (widened) widen_chunk(frame, plan, piece, piece.first_chunk, work, type);
-        run_tile(frame, plan, piece, piece.first_chunk, widened, work, queries(work, 0), stored(slot, mine - first), {},
-                 type);
+        run_block(frame, plan, block, work, following(frame, plan, block, team.size), type);
       }
     }
   });
+}
+
+// The partials of one chunk.
+template <class T>
+void Attention::run_piece(const Frame& frame, const AttentionPlan& plan, const TileTask& piece, const Workspace& work,
+                          float* partials, T* type) const {
+  if (piece.heads > 1) {
+    load_heads_queries(frame, piece, work);
+    return dispatch_heads(frame, plan, piece, piece.first_chunk, work, partials, type);
+  }
+  const bool widened = widens(piece);
+  load_queries(frame, piece, widened, work, queries(work, 0));
+  if (widened) widen_chunk(frame, plan, piece, piece.first_chunk, work, type);
+  run_tile(frame, plan, piece, piece.first_chunk, widened, work, queries(work, 0), partials, {}, type);
 }
 
 // Of decodes, what this thread or another will come to soon: threads take one task after the other, a KV head each.
@@ -227,6 +264,13 @@ Following Attention::following(const Frame& frame, const AttentionPlan& plan, co
   const int64_t chunk = plan.first_token(start) / kChunk;
   const int64_t left = (start >> cache_.block_shift()) + 1 - (chunk * kChunk >> cache_.block_shift());
   return {chunk_blocks(frame, static_cast<int32_t>(sequence), chunk), left, index % layout_.heads};
+}
+
+template <class T>
+void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
+                            const Workspace& work, T* type) const {
+  const Span first = span(frame, plan, block, 0, chunk), last = span(frame, plan, block, block.rows - 1, chunk);
+  chunks_.widen({chunk_blocks(frame, block.sequence, chunk), block.head}, {first.begin, last.end}, work, type);
 }
 
 // Whether the tiles of a block share a chunk's keys and values in panels.
@@ -250,7 +294,7 @@ void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const T
       float* state = work.state + i * state_stride;
       float* partials = chunk == tile.first_chunk ? state : work.chunk;
       run_tile(frame, plan, tile, chunk, widened, work, queries(work, i), partials, next, type);
-      if (partials != state) add_chunk(frame, plan, tile, chunk, work, state);
+      if (partials != state) add_chunk(frame, plan, tile, chunk, partials, state);
     }
   }
   for (int32_t i = 0; i < block.tiles; ++i) {
@@ -260,35 +304,53 @@ void Attention::run_block(const Frame& frame, const AttentionPlan& plan, const T
   }
 }
 
+// The same of a block of several heads, with a tile each.
+template <class T>
+void Attention::run_heads_block(const Frame& frame, const AttentionPlan& plan, const TileTask& block,
+                                const Workspace& work, T* type) const {
+  const int64_t stride = head_stride(block);
+  load_heads_queries(frame, block, work);
+  for (int32_t chunk = block.first_chunk; chunk < block.first_chunk + block.chunks; ++chunk) {
+    const bool first = chunk == block.first_chunk;
+    dispatch_heads(frame, plan, block, chunk, work, first ? work.state : work.chunk, type);
+    for (int32_t i = 0; !first && i < block.heads; ++i)
+      add_chunk(frame, plan, head_of(block, i), chunk, work.chunk + i * stride, work.state + i * stride);
+  }
+  for (int32_t i = 0; i < block.heads; ++i)
+    for (int32_t r = 0; r < block.rows; ++r)
+      write_result(frame, head_of(block, i), r, partial(work.state + i * stride, r));
+}
+
 // The chunk's partials after those of the chunks before; of a row that sees none of those they are the first.
 void Attention::add_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                          const Workspace& work, float* state) const {
+                          float* source, float* state) const {
   for (int32_t r = 0; r < tile.rows; ++r) {
     const Span tokens = span(frame, plan, tile, r, chunk);
     if (tokens.begin >= tokens.end) continue;
     if (plan.first_token(position(frame, tile, r)) / kChunk == chunk)
-      assign(partial(state, r), partial(work.chunk, r), width_);
+      assign(partial(state, r), partial(source, r), width_);
     else
-      merge(partial(state, r), partial(work.chunk, r), width_);
+      merge(partial(state, r), partial(source, r), width_);
   }
 }
 
-// The tiles that were cut: their chunks' partials, merged in order into the first.
-void Attention::merge_tiles(const Frame& frame, const Team& team, const AttentionPlan& plan) const {
-  plan.walk([&](const TileTask& task, int64_t, int64_t, int32_t slot) {
+// The blocks that were cut: their chunks' partials, merged in order into the first.
+void Attention::merge_pieces(const Frame& frame, const Team& team, const AttentionPlan& plan) const {
+  plan.walk([&](const TileTask& block, int64_t, int64_t, int32_t slot) {
     if (slot < 0) return;
-    for (int32_t r = team.index; r < task.rows; r += team.size) {
+    for (int32_t row = team.index; row < block.heads * block.rows; row += team.size) {
+      const int32_t head = row / block.rows, r = row % block.rows;
       Partial sums{};
-      for (int64_t i = 0; i < task.chunks; ++i) {
-        const Span tokens = span(frame, plan, task, r, task.first_chunk + i);
+      for (int64_t i = 0; i < block.chunks; ++i) {
+        const Span tokens = span(frame, plan, block, r, block.first_chunk + i);
         if (tokens.begin >= tokens.end) continue;
-        const Partial next = partial(stored(slot, i), r);
+        const Partial next = partial(stored(team, slot, i) + head * head_stride(block), r);
         if (sums.o != nullptr)
           merge(sums, next, width_);
         else
           sums = next;
       }
-      write_result(frame, task, r, sums);
+      write_result(frame, head_of(block, head), r, sums);
     }
   });
 }
@@ -303,25 +365,36 @@ void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const Ti
     if (widened && matrix_)
       return run_chunk<kMatrixRows, true>(frame, plan, tile, chunk, work, queries, partials, next, panel);
   }
-  if (widened)
-    dispatch<true>(frame, plan, tile, chunk, work, queries, partials, next, static_cast<Panel*>(nullptr));
-  else
-    dispatch<false>(frame, plan, tile, chunk, work, queries, partials, next, type);
+  with_rows(tile.rows, [&](auto rows) {
+    constexpr int R = decltype(rows)::value;
+    if (!widened)
+      run_chunk<R, false>(frame, plan, tile, chunk, work, queries, partials, next, type);
+    else if constexpr (R >= 6 || !std::is_same_v<Panel, float>)  // the tiles of a larger block have at least six rows
+      run_chunk<R, true>(frame, plan, tile, chunk, work, queries, partials, next, static_cast<Panel*>(nullptr));
+  });
 }
 
-template <bool kPanel, class T>
-void Attention::dispatch(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk,
-                         const Workspace& work, const Queries& queries, float* partials, const Following& next,
-                         T* type) const {
-  const int32_t rows = padded_rows(tile.rows);
-  if constexpr (!std::is_same_v<T, float> || !kPanel) {  // the tiles of a larger block have at least six rows
-    if (rows == 1) return run_chunk<1, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
-    if (rows == 2) return run_chunk<2, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
-    if (rows == 4) return run_chunk<4, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
+template <class T>
+void Attention::dispatch_heads(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
+                               const Workspace& work, float* partials, T* type) const {
+  if (block.rows == 1)
+    run_heads<1>(frame, plan, block, chunk, work, partials, type);
+  else
+    run_heads<2>(frame, plan, block, chunk, work, partials, type);
+}
+
+template <int R>
+RowSpans<R> Attention::row_spans(const Frame& frame, const AttentionPlan& plan, const TileTask& tile,
+                                 int64_t chunk) const {
+  RowSpans<R> spans;
+  for (int32_t r = 0; r < R; ++r) {
+    spans.of[r] = span(frame, plan, tile, r < tile.rows ? r : tile.rows - 1, chunk);
+    const Span& own = spans.of[r];
+    spans.shared = {std::max(own.begin, spans.shared.begin), std::min(own.end, spans.shared.end)};
+    if (own.begin >= own.end) continue;
+    spans.all = {std::min(own.begin, spans.all.begin), std::max(own.end, spans.all.end)};
   }
-  if (rows == 6) return run_chunk<6, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
-  if (rows == 8) return run_chunk<8, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
-  return run_chunk<kTileRows, kPanel>(frame, plan, tile, chunk, work, queries, partials, next, type);
+  return spans;
 }
 
 // The partials of the tile's rows over one chunk, from the panels or from where keys and values are stored. R >=
@@ -331,143 +404,42 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
                           const Workspace& work, const Queries& queries, float* partials, const Following& next,
                           T* type) const {
   const HeadBlocks of{chunk_blocks(frame, tile.sequence, chunk), tile.head};
-  Span spans[R];
-  Span all{kChunk, 0}, shared{0, kChunk};
-  for (int32_t r = 0; r < R; ++r) {
-    spans[r] = span(frame, plan, tile, r < tile.rows ? r : tile.rows - 1, chunk);
-    shared = {std::max(spans[r].begin, shared.begin), std::min(spans[r].end, shared.end)};
-    if (spans[r].begin >= spans[r].end) continue;
-    all = {std::min(spans[r].begin, all.begin), std::max(spans[r].end, all.end)};
-  }
+  const RowSpans<R> spans = row_spans<R>(frame, plan, tile, chunk);
+  const Span all = spans.all;
   if (all.begin >= all.end) return;
   if constexpr (std::is_same_v<T, MatrixByte>)
     matrix_scores(tile.rows, reinterpret_cast<const uint8_t*>(queries.rows), reinterpret_cast<const T*>(work.key_panel),
                   layout_.dim, all, reinterpret_cast<int32_t*>(work.weights));
   else
-    all_scores<R, kPanel>(of, all, work, queries, type);
-  if constexpr (kWholeNumbers<T>) {
-    const TokenScales scales(cache_, of, all);
-    for (int32_t r = 0; r < tile.rows; ++r)
-      work.scales[r] = softmax_row_int8(scales, softcap_, queries.scales[r], spans[r], all, work.weights + r * kChunk,
-                                        RoundedRow<T>(work.rounded, r), partial(partials, r));
-  } else {
-    for (int32_t r = 0; r < tile.rows; ++r)
-      if (spans[r].begin < spans[r].end)
-        softmax_row(softcap_, spans[r], work.weights + r * kChunk, partial(partials, r));
-  }
+    chunks_.all_scores<R, kPanel>(of, all, work, queries, type);
+  chunks_.softmax_rows<T>(of, queries, tile.rows, 0, spans.of, all, work, partials);
   if constexpr (!kPanel) {
     const bool more = chunk + 1 < tile.first_chunk + tile.chunks;
-    find_pages(of, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
-               more ? Following{} : next, work, type);
+    chunks_.find_pages(of, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
+                       more ? Following{} : next, work, type);
   }
-  sum_values<R, kPanel>(tile.rows, work, spans, all, shared, partials, type);
+  chunks_.sum_values<R, kPanel>(tile.rows, work, spans.of, all, spans.shared, partials, type);
 }
 
-template <int R, bool kPanel, class T>
-void Attention::sum_values(int32_t rows, const Workspace& work, const Span* spans, Span all, Span shared,
-                           float* partials, T*) const {
-  constexpr int N = kPanel ? kVectors<kTileRows> : kVectors<R>;
-  const auto pages = reinterpret_cast<const T* const*>(work.pages), ahead = reinterpret_cast<const T* const*>(work.ahead);
-  const int64_t dim = kPanel ? width_ : v_dim_;
-  const T* panel = reinterpret_cast<const T*>(work.value_panel);
-  if constexpr (std::is_same_v<T, MatrixByte>) {
-    matrix_values(rows, reinterpret_cast<const uint8_t*>(work.rounded), work.scales, panel, dim, all, partials,
-                  width_ + 16);
-  } else if constexpr (kWholeNumbers<T>) {
-    const ValuePairs<T> values{pages, ahead, panel, cache_.block_shift(), dim, work.rounded, work.scales, all};
-    all_value_pairs<R, N, kPanel>(values, 0, partials, width_ + 16);
-  } else {
-    const ValueChunk<T> values{pages,       ahead, work.value_panel, cache_.block_shift(), layout_.dim, dim,
-                               work.weights, spans, all,              shared};
-    all_values<R, N, kPanel>(values, 0, partials, width_ + 16);
-  }
+// The same of all heads of a block, R rows each.
+template <int R, class T>
+void Attention::run_heads(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
+                          const Workspace& work, float* partials, T*) const {
+  const RowSpans<R> spans = row_spans<R>(frame, plan, block, chunk);
+  if (spans.all.begin >= spans.all.end) return;
+  const int32_t* blocks = chunk_blocks(frame, block.sequence, chunk);
+  const HeadsChunk heads{cache_, blocks, block.heads, spans.of, spans.all, spans.shared};
+  heads_scores<R, T>(heads, work, [&](int64_t head) { return queries(work, head).rows; });
+  for (int32_t head = 0; head < block.heads; ++head)
+    chunks_.softmax_rows<T>({blocks, head}, queries(work, head), block.rows, head * R, spans.of, spans.all, work,
+                            partials);
+  heads_values<R, T>(heads, work, v_dim_, partials, width_ + 16);
 }
 
 // The page table from the chunk's first block on.
 const int32_t* Attention::chunk_blocks(const Frame& frame, int32_t sequence, int64_t chunk) const {
   const int64_t row = static_cast<int64_t>(sequence) * frame.dims.P;
   return input<int32_t>(frame, table_) + row + (chunk * kChunk >> cache_.block_shift());
-}
-
-// The panels of what any row of a block sees of a chunk.
-template <class T>
-void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& block, int64_t chunk,
-                            const Workspace& work, T*) const {
-  const HeadBlocks of{chunk_blocks(frame, block.sequence, chunk), block.head};
-  const Span first = span(frame, plan, block, 0, chunk), last = span(frame, plan, block, block.rows - 1, chunk);
-  for (int32_t tile = first.begin / 16; tile * 16 < last.end; ++tile) {
-    const T* keys = cache_.key_tile(of, tile * 16, last.end, reinterpret_cast<T*>(work.keys));
-    const int64_t at = tile * 16 * layout_.dim;
-    if constexpr (!kWholeNumbers<T>)
-      for (int64_t d = 0; d < layout_.dim; ++d) store(work.key_panel + at + 16 * d, load(keys + 16 * d));
-    else if (matrix_)
-      lay_out_keys(keys, cache_.value<T>(of, tile * 16), layout_.dim, reinterpret_cast<MatrixByte*>(work.key_panel) + at);
-    else
-      widen_key_pairs(keys, layout_.dim / 2, reinterpret_cast<int16_t*>(work.key_panel) + at);
-  }
-  widen_values<T>(of, {first.begin, last.end}, work);
-}
-
-template <class T>
-void Attention::widen_values(const HeadBlocks& of, Span all, const Workspace& work) const {
-  if constexpr (kWholeNumbers<T>) {
-    if (matrix_) return lay_out_values(cache_, of, v_dim_, all, reinterpret_cast<MatrixByte*>(work.value_panel));
-    int16_t* panel = reinterpret_cast<int16_t*>(work.value_panel);
-    for (int32_t t = all.begin / 2 * 2; t < all.end; t += 2) {
-      if (layout_.beside() == 2) {
-        widen_value_pairs(cache_.value<T>(of, t), v_dim_, t / 2, panel);
-      } else {  // a neighbour that is not seen has weight zero
-        const int32_t even = std::max(t, all.begin), odd = std::min(t + 1, all.end - 1);
-        widen_value_rows(cache_.value<T>(of, even), cache_.value<T>(of, odd), v_dim_, t / 2, panel);
-      }
-    }
-  } else {
-    for (int32_t t = all.begin; t < all.end; ++t)
-      widen_value<kVectors<kTileRows>>(cache_.value<T>(of, t), v_dim_, width_, t, work.value_panel);
-  }
-}
-
-// The value pages of a chunk's blocks, and beside each the key page one chunk later, if the task goes on to it: `end`
-// is where its tokens end, relative to this chunk. Else one of those that follow.
-template <class T>
-void Attention::find_pages(const HeadBlocks& of, Span all, int64_t end, const Following& next, const Workspace& work,
-                           T*) const {
-  const int32_t shift = cache_.block_shift();
-  for (int32_t block = all.begin >> shift; block <= (all.end - 1) >> shift; ++block) {
-    work.pages[block] = cache_.value_page<T>(of.blocks[block], of.head);
-    const int64_t later = block + (kChunk >> shift);
-    work.ahead[block] = later << shift < end ? cache_.key_page<T>(of.blocks[later], of.head)
-                        : block < next.count ? cache_.key_page<T>(next.blocks[block], next.head)
-                                             : work.pages[block];
-  }
-}
-
-template <int R, bool kPanel, class T>
-void Attention::all_scores(const HeadBlocks& of, Span all, const Workspace& work, const Queries& queries, T*) const {
-  constexpr int N = kKeyTiles<R>;
-  const int32_t first = all.begin / 16, last = (all.end - 1) / 16;
-  const int64_t tile_size = 16 * layout_.dim;
-  for (int32_t tile = first / N * N; tile <= last; tile += N) {
-    const T *tiles[N], *ahead[N];
-    for (int32_t j = 0; j < N; ++j) {
-      // Beyond the ends a tile that exists is read again; its scores are not used.
-      const int32_t index = std::clamp(tile + j, first, last);
-      if constexpr (kPanel) {
-        tiles[j] = reinterpret_cast<const T*>(work.key_panel) + index * tile_size;
-      } else {
-        tiles[j] = cache_.key_tile(of, index * 16, all.end, reinterpret_cast<T*>(work.keys) + j * tile_size);
-        ahead[j] = cache_.value<T>(of, index * 16);
-        if constexpr (kWholeNumbers<T>)
-          for (int which : {2, 3}) __builtin_prefetch(cache_.token_scale(which, of, index * 16));
-      }
-    }
-    float* scores = work.weights + tile * 16;
-    if constexpr (kWholeNumbers<T>)
-      tile_score_pairs<R, N, R, !kPanel>(reinterpret_cast<const int32_t*>(queries.rows), tiles, ahead, layout_.dim / 2,
-                                         reinterpret_cast<int32_t*>(scores));
-    else
-      tile_scores<R, N, R, !kPanel>(queries.rows, tiles, ahead, layout_.dim, scores);
-  }
 }
 
 }  // namespace

@@ -74,29 +74,36 @@ void tile_score_pairs(const int32_t* q, const T* const* tiles, const T* const* a
     tile_score_pairs<R / 2, N, Q, kAhead>(q, tiles, ahead, pairs, scores);
     return tile_score_pairs<R - R / 2, N, Q, kAhead>(q + R / 2, tiles, ahead, pairs, scores + R / 2 * kChunk);
   }
-  i32x16 sum[R][N] = {};
-  const T* tile[N];
-  for (int j = 0; j < N; ++j) tile[j] = tiles[j];
-  for (int64_t k = 0; k < pairs; ++k) {
-    if constexpr (kAhead) {
-      if (k % 2 == 0)  // 32 bytes a pair
-#pragma GCC unroll 16
-        for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 32 * k, 0, 2);
-    }
+  constexpr int kSums = R * N > 4 ? 1 : 2;  // few would wait for each other
+  i32x16 sum[kSums][R][N] = {};
+  const auto step = [&](int64_t first, int k) __attribute__((always_inline)) {
     i32x16 key[N];
 #pragma GCC unroll 16
-    for (int j = 0; j < N; ++j) key[j] = load_pairs(tile[j] + 32 * k);
+    for (int j = 0; j < N; ++j) key[j] = load_pairs(tiles[j] + 32 * first + 32 * k);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const i32x16 a = splat_i32(q[k * Q + r]);
+      const i32x16 a = splat_i32(q[first * Q + k * Q + r]);
 #pragma GCC unroll 16
-      for (int j = 0; j < N; ++j) sum[r][j] = dot_pairs(sum[r][j], a, key[j]);
+      for (int j = 0; j < N; ++j) sum[k % kSums][r][j] = dot_pairs(sum[k % kSums][r][j], a, key[j]);
     }
+  };
+  int64_t first = 0;
+  for (; first + 2 <= pairs; first += 2) {  // a cache line of a tile
+    if constexpr (kAhead) {
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 32 * first, 0, 2);
+    }
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k) step(first, k);
   }
+  if (first < pairs) step(first, 0);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-    for (int j = 0; j < N; ++j) store(scores + r * kChunk + 16 * j, sum[r][j]);
+    for (int j = 0; j < N; ++j) {
+      if constexpr (kSums == 2) sum[0][r][j] += sum[1][r][j];
+      store(scores + r * kChunk + 16 * j, sum[0][r][j]);
+    }
 }
 
 // A row's rounded softmax weights, [row][kChunk] for products with T. Zeros fill whole steps.
@@ -119,20 +126,27 @@ struct ValuePairs {
   const int16_t* weights;  // [row][kChunk], zero outside a row's span and within `all`
   const float* scales;     // of the weights of each row
   Span all;                // the tokens of any row
+  bool onward;             // `out` holds the whole sums of the tokens before these,
+  bool last;               // and is to hold those of these, too, unless no others come
 };
 
 // out[row][d .. d + 16 N) = sum over the row's tokens of weight * value. kPart: the last `part` dimensions only (N = 1).
-template <int R, int N, bool kPanel, bool kPart, class T>
+template <int R, int N, ValuesIn kIn, bool kPart, class T>
 void tile_value_pairs(const ValuePairs<T>& chunk, int64_t d, int64_t part, float* out, int64_t out_stride) {
   if constexpr (R > kRowsInRegisters) {
     ValuePairs<T> rest = chunk;
     rest.weights += R / 2 * kChunk;
     rest.scales += R / 2;
-    tile_value_pairs<R / 2, N, kPanel, kPart>(chunk, d, part, out, out_stride);
-    return tile_value_pairs<R - R / 2, N, kPanel, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
+    tile_value_pairs<R / 2, N, kIn, kPart>(chunk, d, part, out, out_stride);
+    return tile_value_pairs<R - R / 2, N, kIn, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
   }
-  constexpr int64_t kBeside = kPanel ? 16 * kChunk : 32;  // from a vector's values to those of the next dimensions
+  constexpr int64_t kBeside = kIn == ValuesIn::kPanel ? 16 * kChunk : 32;  // from a vector's values to those of the next dimensions
   i32x16 sum[R][N] = {};
+  if (chunk.onward)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) sum[r][j] = load_as<i32x16>(out + r * out_stride + d + 16 * j);
   const auto step = [&](int32_t u, const T* source) __attribute__((always_inline)) {
     i32x16 value[N];
     if constexpr (kPart) {
@@ -151,7 +165,7 @@ void tile_value_pairs(const ValuePairs<T>& chunk, int64_t d, int64_t part, float
     }
   };
   const int32_t end = (chunk.all.end + 1) / 2;
-  if constexpr (kPanel) {
+  if constexpr (kIn == ValuesIn::kPanel) {
     for (int32_t u = chunk.all.begin / 2; u < end; ++u) step(u, chunk.panel + d * kChunk + 32 * u);
   } else {
     const int32_t shift = chunk.block_shift - 1, mask = (1 << shift) - 1;
@@ -159,7 +173,12 @@ void tile_value_pairs(const ValuePairs<T>& chunk, int64_t d, int64_t part, float
     for (int32_t u = chunk.all.begin / 2; u < end;) {
       const int32_t stop = std::min((u | mask) + 1, end);
       const int64_t offset = (u & mask) * stride + 2 * d;
-      const T *source = chunk.pages[u >> shift] + offset, *next = chunk.ahead[u >> shift] + offset;
+      const T* source = chunk.pages[u >> shift] + offset;
+      if constexpr (kIn == ValuesIn::kInOrder) {
+        for (; u < stop; ++u, source += stride) step(u, source);
+        continue;
+      }
+      const T* next = chunk.ahead[u >> shift] + offset;
       for (; u < stop; ++u, source += stride, next += stride) {
         for (int i = 0; i < 32 * N; i += 64)  // each line once, though a step may be less than one
           if (N > 1 || reinterpret_cast<uintptr_t>(next) % 64 < 32) __builtin_prefetch(next + i, 0, 2);
@@ -170,17 +189,23 @@ void tile_value_pairs(const ValuePairs<T>& chunk, int64_t d, int64_t part, float
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-    for (int j = 0; j < N; ++j) store(out + r * out_stride + d + 16 * j, to_f32(sum[r][j]) * chunk.scales[r]);
+    for (int j = 0; j < N; ++j) {
+      float* const target = out + r * out_stride + d + 16 * j;
+      if (chunk.last)
+        store(target, to_f32(sum[r][j]) * chunk.scales[r]);
+      else
+        store(target, bit_cast<f32x16>(sum[r][j]));
+    }
 }
 
 // All dimensions from d on, in blocks of N vectors and then of fewer. The rows of `out` and of a panel are padded to 16.
-template <int R, int N, bool kPanel, class T>
+template <int R, int N, ValuesIn kIn, class T>
 ENGINE_INLINE void all_value_pairs(const ValuePairs<T>& chunk, int64_t d, float* out, int64_t out_stride) {
-  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_value_pairs<R, N, kPanel, false>(chunk, d, 0, out, out_stride);
+  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_value_pairs<R, N, kIn, false>(chunk, d, 0, out, out_stride);
   if constexpr (N > 1)
-    all_value_pairs<R, N / 2, kPanel>(chunk, d, out, out_stride);
-  else if constexpr (!kPanel)
-    if (d < chunk.dim) tile_value_pairs<R, 1, false, true>(chunk, d, chunk.dim - d, out, out_stride);
+    all_value_pairs<R, N / 2, kIn>(chunk, d, out, out_stride);
+  else if constexpr (kIn != ValuesIn::kPanel)
+    if (d < chunk.dim) tile_value_pairs<R, 1, kIn, true>(chunk, d, chunk.dim - d, out, out_stride);
 }
 
 // A tile of keys, `pairs` dimension pairs of 16 tokens, in 16 bits.

@@ -16,6 +16,12 @@ struct Partial {
   float* o;
 };
 
+// That of a row, of [rows][width + 16].
+inline Partial partial_at(float* base, int64_t row, int64_t width) {
+  float* p = base + row * (width + 16);
+  return {p + width, p + width + 1, p};
+}
+
 // target = target merged with source, the later chunk.
 ENGINE_INLINE void merge(Partial target, Partial source, int64_t width) {
   const float m = *target.m > *source.m ? *target.m : *source.m;

@@ -16,6 +16,7 @@ constexpr int kChunk = 256;    // tokens whose softmax is computed on its own, c
 constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load,
 constexpr int kMostTileRows = 16;  // and those that a tile has room for
 constexpr int kBlockTiles = 16;  // tiles that take a chunk's keys and values one after another, from the nearest cache
+constexpr int kBlockRows = 32;   // and so many rows, if they are of several heads: two a head, since a third gained nothing
 constexpr int kPanelTiles = 7;   // so many share them in f32: fewer take less time to widen what they read than that takes
 
 // Rows whose sums fit in registers together; more are computed in halves.
@@ -33,6 +34,25 @@ constexpr int kKeyTiles = kVectors<R> < 4 ? kVectors<R> : 4;
 
 // The rows that a tile of `rows` is computed with.
 constexpr int padded_rows(int rows) { return rows <= 2 ? rows : rows <= 8 ? (rows + 1) / 2 * 2 : kTileRows; }
+
+// Calls f with them as a constant.
+template <class F>
+ENGINE_INLINE void with_rows(int rows, F f) {
+  switch (padded_rows(rows)) {
+    case 1:
+      return f(std::integral_constant<int, 1>{});
+    case 2:
+      return f(std::integral_constant<int, 2>{});
+    case 4:
+      return f(std::integral_constant<int, 4>{});
+    case 6:
+      return f(std::integral_constant<int, 6>{});
+    case 8:
+      return f(std::integral_constant<int, 8>{});
+    default:
+      return f(std::integral_constant<int, kTileRows>{});
+  }
+}
 
 template <class T>
 ENGINE_INLINE f32x16 load_part(const T* source, int64_t count) {
@@ -97,28 +117,29 @@ void tile_scores(const float* q, const T* const* tiles, const T* const* ahead, i
     tile_scores<R / 2, N, Q, kAhead>(q, tiles, ahead, dim, scores);
     return tile_scores<R - R / 2, N, Q, kAhead>(q + R / 2, tiles, ahead, dim, scores + R / 2 * kChunk);
   }
-  constexpr int64_t kLine = kAhead ? 4 / sizeof(T) : INT64_MAX / 2;  // dimensions in a cache line of a tile
+  constexpr int64_t kStep = kAhead ? 4 / sizeof(T) : R * N > 4 ? 1 : 4;  // dimensions: of a cache line of a tile, or a few
   f32x16 sum[R][N] = {};
-  const T* tile[N];
-  for (int j = 0; j < N; ++j) tile[j] = tiles[j];
-  for (int64_t line = 0; line < dim; line += kLine) {
+  const auto step = [&](int64_t first, int64_t d) __attribute__((always_inline)) {
+    f32x16 key[N];
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) key[j] = load(tiles[j] + 16 * first + 16 * d);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const f32x16 a = splat(q[first * Q + d * Q + r]);
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) sum[r][j] = fma(a, key[j], sum[r][j]);
+    }
+  };
+  int64_t first = 0;
+  for (; first + kStep <= dim; first += kStep) {
     if constexpr (kAhead) {
 #pragma GCC unroll 16
-      for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 16 * line, 0, 2);
+      for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 16 * first, 0, 2);
     }
-    const int64_t end = line + kLine < dim ? line + kLine : dim;
-    for (int64_t d = line; d < end; ++d) {
-      f32x16 key[N];
-#pragma GCC unroll 16
-      for (int j = 0; j < N; ++j) key[j] = load(tile[j] + 16 * d);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const f32x16 a = splat(q[d * Q + r]);
-#pragma GCC unroll 16
-        for (int j = 0; j < N; ++j) sum[r][j] = fma(a, key[j], sum[r][j]);
-      }
-    }
+#pragma GCC unroll 4
+    for (int64_t d = 0; d < kStep; ++d) step(first, d);
   }
+  for (; first < dim; ++first) step(first, 0);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
@@ -129,6 +150,9 @@ void tile_scores(const float* q, const T* const* tiles, const T* const* ahead, i
 struct Span {
   int32_t begin, end;
 };
+
+// Where the values of a chunk are read: in a panel, in pages while others are asked for, or in pages that lie in order.
+enum class ValuesIn { kPanel, kScattered, kInOrder };
 
 // What the value product of one chunk reads: the values where they are stored, or a panel of them (T is float then).
 template <class T>
@@ -143,20 +167,26 @@ struct ValueChunk {
   const Span* spans;      // a row's tokens
   Span all;               // the tokens of any row
   Span shared;            // the tokens of every row (may be empty)
+  bool onward;            // `out` holds the sums of the tokens before these
 };
 
 // out[row][d .. d + 16 N) = sum over the row's tokens of weight * value. Tokens outside a row's span do not touch it,
 // whatever they hold. kPart: the last `part` dimensions only (N = 1).
-template <int R, int N, bool kPanel, bool kPart, class T>
+template <int R, int N, ValuesIn kIn, bool kPart, class T>
 void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out, int64_t out_stride) {
   if constexpr (R > kRowsInRegisters) {
     ValueChunk<T> rest = chunk;
     rest.weights += R / 2 * kChunk;
     rest.spans += R / 2;
-    tile_values<R / 2, N, kPanel, kPart>(chunk, d, part, out, out_stride);
-    return tile_values<R - R / 2, N, kPanel, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
+    tile_values<R / 2, N, kIn, kPart>(chunk, d, part, out, out_stride);
+    return tile_values<R - R / 2, N, kIn, kPart>(rest, d, part, out + R / 2 * out_stride, out_stride);
   }
   f32x16 sum[R][N] = {};
+  if (chunk.onward)
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+      for (int j = 0; j < N; ++j) sum[r][j] = load(out + r * out_stride + d + 16 * j);
   const auto step = [&](int32_t t, const T* source, auto masked) __attribute__((always_inline)) {
     f32x16 value[N];
 #pragma GCC unroll 16
@@ -170,7 +200,7 @@ void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out
     }
   };
   const auto run = [&](int32_t begin, int32_t end, auto masked) __attribute__((always_inline)) {
-    if constexpr (kPanel) {
+    if constexpr (kIn == ValuesIn::kPanel) {
       for (int32_t t = begin; t < end; ++t) step(t, chunk.panel + d * kChunk + t * (16 * N), masked);
       return;
     }
@@ -179,6 +209,10 @@ void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out
       const int32_t stop = (t | mask) + 1 < end ? (t | mask) + 1 : end;
       const int64_t offset = (t & mask) * chunk.stride + d;
       const T* source = chunk.pages[t >> chunk.block_shift] + offset;
+      if constexpr (kIn == ValuesIn::kInOrder) {
+        for (; t < stop; ++t, source += chunk.stride) step(t, source, masked);
+        continue;
+      }
       const T* next = chunk.ahead[t >> chunk.block_shift] + offset;
       for (; t < stop; ++t, source += chunk.stride, next += chunk.stride) {
         constexpr size_t kBytes = 16 * N * sizeof(T);
@@ -203,13 +237,13 @@ void tile_values(const ValueChunk<T>& chunk, int64_t d, int64_t part, float* out
 }
 
 // All dimensions from d on, in blocks of N vectors and then of fewer. The rows of `out` and of a panel are padded to 16.
-template <int R, int N, bool kPanel, class T>
+template <int R, int N, ValuesIn kIn, class T>
 ENGINE_INLINE void all_values(const ValueChunk<T>& chunk, int64_t d, float* out, int64_t out_stride) {
-  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_values<R, N, kPanel, false>(chunk, d, 0, out, out_stride);
+  for (; d + 16 * N <= chunk.dim; d += 16 * N) tile_values<R, N, kIn, false>(chunk, d, 0, out, out_stride);
   if constexpr (N > 1)
-    all_values<R, N / 2, kPanel>(chunk, d, out, out_stride);
-  else if constexpr (!kPanel)
-    if (d < chunk.dim) tile_values<R, 1, false, true>(chunk, d, chunk.dim - d, out, out_stride);
+    all_values<R, N / 2, kIn>(chunk, d, out, out_stride);
+  else if constexpr (kIn != ValuesIn::kPanel)
+    if (d < chunk.dim) tile_values<R, 1, kIn, true>(chunk, d, chunk.dim - d, out, out_stride);
 }
 
 // Values of one token, `dim` of them, into a panel of `width` (dim padded to 16) as ValueChunk describes it.

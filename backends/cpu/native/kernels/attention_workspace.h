@@ -20,15 +20,15 @@ struct Queries {
 // A thread's working memory, within its scratch. Each array begins at a cache line.
 struct Workspace {
   Queries queries;     // of kBlockTiles tiles
-  float* weights;      // [kMostTileRows][kChunk]: scores, then probabilities
-  int16_t* rounded;    // [kMostTileRows][kChunk]: those of int8 values, and the scale of each row
+  float* weights;      // [kBlockRows][kChunk]: scores, then probabilities
+  int16_t* rounded;    // [kBlockRows][kChunk]: those of int8 values, and the scale of each row
   float* scales;
-  float* chunk;        // [kMostTileRows] partials of the chunk in hand
+  float* chunk;        // [kBlockRows] partials of the chunk in hand
   float* state;        // [kBlockTiles * kMostTileRows] partials so far
   float* key_panel;    // a chunk's keys in f32, [kChunk / 16][dim][16], or in i16, [kChunk / 16][dim / 2][16][2], or
   float* value_panel;  // in bytes, and its values, as ValueChunk, ValuePairs or the matrix unit has them
   uint8_t* keys;       // tiles put together from blocks of fewer than 16 tokens, or from rows
-  const void** pages;  // [kChunk] values of a chunk's blocks
+  const void** pages;  // [kChunk] values of a chunk's blocks, one head after the other
   const void** ahead;  // [kChunk] what to prefetch beside each
 
   // width: dimensions of a value, padded to 16.
@@ -44,14 +44,14 @@ struct Workspace {
       array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(reinterpret_cast<uintptr_t>(memory) + at);
       at += (bytes + 63) / 64 * 64;
     };
-    const int64_t partials = kMostTileRows * (width + 16) * sizeof(float), rows = kBlockTiles * kMostTileRows;
-    room(weights, kMostTileRows * kChunk * sizeof(float));
-    room(rounded, kMostTileRows * kChunk * sizeof(int16_t));
-    room(scales, kMostTileRows * sizeof(float));
+    const int64_t partial = (width + 16) * sizeof(float), rows = kBlockTiles * kMostTileRows;
+    room(weights, kBlockRows * kChunk * sizeof(float));
+    room(rounded, kBlockRows * kChunk * sizeof(int16_t));
+    room(scales, kBlockRows * sizeof(float));
     room(queries.scales, rows * sizeof(float));
     room(queries.rows, rows * layout.dim * sizeof(float));
-    room(chunk, partials);
-    room(state, kBlockTiles * partials);
+    room(chunk, kBlockRows * partial);
+    room(state, rows * partial);
     room(key_panel, kChunk * layout.dim * sizeof(float));
     room(value_panel, kChunk * width * sizeof(float));
     room(keys, layout.lanes < 16 ? kKeyTiles<1> * layout.dim * 16 * sizeof(float) : 0);

@@ -1,0 +1,117 @@
+// Few rows of a sequence against a chunk of the cache, for all KV heads together: block after block, and in a block head
+// after head, which is the order in which keys, and then values, lie in memory. So the hardware foresees what is read as
+// long as blocks follow each other, where the pages of one head lie apart. Row by row it is the arithmetic of one head.
+#pragma once
+
+#include "attention_cache.h"
+#include "attention_int8.h"
+#include "attention_softmax.h"
+#include "attention_workspace.h"
+
+namespace engine_cpu {
+namespace ENGINE_ISA {
+
+// R rows of each head.
+struct HeadsChunk {
+  const AttentionCache& cache;
+  const int32_t* blocks;  // the chunk's
+  int64_t heads;
+  const Span* spans;  // of the R rows, the same for all heads
+  Span all, shared;   // as in ValueChunk
+
+  int32_t first_page() const { return all.begin >> cache.block_shift(); }
+  int32_t last_page() const { return (all.end - 1) >> cache.block_shift(); }
+
+  // Tokens of a page, of those that any row sees.
+  Span tokens(int32_t page) const { return within(all, page); }
+  Span shared_tokens(int32_t page) const { return within(shared, page); }
+
+  // Whether the next page lies elsewhere in memory.
+  bool scattered(int32_t page) const { return page < last_page() && blocks[page + 1] != blocks[page] + 1; }
+
+ private:
+  Span within(Span span, int32_t page) const {
+    const int32_t shift = cache.block_shift();
+    return {std::max(span.begin, page << shift), std::min(span.end, (page + 1) << shift)};
+  }
+};
+
+// Scores of all heads' rows, [heads * R][kChunk]; queries(head) gives a head's, [.][R]. One tile after the other and without
+// a prefetch: either hides from the hardware in which order memory is read.
+template <int R, class T, class HeadQueries>
+void heads_scores(const HeadsChunk& chunk, const Workspace& work, HeadQueries queries) {
+  const AttentionCache& cache = chunk.cache;
+  const KvLayout& layout = cache.layout();
+  for (int32_t page = chunk.first_page(); page <= chunk.last_page(); ++page) {
+    const Span tokens = chunk.tokens(page);
+    const bool scattered = chunk.scattered(page);
+    for (int64_t head = 0; head < chunk.heads; ++head) {
+      const T* const keys = cache.key_page<T>(chunk.blocks[page], head);
+      const T* const next = scattered ? cache.key_page<T>(chunk.blocks[page + 1], head) : keys;
+      for (int32_t t = tokens.begin / 16 * 16; t < tokens.end; t += 16) {
+        const int64_t at = layout.key(cache.within(t));
+        const T *const tile = keys + at, *const ahead = next + at;
+        float* const scores = work.weights + head * R * kChunk + t;
+        const auto score = [&](auto prefetch) __attribute__((always_inline)) {
+          constexpr bool kAhead = decltype(prefetch)::value;
+          if constexpr (kWholeNumbers<T>)
+            tile_score_pairs<R, 1, R, kAhead>(reinterpret_cast<const int32_t*>(queries(head)), &tile, &ahead,
+                                              layout.dim / 2, reinterpret_cast<int32_t*>(scores));
+          else
+            tile_scores<R, 1, R, kAhead>(queries(head), &tile, &ahead, layout.dim, scores);
+        };
+        if constexpr (kWholeNumbers<T>)
+          for (int which : {2, 3}) __builtin_prefetch(cache.token_scale(which, {chunk.blocks, head}, t));
+        scattered ? score(std::true_type{}) : score(std::false_type{});
+      }
+    }
+  }
+}
+
+// The value pages of all heads, and beside each the next one.
+template <class T>
+void find_heads_pages(const HeadsChunk& chunk, const Workspace& work) {
+  const int64_t pages = kChunk >> chunk.cache.block_shift();
+  for (int32_t page = chunk.first_page(); page <= chunk.last_page(); ++page)
+    for (int64_t head = 0; head < chunk.heads; ++head) {
+      work.pages[head * pages + page] = chunk.cache.value_page<T>(chunk.blocks[page], head);
+      if (chunk.scattered(page))
+        work.ahead[head * pages + page] = chunk.cache.value_page<T>(chunk.blocks[page + 1], head);
+    }
+}
+
+// out[head * R + row][0 .. dim) = sum over the row's tokens of weight * value, or what of it is known after this page.
+template <int R, ValuesIn kIn, class T>
+void head_values(const HeadsChunk& chunk, const Workspace& work, int32_t page, int64_t head, int64_t dim, float* out,
+                 int64_t out_stride) {
+  constexpr int N = kVectors<R>;
+  const int32_t shift = chunk.cache.block_shift();
+  const auto pages = reinterpret_cast<const T* const*>(work.pages) + head * (kChunk >> shift);
+  const auto ahead = reinterpret_cast<const T* const*>(work.ahead) + head * (kChunk >> shift);
+  const bool onward = page > chunk.first_page();
+  const int64_t row = head * R * kChunk;
+  if constexpr (kWholeNumbers<T>) {
+    const ValuePairs<T> values{pages, ahead, nullptr, shift, dim, work.rounded + row, work.scales + head * R,
+                               chunk.tokens(page), onward, page == chunk.last_page()};
+    all_value_pairs<R, N, kIn>(values, 0, out + head * R * out_stride, out_stride);
+  } else {
+    const ValueChunk<T> values{pages, ahead, nullptr, shift, chunk.cache.layout().dim, dim, work.weights + row,
+                               chunk.spans, chunk.tokens(page), chunk.shared_tokens(page), onward};
+    all_values<R, N, kIn>(values, 0, out + head * R * out_stride, out_stride);
+  }
+}
+
+// The same for all pages and heads.
+template <int R, class T>
+void heads_values(const HeadsChunk& chunk, const Workspace& work, int64_t dim, float* out, int64_t out_stride) {
+  find_heads_pages<T>(chunk, work);
+  for (int32_t page = chunk.first_page(); page <= chunk.last_page(); ++page)
+    for (int64_t head = 0; head < chunk.heads; ++head)
+      if (chunk.scattered(page))
+        head_values<R, ValuesIn::kScattered, T>(chunk, work, page, head, dim, out, out_stride);
+      else
+        head_values<R, ValuesIn::kInOrder, T>(chunk, work, page, head, dim, out, out_stride);
+}
+
+}  // namespace ENGINE_ISA
+}  // namespace engine_cpu
