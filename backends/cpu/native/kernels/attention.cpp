@@ -144,10 +144,11 @@ class Attention final : public Kernel {
 
 Partial Attention::partial(float* base, int64_t row) const { return partial_at(base, row, width_); }
 
-// Up to so many rows of a sequence its KV heads are taken together.
+// Up to so many rows of a sequence its KV heads are taken together: one or two, if the sums of all dimensions of a value fit
+// in registers. Else values would not be read in one pass.
 int32_t Attention::few_rows() const {
-  const bool many = layout_.heads >= 2 && layout_.heads <= kBlockTiles;
-  return many && layout_.lanes == 16 ? kBlockRows / kBlockTiles : 0;
+  if (layout_.heads < 2 || layout_.heads > kBlockTiles || layout_.lanes < 16) return 0;
+  return 16 * kVectors<2> >= v_dim_ ? 2 : 16 * kVectors<1> >= v_dim_ ? 1 : 0;
 }
 
 float* Attention::stored(const Team& team, int32_t slot, int64_t chunk) const {

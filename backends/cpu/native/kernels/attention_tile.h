@@ -16,7 +16,7 @@ constexpr int kChunk = 256;    // tokens whose softmax is computed on its own, c
 constexpr int kTileRows = 12;  // (token, query head) rows that share every key and value load,
 constexpr int kMostTileRows = 16;  // and those that a tile has room for
 constexpr int kBlockTiles = 16;  // tiles that take a chunk's keys and values one after another, from the nearest cache
-constexpr int kBlockRows = 32;   // and so many rows, if they are of several heads: two a head, since a third gained nothing
+constexpr int kBlockRows = 32;   // and so many rows, if they are of several heads: two a head
 constexpr int kPanelTiles = 7;   // so many share them in f32: fewer take less time to widen what they read than that takes
 
 // Rows whose sums fit in registers together; more are computed in halves.
