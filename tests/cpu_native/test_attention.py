@@ -261,12 +261,12 @@ def test_few_rows_of_all_heads_have_the_bits_of_one_head(
     isa: str, dtype: str, heads: int, kv_heads: int, dim: int, window: int
 ) -> None:
     """Whether heads go together depends on threads, lengths and the block size; blocks are read as they lie, or not."""
-    starts, lengths = [1000, 1023, 511, 20, 254, 1500], [1, 3, 1, 1, 2, 1]
+    starts, lengths = [1000, 1023, 511, 20, 254, 1700], [1, 3, 1, 1, 2, 1]
     batch = Batch(starts, lengths, heads, kv_heads, dim, np.random.default_rng())
     one_by_one, wanted = attend(batch, 8, dtype, isa, threads=1, window=window)
     for a, b in zip(one_by_one, wanted, strict=True):
         np.testing.assert_allclose(a, b, **TOLERANCE.get(dtype, CLOSE))
-    longest = [(5, 0, 1)]
+    longest = [(5, 0, 1)]  # of seven chunks one is left over, whether two or three threads share them
     for threads, block_size, in_order, only in (
         (1, 16, False, None),
         (1, 32, True, None),
