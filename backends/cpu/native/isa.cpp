@@ -5,8 +5,10 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
-#elif defined(__x86_64__) && defined(__linux__)
+#elif defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -108,6 +110,17 @@ const Table& isa_table(const std::string& name) {
   }
   throw std::invalid_argument("The instruction set '" + name +
                               "' is not one this machine can run: " + joined(isa_list()) + ".");
+}
+
+Core this_core() {
+#if defined(__x86_64__)
+  constexpr unsigned kAuth = 0x68747541;  // of AuthenticAMD, CPUID 0, ebx
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(0, &a, &b, &c, &d) || b != kAuth || !__get_cpuid(1, &a, &b, &c, &d)) return Core::kOther;
+  const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
+  if (family == 0x1a) return Core::kZen5;
+#endif
+  return Core::kOther;
 }
 
 }  // namespace engine_cpu

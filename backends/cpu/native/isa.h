@@ -28,6 +28,10 @@ std::string default_isa();
 // The table of a variant. Throws std::invalid_argument for a name that does not work here.
 const Table& isa_table(const std::string& name);
 
+// What kind of core this machine has, for what is fastest on it beside its instruction set.
+enum class Core { kZen5, kOther };
+Core this_core();
+
 // A kernel class's factory, for the tables.
 template <class K>
 std::unique_ptr<Kernel> make_kernel(const KernelArgs& args) {

@@ -1,28 +1,44 @@
 // What asks memory for weights before they are multiplied.
 #pragma once
 
+#include "../isa.h"
 #include "dot.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
 // How many bytes ahead. On Zen 4 weights that the sums keep up with come soonest where little more than the next lines are
-// asked for, beside what the processor fetches of itself; behind slower sums they have to be on their way for longer. Intel's
-// cores with AMX read weights of a byte 6 to 8 % faster from nearer.
+// asked for, beside what the processor fetches of itself; behind slower sums they have to be on their way for longer, and on
+// Zen 5 all of them. Intel's cores with AMX read weights of a byte 6 to 8 % faster from nearer.
 #if defined(__AMX_INT8__)
-template <int kRows>
-constexpr int64_t kDenseDistance = 4096;
+ENGINE_INLINE int64_t dense_distance(int64_t) { return 4096; }
 template <class Packed, int kRows>
-constexpr int64_t kPackedDistance = is_wide(Packed::kMost) ? 1536 : 4096;
+ENGINE_INLINE int64_t packed_distance() {
+  return is_wide(Packed::kMost) ? 1536 : 4096;
+}
 #else
-constexpr int64_t kNear = 512, kFar = 6144;
-// Of rows: one, or more where a register holds all of a panel.
-template <int kRows>
-constexpr int64_t kDenseDistance = kRows == 1 || kWideRegisters >= 32 ? kNear : kFar;
-constexpr int kNearWideRows = kWideRegisters >= 32 ? 3 : 0;
+struct Distances {
+  int64_t one_row, few_rows;  // of quantized weights that the sums keep up with
+  int64_t dense;              // of dense ones
+  int64_t many_rows;          // of any that they do not
+};
+inline const Distances& distances() {
+  static const Distances found =
+      this_core() == Core::kZen5 ? Distances{3072, 6144, 4096, 6144} : Distances{512, 512, 512, 6144};
+  return found;
+}
+// Sums keep up with dense weights and one row, or more where a register holds all of a panel; with quantized ones and one row,
+// and there with three where weights are bytes.
+ENGINE_INLINE int64_t dense_distance(int64_t rows) {
+  return rows == 1 || kWideRegisters >= 32 ? distances().dense : distances().many_rows;
+}
 template <class Packed, int kRows>
-constexpr int64_t kPackedDistance =
-    Packed::kGroupSize == 32 && kRows <= (is_wide(Packed::kMost) ? kNearWideRows : 1) ? kNear : kFar;
+ENGINE_INLINE int64_t packed_distance() {
+  constexpr bool kBytes = is_wide(Packed::kMost);
+  constexpr int kKeptUp = !kBytes ? 1 : kWideRegisters >= 32 ? 3 : 0;
+  if (Packed::kGroupSize != 32 || kRows > kKeptUp) return distances().many_rows;
+  return kRows == 1 ? distances().one_row : distances().few_rows;
+}
 #endif
 
 ENGINE_INLINE void ask_for(const uint8_t* bytes, int64_t size) {
@@ -54,9 +70,11 @@ struct StreamAhead {
 
 // Of dense weights, kBytes of which are read beside a unit's sums, at `at`, in each of kPasses passes: those soon after,
 struct SoonAhead {
-  template <int kRows, int kBytes, int kPasses>
+  int64_t distance;
+
+  template <int kBytes, int kPasses>
   ENGINE_INLINE void ask(const uint8_t* at) const {
-    ask_for(at + kDenseDistance<kRows>, kBytes);
+    ask_for(at + distance, kBytes);
   }
 };
 
@@ -65,7 +83,7 @@ template <int64_t kChunk, int64_t kUnits>
 struct HalfAhead {
   const uint8_t* bytes;
 
-  template <int kRows, int kBytes, int kPasses>
+  template <int kBytes, int kPasses>
   ENGINE_INLINE void ask(const uint8_t*) {
     constexpr int64_t kStep = kChunk / 2 / kUnits / kPasses;
     ask_for(bytes, kStep);
@@ -76,7 +94,7 @@ struct HalfAhead {
 struct NoneAhead {
   template <int, int>
   ENGINE_INLINE void ask() const {}
-  template <int, int, int>
+  template <int, int>
   ENGINE_INLINE void ask(const uint8_t*) const {}
 };
 

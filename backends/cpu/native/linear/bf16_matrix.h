@@ -38,7 +38,7 @@ inline TileRows tile_rows(const uint8_t* const* rows, int64_t count, int64_t k, 
 
 // A panel's part of a later tile, in the order in which tiles are loaded: front to back took a fifth longer.
 ENGINE_INLINE void prefetch_panel(const uint8_t* weights) {
-  for (int i = 0; i < kTileSide; ++i) __builtin_prefetch(weights + 2 * kDenseDistance<kTileSide> + i * kPairBytes, 0, 2);
+  for (int i = 0; i < kTileSide; ++i) __builtin_prefetch(weights + 2 * dense_distance(kTileSide) + i * kPairBytes, 0, 2);
 }
 
 // acc [16][64] += the product of 16 rows with `steps` times 32 k, or = where kFirst. kFew: there are no more rows, and the

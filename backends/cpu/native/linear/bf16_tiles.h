@@ -98,7 +98,7 @@ void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth
     const uint8_t* at = weights + 64 * panel0;
     int64_t k = 0;
     for (; k + 2 <= depth; k += 2, at += kPairBytes) {
-      ahead.template ask<kRows, 64 * kPanels, 4 / kPanels>(at);
+      ahead.template ask<64 * kPanels, 4 / kPanels>(at);
       add_pair(at, x, 2 * k, sums);
     }
     if (k < depth) {  // an odd depth's last k, beside a weight of 0

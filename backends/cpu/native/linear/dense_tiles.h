@@ -76,7 +76,7 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, Ah
     const uint8_t* at = unit;
     int64_t k = 0;
     for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, at += Dense::kUnitBytes) {
-      ahead.template ask<kRows, Dense::kUnitBytes, 4 / kPanels>(at);
+      ahead.template ask<Dense::kUnitBytes, 4 / kPanels>(at);
 #pragma GCC unroll 2
       for (int i = 0; i < Dense::kPerUnit; ++i) add_unit<Dense>(at, i, panel0, x, k, sums);
     }

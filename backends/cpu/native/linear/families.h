@@ -1,6 +1,7 @@
 // The families' parts in a product: one pass over a strip for few rows, tiles over its chunks for more.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -83,7 +84,9 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
 #if defined(__AMX_INT8__)
   if (suits_matrix<Packed>(rows, product.depth)) return lay_out_cells<Packed>(rows, product.depth, scratch);
 #endif
-  for (int64_t i = 0; i < rows; ++i) factor_row<Packed>(scratch.rows()[i], product.depth, i, rows, scratch.factors());
+  constexpr int64_t kTogether = 64 / sizeof(RowFactors);  // a line is written whole
+  for (int64_t i = 0; i < rows; i += kTogether)
+    factor_rows<Packed>(scratch.rows(), product.depth, i, std::min(kTogether, rows - i), rows, scratch.factors());
 }
 
 // A chunk of a strip, `size` k from k on, to the sums of all rows. The tiles share in fetching the chunk at `next`, in whole
@@ -165,7 +168,7 @@ void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, con
       float* const acc = s.acc() + first * kStrip;
       const uint8_t* const ahead = strip + kChunkBytes + t * (kChunkBytes / 2);
       if (tiles == 1)
-        kDenseTiles<Dense, SoonAhead>[count - 1](strip, x, size, {}, acc);
+        kDenseTiles<Dense, SoonAhead>[count - 1](strip, x, size, {dense_distance(count)}, acc);
       else if (!widen)
         kDenseTiles<Dense, Share>[count - 1](strip, x, size, {ahead}, acc);
       else if (t < 2)
@@ -204,7 +207,7 @@ inline void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t dept
       for (int64_t i = 0; i < count; ++i) x[i] = s.rows()[first + i] + 2 * k;
       float* const acc = s.acc() + first * kStrip;
       if (tiles == 1)
-        kBf16Tiles<SoonAhead>[count - 1](strip, x, size, {}, acc);
+        kBf16Tiles<SoonAhead>[count - 1](strip, x, size, {dense_distance(count)}, acc);
       else if (t < 2)
         kBf16Tiles<Share>[count - 1](strip, x, size, {strip + kChunkBytes + t * (kChunkBytes / 2)}, acc);
       else

@@ -166,7 +166,8 @@ class Linear final : public Kernel {
       strips += strips_of(products[i].columns);
     }
     const int64_t blocks = (rows + most - 1) / most;
-    int64_t prepared = -1;
+    int64_t prepared = -1;  // which block, for
+    const FamilyOps* prepared_for = nullptr;
     for (int64_t task = team.take(); task < blocks * strips; task = team.take()) {
       const int64_t block = task / strips;
       int64_t strip = task % strips;
@@ -174,8 +175,9 @@ class Linear final : public Kernel {
       for (; strip >= strips_of(products[i].columns); ++i) strip -= strips_of(products[i].columns);
       const int64_t row0 = rows * block / blocks;
       const int64_t count = rows * (block + 1) / blocks - row0;
-      if (prepared != block * count_ + i) products[i].ops->prepare(products[i], row0, count, scratch);
-      prepared = block * count_ + i;
+      if (prepared != block || prepared_for != products[i].ops) products[i].ops->prepare(products[i], row0, count, scratch);
+      prepared = block;
+      prepared_for = products[i].ops;
       products[i].after = products[i].matrix + (strip + team.size) * products[i].ops->strip_bytes(products[i].depth);
       multiply(products[i], row0, count, strip, strip + 1, scratch, best);
     }

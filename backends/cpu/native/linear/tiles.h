@@ -114,19 +114,18 @@ class FloatSums<kRows, kPanels, false> {
 template <class Source>
 constexpr int kBase = is_wide(Source::kMost) ? kWideBase : 0;
 
-// Row `row` of `rows`: its factors for each of the groups, to [group][row], so that a tile reads them from one place. A
-// correction is an i32 start, or an f32 factor where there are minimums.
+// The factors of `count` of `rows` rows, from the first on, for each of the groups, to [group][row], so that a tile reads them
+// from one place. A correction is an i32 start, or an f32 factor where there are minimums.
 template <class Packed>
-void factor_row(const uint8_t* q8g32, int64_t depth, int64_t row, int64_t rows, RowFactors* factors) {
-  const int32_t* const sums = q8g32_sums(q8g32, depth);
-  const float* const scales = q8g32_scales(q8g32, depth);
-  for (int64_t g = 0; g < depth / Packed::kGroupSize; ++g) {
-    const int32_t sum = group_sum<Packed>(sums, g);
-    const float scale = scales[g * Packed::kGroupSize / 32];
-    const int32_t correction = Packed::kMinimums ? bit_cast<int32_t>(static_cast<float>(sum) * scale)
-                                                 : kDotBias + (Packed::kOffset - kBase<Packed>) * sum;
-    factors[g * rows + row] = {scale, correction};
-  }
+void factor_rows(const uint8_t* const* q8g32, int64_t depth, int64_t first, int64_t count, int64_t rows, RowFactors* factors) {
+  for (int64_t g = 0; g < depth / Packed::kGroupSize; ++g)
+    for (int64_t row = first; row < first + count; ++row) {
+      const int32_t sum = group_sum<Packed>(q8g32_sums(q8g32[row], depth), g);
+      const float scale = q8g32_scales(q8g32[row], depth)[g * Packed::kGroupSize / 32];
+      const int32_t correction = Packed::kMinimums ? bit_cast<int32_t>(static_cast<float>(sum) * scale)
+                                                   : kDotBias + (Packed::kOffset - kBase<Packed>) * sum;
+      factors[g * rows + row] = {scale, correction};
+    }
 }
 
 // dots [row][panel][part] += the source's products with the rows, for all steps of a group from kStep on.
@@ -238,12 +237,13 @@ template <class Packed, int kRows>
 void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* const* all, const RowFactors* factors, float* acc) {
   constexpr int kFirst = kRows <= kTileRows ? kRows : (kRows + 1) / 2, kGroups = Packed::kUnit / Packed::kGroupSize;
   constexpr int kReadBytes = Packed::kUnitBytes / kGroups * kPanelsAtOnce / 4;  // by one add_group
+  const int64_t distance = packed_distance<Packed, kRows>();
   std::memset(acc, 0, sizeof(float) * kStrip * kRows);
   FloatSums<kRows, 4> sums(acc);
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
     const Packed unit(strip);
     const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, factors, kRows);
-    const uint8_t* ahead = strip + kPackedDistance<Packed, kRows>;
+    const uint8_t* ahead = strip + distance;
     for (int group = 0; group < kGroups; ++group) {
       sums.next_group();
 #pragma GCC unroll 4
