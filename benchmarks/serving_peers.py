@@ -50,7 +50,7 @@ def measured(server: Server, work: Callable[[str], Any]) -> Any:
     count, tokens = WARM
     asks = random_asks(np.random.default_rng(), count, (tokens, 4), 0.0, 1000)
     with server.started() as url:
-        checked(server, asks, *asyncio.run(run(how(url, server), asks, [0.0] * count)))
+        asyncio.run(run(how(url, server), asks, [0.0] * count))  # whether all were answered matters of the work alone
         return work(url)
 
 
