@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,7 @@ def origin(result: dict[str, Any]) -> str:
     return f"{result['date'][:10]}, commit {result['commit']}, {machine['cpu']}, {machine['cores']} cores."
 
 
-def peers() -> str:
-    return _peers("cpu-peers")
-
-
-def amx() -> str:
-    return _peers("cpu-peers-amx")
-
-
-def avx2() -> str:
-    return _peers("cpu-peers-avx2")
-
-
-def opencl() -> str:
-    return _peers("opencl-peers")
-
-
-def _peers(name: str) -> str:
+def peers(name: str) -> str:
     result = load(name)
     return f"{bars_table(result)} {origin(result)}"
 
@@ -128,15 +113,7 @@ def chat_times() -> str:
     return "\n".join([*lines, "", f"{result['model']}; {origin(result)}"])
 
 
-def serving() -> str:
-    return _serving("serving-peers")
-
-
-def serving_amx() -> str:
-    return _serving("serving-peers-amx")
-
-
-def _serving(name: str) -> str:
+def serving(name: str) -> str:
     result = load(name)
     bars, once, rate = result["bars"], result["at_once"], result["same_rate"]
     ours, theirs, times = once["engine"], once["peer"], once["times_requests"]
@@ -259,18 +236,20 @@ def profile() -> str:
 
 TABLES = {
     "README.md": {
-        "cpu-peers": peers,
+        "cpu-peers": partial(peers, "cpu-peers"),
         "accuracy": accuracy,
         "startup": startup,
         "chat-times": chat_times,
-        "serving-peers": serving,
+        "serving-peers": partial(serving, "serving-peers"),
     },
     "docs/performance.md": {
         "step-profile": profile,
-        "cpu-peers-amx": amx,
-        "cpu-peers-avx2": avx2,
-        "opencl-peers": opencl,
-        "serving-peers-amx": serving_amx,
+        "cpu-peers-zen4": partial(peers, "cpu-peers-zen4"),
+        "cpu-peers-amx": partial(peers, "cpu-peers-amx"),
+        "cpu-peers-avx2": partial(peers, "cpu-peers-avx2"),
+        "opencl-peers": partial(peers, "opencl-peers"),
+        "serving-peers-zen4": partial(serving, "serving-peers-zen4"),
+        "serving-peers-amx": partial(serving, "serving-peers-amx"),
         "stages": stages,
         "speculation": speculation,
         "serving-soak": soak,

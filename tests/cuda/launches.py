@@ -1,8 +1,7 @@
 """What the ops launch for shapes as models have them, recorded on tensors without memory and compiled without a GPU.
 
 Run as a script: ``launches.py TARGET`` prints one line of JSON a kernel, with its instructions, registers spilled and shared
-memory; with the word ``main`` behind it only the kernels in which most of a step's time goes. It must not run where
-TRITON_INTERPRET is set.
+memory. It must not run where TRITON_INTERPRET is set.
 """
 
 from __future__ import annotations
@@ -156,25 +155,6 @@ def record():
     return list(r.found.values())
 
 
-MAIN = {"attend", "merge", "dense", "quantized", "bytes_by_bytes", "rms_norm"}
-
-
-def record_main():
-    """Attention with heads of 64 and 128 columns, a product a family of weights, and norms, for few rows and for many."""
-    r = Recorder()
-    ints = lambda *shape: tensor(*shape, dtype="i32")  # noqa: E731
-    for tokens in (16, 512):
-        x = tensor(tokens, 4096)
-        for format_ in ("BF16", "Q4_K", "Q8_0"):
-            r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)})
-        weights = {"weight": matrix("Q8_0 whole", 4096, 4096)}
-        r.run("linear", {"x": x}, weights=weights, quantized_activation="required")
-        for dtype, width in (("bf16", 128), ("int8", 128), ("u8", 128), ("f16", 64)):
-            _cached(r, tokens, 16, ints, dtype, width, {})
-    r.run("rms_norm", {"x": tensor(16, 4096, dtype="f32")}, weights={"weight": vector(4096)}, eps=1e-5)
-    return [launch for launch in r.found.values() if launch.kernel.fn.__name__ in MAIN]
-
-
 def _layers(r, tokens, ints):
     x, wide = tensor(tokens, 4096), tensor(tokens, 14336)
     residual = tensor(tokens, 4096, dtype="f32")
@@ -321,9 +301,9 @@ _FP8 = r"wgmma\.mma_async\.sync\.aligned\.\w+\.f32\.e4m3"
 _MATRIX = rf"{_FP8}|wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
 
 
-def main(target, which=""):
+def main(target):
     tiles.architecture = lambda: target
-    for launch in record_main() if which == "main" else record():
+    for launch in record():
         compiled = triton.compile(launch.source()[0], target=TARGETS[target], options=launch.options)
         text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
         about = {
@@ -339,4 +319,4 @@ def main(target, which=""):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

@@ -20,19 +20,19 @@ KERNELS = {
 }  # fmt: skip
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken
 PRODUCTS = {"dense", "quantized", "bytes_by_bytes", "fp8_by_fp8"}
-MAIN = (PRODUCTS - FP8) | {"attend", "merge", "rms_norm"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
-    "sm_90": (r"wgmma", 232_448),
-    "gfx942": (r"v_mfma", 65_536),
-}
-MAIN_TARGETS = {
     "sm_80": (r"mma\.sync", 166_912),
+    "sm_90": (r"wgmma", 232_448),
     "sm_100": (r"tcgen05\.mma", 232_448),
     "gfx90a": (r"v_mfma", 65_536),
+    "gfx942": (r"v_mfma", 65_536),
     "gfx1100": (r"v_wmma", 65_536),
     "gfx1201": (r"v_wmma", 65_536),
 }
+HAS_FP8 = {"sm_90", "sm_100"}
+RDNA = {"gfx1100", "gfx1201"}  # no matrix instructions for f32
+MEASURED = {"sm_90", "gfx942"}  # where the kernels in which most of a step's time goes may spill nothing
 
 
 @pytest.mark.slow
@@ -42,45 +42,28 @@ def test_every_kernel_compiles(target, tmp_path):
     pytest.importorskip("triton")
     wanted, shared = TARGETS[target]
     kernels = _compiled(target, tmp_path)
-    assert {kernel["kernel"] for kernel in kernels} == (KERNELS | FP8 if target == "sm_90" else KERNELS)
+    assert {kernel["kernel"] for kernel in kernels} == (KERNELS | FP8 if target in HAS_FP8 else KERNELS)
     for kernel in kernels:
         where = f"{target}: {kernel['label']}"
         assert kernel["shared"] <= shared, where
-        if kernel["kernel"] in PRODUCTS:
+        if kernel["kernel"] in PRODUCTS and not (kernel["dot"] == "fp32" and target in RDNA):
             assert any(re.match(wanted, found) for found in kernel["matrix"]), where
         if kernel["kernel"] == "fp8_by_fp8":
             assert any("e4m3" in found for found in kernel["matrix"]), where
         if kernel["kernel"] == "attend" and kernel["dot"] != "fp32":
             assert kernel["matrix"], where
         near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] == "attend" and kernel["width"] <= 128)
-        latent = kernel["width"] == 512 and target == "gfx942"  # 512 columns of values do not fit its registers yet
-        assert kernel["spilled"] <= (0 if near else 16) or latent, where
+        latent = kernel["width"] == 512 and target in RDNA  # 512 columns of values do not fit their registers yet
+        assert kernel["spilled"] <= (0 if near and target in MEASURED else 16) or latent, where
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("target", MAIN_TARGETS)
-def test_the_main_kernels_compile(target, tmp_path):
-    pytest.importorskip("triton")
-    wanted, shared = MAIN_TARGETS[target]
-    kernels = _compiled(target, tmp_path, "main")
-    assert {kernel["kernel"] for kernel in kernels} == MAIN
-    for kernel in kernels:
-        where = f"{target}: {kernel['label']}"
-        assert kernel["shared"] <= shared and kernel["spilled"] <= 16, where
-        if kernel["kernel"] in PRODUCTS:
-            assert any(re.match(wanted, found) for found in kernel["matrix"]), where
-        if kernel["kernel"] == "attend":
-            assert kernel["matrix"], where
-
-
-def _compiled(target, tmp_path, *which):
+def _compiled(target, tmp_path):
     """In a process of its own, since kernels of this one are interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
     script = Path(__file__).with_name("launches.py")
     run = subprocess.run(
-        [sys.executable, str(script), target, *which], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(script), target], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return [json.loads(line) for line in run.stdout.splitlines()]

@@ -57,9 +57,17 @@ def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None) ->
     if INTERPRETED:  # each program costs the same, however large it is
         bm = block or power_of_two(min(rows, 64), 16)
         return Tiles(bm, power_of_two(min(outputs, 256), 16), 128, 4, 1)
-    bm = power_of_two(min(rows, 64 if _rdna() else 128), 16)
+    bm = power_of_two(min(rows, _most_rows(bytes_)), 16)
     bn = 64 if bm <= 32 else 128
-    return Tiles(block or bm, bn, 128 // bytes_, 8 if bm == 128 or (_rdna() and bm == 64) else 4, 3)
+    warps = 8 if bm == 128 or (bm == 64 and _most_rows(bytes_) == 64) else 4
+    return Tiles(block or bm, bn, 128 // bytes_, warps, 3)
+
+
+def _most_rows(bytes_: int) -> int:
+    """For which registers suffice; RDNA's multiply f32 without the matrix units."""
+    if bytes_ == 4:
+        return 32 if _rdna() else 64 if architecture().startswith("sm_8") else 128
+    return 64 if _rdna() else 128
 
 
 def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:
@@ -95,10 +103,12 @@ class AttentionTiles:
 def of_attention(group: int, width: int, bytes_: int) -> tuple[AttentionTiles, AttentionTiles]:
     """For sequences with one token, and for more: values of ``width``, ``bytes_`` of a number in the products."""
     large = width * bytes_ > 256
-    bn = 32 if large or _rdna() else 64
+    bn = (16 if large and _amd() else 32) if large or _rdna() else 64
     warps = 8 if large else 4
     stages = 1 if width * bytes_ > 512 or _rdna() else 2
     most = 32 if width * bytes_ > 512 or bytes_ == 4 or _rdna() else 64
+    if _amd() and (width * bytes_ > 512 or (bytes_ == 4 and _rdna())):
+        most = 16
     rows = power_of_two(min(group, most))
     chunks = -(-group // rows)
     few = AttentionTiles(1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, stages)

@@ -35,8 +35,14 @@ def _cores() -> int:
 
 
 def _processor() -> str:
+    """Its name, and on x86 the family and model: a virtual machine's name may stand for several generations."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    except OSError:
+        lines = []
+    found: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    name = found.get("model name") or platform.processor() or platform.machine()
+    return f"{name}, family {found['cpu family']} model {found['model']}" if "cpu family" in found else name
