@@ -331,6 +331,16 @@ BROKEN = {
     "huge size": (b"\x0a" + varint(1 << 60), "it ends within a field"),
     "wire type": (b"\x0b", "wire type 3"),
     "number for bytes": (field(1, 5), "a number stands where bytes belong"),
+    "number for a score": (field(1, field(2, 5)), "a number stands where bytes belong"),
+    "bytes for a kind": (field(1, field(3, b"abcd")), "bytes stand where a number belongs"),
+    "bytes for a token": (
+        sentencepiece([("a", 0.0, NORMAL)], 2) + field(2, field(41, b"abcd")),
+        "bytes stand where a number",
+    ),
+    "bytes for a flag": (
+        sentencepiece([("a", 0.0, NORMAL)], 2) + field(3, field(3, b"")),
+        "bytes stand where a number",
+    ),
     "not UTF-8": (field(1, field(1, b"\xff")), "codec can't decode"),
     "word model": (sentencepiece([("a", 0.0, NORMAL)], 3), "its model type is 3"),
     "kind of piece": (sentencepiece([("a", 0.0, 9)], 2), "a piece has an unknown type"),

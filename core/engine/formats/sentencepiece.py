@@ -43,30 +43,30 @@ def _model(data: memoryview) -> dict[str, Any]:
                 raise ValueError(f"it has more than {_MAX_PIECES} pieces")
             piece = dict(_fields(_message(value)))
             texts.append(bytes(_message(piece.get(1, b""))).decode())
-            scores.append(struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0)
-            types.append(piece.get(3, 1))
+            scores.append(struct.unpack("<f", _message(piece[2]))[0] if 2 in piece else 0.0)
+            types.append(_number(piece.get(3, 1)))
         elif field == _TRAINER:
             trainer = dict(_fields(_message(value)))
         elif field == _NORMALIZER:
             normalizer = dict(_fields(_message(value)))
     if not texts:
         raise ValueError("it has no pieces")
-    model = _MODELS.get(trainer.get(3, 1))
+    model = _MODELS.get(_number(trainer.get(3, 1)))
     if model is None:
         raise ValueError(f"its model type is {trainer.get(3)}; unigram (1) and BPE (2) are supported")
-    if any(not isinstance(kind, int) or not 1 <= kind <= 6 for kind in types):
+    if any(not 1 <= kind <= 6 for kind in types):
         raise ValueError("a piece has an unknown type")
     keys = {
         "model": model,
         "tokens": texts,
         "scores": np.array(scores, np.float32),
         "token_type": np.array(types, np.int32),
-        "add_space_prefix": bool(normalizer.get(3, 1)),
-        "remove_extra_whitespaces": bool(normalizer.get(4, 1)),
+        "add_space_prefix": bool(_number(normalizer.get(3, 1))),
+        "remove_extra_whitespaces": bool(_number(normalizer.get(4, 1))),
         "precompiled_charsmap": np.frombuffer(bytes(_message(normalizer.get(2, b""))), np.uint8),
     }
     for field, name, default in ((40, "unknown", 0), (41, "bos", 1), (42, "eos", 2)):
-        token = trainer.get(field, default)
+        token = _number(trainer.get(field, default))
         if token != _ABSENT:
             keys[f"{name}_token_id"] = token
     return {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
@@ -111,3 +111,9 @@ def _message(value: Any) -> memoryview:
     if isinstance(value, int):
         raise ValueError("a number stands where bytes belong")
     return memoryview(value)
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int):
+        raise ValueError("bytes stand where a number belongs")
+    return value
