@@ -298,7 +298,7 @@ def _spilled(compiled, target):
 
 
 _FP8 = r"wgmma\.mma_async\.sync\.aligned\.\w+\.f32\.e4m3"
-_MATRIX = rf"{_FP8}|wgmma\.mma_async|mma\.sync|tcgen05\.mma|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
+_MATRIX = rf"{_FP8}|wgmma\.mma_async|mma\.sync|tcgen05\.mma[\w.:]*|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
 
 
 def main(target):
