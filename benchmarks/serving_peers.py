@@ -4,7 +4,8 @@ usage: serving_peers.py MODEL --dataset SHAREGPT.json [--llama DIR] [--vllm VENV
 
 DIR is of build_llama_cpp.sh, VENV as in cpu_peers.py with gguf. Measured are: all requests at once, against llama-server's
 best number of slots and vLLM; the engine and llama-server at one rate that both hold; continuous batching against static
-batches; and decodes while a long prompt arrives. Each server has answered other prompts, about as many tokens, before.
+batches; and decodes while a long prompt arrives. Each server has answered other prompts, about as many tokens, before, and
+then rested, so that what it does in the background once it has started (ours takes its cache's memory) is over.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,6 +37,7 @@ SHARE_OF_CAPACITY = 0.7  # of llama-server's: the rate at which both are asked
 BATCH = 16
 LONG_PROMPT, STREAM = 4096, 512
 WARM = (16, 384)  # prompts, tokens of each
+REST_S = 10.0
 BARS = {"requests": 4.0, "vllm": 3.0, "static": 2.0, "itl": 3.0}
 _TIMEOUT_S = 1800.0
 
@@ -46,11 +49,12 @@ def how(url: str, server: Server, concurrency: int | None = None) -> How:
 
 
 def measured(server: Server, work: Callable[[str], Any]) -> Any:
-    """What ``work`` gives for the server's URL, once its memory has been written to."""
+    """What ``work`` gives for the server's URL, once it is warm and at rest."""
     count, tokens = WARM
     asks = random_asks(np.random.default_rng(), count, (tokens, 4), 0.0, 1000)
     with server.started() as url:
         asyncio.run(run(how(url, server), asks, [0.0] * count))  # whether all were answered matters of the work alone
+        time.sleep(REST_S)
         return work(url)
 
 

@@ -67,7 +67,7 @@ def test_all_states_are_populated_first_things_first():
     rooms = [
         Room(lambda *given: asked.append(given), name, entries, 1 << 20) for name, entries in (("k", 10), ("v", 3))
     ]
-    Population(rooms)
+    Population(rooms, lambda: False)
     assert within(10, lambda: len(asked) == 4)
     assert asked == [("k", 0, 4), ("v", 0, 3), ("k", 4, 4), ("k", 8, 2)]
 
@@ -79,12 +79,26 @@ def test_stopping_waits_for_the_piece_that_is_asked_for():
         time.sleep(0.05)
         asked.append(first)
 
-    population = Population([Room(slow, None, 1 << 20, 4 << 20)])
+    population = Population([Room(slow, None, 1 << 20, 4 << 20)], lambda: False)
     assert within(10, lambda: len(asked) > 0)
     population.stop()
     seen = len(asked)
     time.sleep(0.15)
     assert 1 <= seen < 100 and len(asked) == seen
+
+
+def test_nothing_is_asked_for_while_steps_run():
+    asked, busy = [], [True]
+    population = Population([Room(lambda *given: asked.append(given), "k", 3, 4 << 20)], lambda: busy[0])
+    time.sleep(0.1)
+    assert asked == []
+    busy[0] = False
+    assert within(10, lambda: len(asked) == 3)
+    busy[0] = True
+    paused = Population([Room(lambda *given: asked.append(given), "v", 3, 4 << 20)], lambda: busy[0])
+    paused.stop()
+    population.stop()
+    assert len(asked) == 3
 
 
 class Asked:
@@ -119,13 +133,13 @@ SETTINGS = {"max_num_seqs": 4, "max_model_len": 96, "kv_cache_tokens": 200_000}
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])  # the reference has no populate
-def test_an_engine_takes_all_its_cache_beside_its_steps(backend, folder, monkeypatch):
+def test_an_engine_takes_all_its_cache(backend, folder, monkeypatch):
     asked = Asked(monkeypatch, pause=0.02)
     rng = np.random.default_rng()
     prompts = models.random_prompts(rng, (3, 40, 9))
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     found = []
-    for populate in ("as used", "beside", "first"):
+    for populate in ("as used", "when idle", "first"):
         with LLM(folder, backend=backend, populate_cache=populate, **SETTINGS) as llm:
             if populate == "first" and backend == "cpu":
                 assert asked.total() == sum(map(len, device_states(llm)))
@@ -139,11 +153,28 @@ def test_an_engine_takes_all_its_cache_beside_its_steps(backend, folder, monkeyp
     assert found[0] == found[1] == found[2]
 
 
+def test_a_session_is_busy_while_steps_run_and_shortly_after(folder, monkeypatch):
+    seen = []
+    run = StepSession._run_exactly
+
+    def watched(session, *given):
+        seen.append(session._busy())
+        return run(session, *given)
+
+    monkeypatch.setattr(StepSession, "_run_exactly", watched)
+    with LLM(folder, backend="cpu", **SETTINGS) as llm:
+        session = llm.engine._core._session
+        assert not session._busy()
+        llm.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        assert seen and all(seen)
+        assert within(10, lambda: not session._busy())
+
+
 @linux
 def test_an_engine_that_closes_asks_for_no_more_of_its_cache(folder, monkeypatch):
     monkeypatch.setattr("engine.program.population._PIECE", 1 << 10)
     asked = Asked(monkeypatch, pause=0.05)
-    with LLM(folder, backend="cpu", populate_cache="beside", **SETTINGS) as llm:
+    with LLM(folder, backend="cpu", populate_cache="when idle", **SETTINGS) as llm:
         entries = sum(map(len, device_states(llm)))
         assert within(10, lambda: asked.total() > 0)
     seen = asked.total()
@@ -168,5 +199,5 @@ def test_bench_takes_what_its_cases_need(folder, monkeypatch, capsys):
 
 
 def test_a_way_that_there_is_not_is_refused():
-    with pytest.raises(ConfigError, match=r"populate_cache is 'now'; choose one of as used, beside, first\."):
+    with pytest.raises(ConfigError, match=r"populate_cache is 'now'; choose one of as used, when idle, first\."):
         EngineConfig(model=Path("model"), populate_cache="now")

@@ -28,8 +28,8 @@ def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]]
 
 
 def populate_of(device: Device) -> Callable[[Any, int, int], None] | None:
-    """Optional on a device (api 1.1): ``populate(state, first, count)``, called beside steps, has the system add the memory of
-    so many entries of a state's first axis now, and not when they are first written to."""
+    """Optional on a device (api 1.1): ``populate(state, first, count)``, called on a thread of its own, has the system add the
+    memory of so many entries of a state's first axis now, and not when they are first written to."""
     return getattr(device, "populate", None)
 
 

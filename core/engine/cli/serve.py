@@ -82,7 +82,7 @@ def _configs(models: Sequence[Named]) -> dict[str, EngineConfig]:
             raise UsageError(f"Two models are called {one.name}; each needs a name of its own.")
         settings = one.engine.settings() | one.load.settings()
         try:
-            configs[one.name] = EngineConfig(model=find_model(one.model), populate_cache="beside", **settings)
+            configs[one.name] = EngineConfig(model=find_model(one.model), populate_cache="when idle", **settings)
         except ConfigError as error:
             raise ConfigError(f"{one.name}: {error}") from error
     return configs

@@ -3,9 +3,11 @@ blocks of the KV cache between steps."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,7 @@ from .padding import Padding
 from .population import Population, Room
 from .transfers import Transfer, by_place, converted, transfers
 
+_SETTLED_S = 0.1  # after a step: then no other is likely to follow at once
 _RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
 
 
@@ -103,6 +106,7 @@ class StepSession:
         self._inputs = {v.name: v for segment in (*segments, *plan.embedding) for v in segment.inputs}
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step")
         self._population: Population | None = None
+        self._idle_since: float | None = -inf
 
     def submit(self, inputs: StepInputs) -> StepTicket:
         if self._thread is None:
@@ -119,7 +123,7 @@ class StepSession:
             self._thread.submit(self._run_exactly, inputs, True).result()
 
     def populate(self) -> Population:
-        """Asks for the memory of all states in the background, where devices would give it step by step."""
+        """Asks for the memory of all states while no steps run, where devices would give it step by step."""
         if self._thread is None:
             raise EngineStoppedError("The session is closed.")
         rooms = []
@@ -130,8 +134,13 @@ class StepSession:
             if place != "host" and (populate := populate_of(self._devices[place])) is not None:
                 entry = int(np.prod(spec.shape[1:])) * HOST_DTYPES[spec.dtype].itemsize
                 rooms.append(Room(populate, self._states[place][spec.name], spec.shape[0], entry))
-        self._population = Population(rooms)
+        self._population = Population(rooms, self._busy)
         return self._population
+
+    def _busy(self) -> bool:
+        """Whether a step runs, or has just ended, so that the next is likely to follow."""
+        since = self._idle_since
+        return since is None or time.monotonic() - since < _SETTLED_S
 
     def export_blocks(self, blocks: Sequence[Sequence[int]]) -> BlockTicket:
         self._bounds.check_blocks(blocks)
@@ -266,10 +275,14 @@ class StepSession:
                 yield state.name, ids[state.group], self._plan.state_places[state.name]
 
     def _run(self, inputs: StepInputs) -> StepResult:
-        sampled = bool(inputs.dims.R)
-        if self._padding is None:
-            return self._run_exactly(inputs, sampled)
-        return self._padding.cut(self._run_exactly(self._padding.pad(inputs), sampled), inputs.dims)
+        self._idle_since = None
+        try:
+            sampled = bool(inputs.dims.R)
+            if self._padding is None:
+                return self._run_exactly(inputs, sampled)
+            return self._padding.cut(self._run_exactly(self._padding.pad(inputs), sampled), inputs.dims)
+        finally:
+            self._idle_since = time.monotonic()
 
     def _run_exactly(self, inputs: StepInputs, sampled: bool) -> StepResult:
         frames = {place: Frame(inputs.dims, {}, states) for place, states in self._states.items()}

@@ -11,7 +11,7 @@ from ..program.rules import Rules, parse_rules
 
 KV_DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
 PREEMPTIONS = ("recompute", "swap")
-POPULATIONS = ("as used", "beside", "first")
+POPULATIONS = ("as used", "when idle", "first")
 MAX_SWAP_SPACE = 1 << 20
 MAX_RANKS = 64
 
@@ -37,11 +37,11 @@ class EngineConfig:
     that share each layer, with ``threads`` and ``kv_cache_memory`` each; ``collectives`` names how they exchange values
     ("auto": the device's own, or the best over the host). ``warm_up``: a device that takes steps of fixed sizes compiles all
     of them at once, and not each when it first comes. ``decode_slowdown``: prompts join a step with decodes in chunks that
-    make it at most about so many times as long as the decodes alone would take; None: in chunks that fill
-    ``max_num_batched_tokens``, for the highest throughput. ``pin_threads`` keeps the CPU's threads but one on cores of their
-    own. ``speculate``: tokens that are guessed for a sequence from what it repeats, and checked in the same step; its own stay
-    what they are. ``populate_cache``: the KV cache's memory is taken "as used", or when the engine starts: "beside" its first
-    steps, in the background, or "first", before there are any.
+    make it at most about so many times as long as the decodes alone would take, longer where more prompts wait than decode;
+    None: in chunks that fill ``max_num_batched_tokens``, for the highest throughput. ``pin_threads`` keeps the CPU's threads
+    but one on cores of their own. ``speculate``: tokens that are guessed for a sequence from what it repeats, and checked in
+    the same step; its own stay what they are. ``populate_cache``: the KV cache's memory is taken "as used", or beforehand:
+    "when idle", from the start on whenever no steps run, or "first", before there are any.
     """
 
     model: Path

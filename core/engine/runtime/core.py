@@ -248,7 +248,7 @@ class EngineCore:
         assert self._session is not None
         while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
             decoding = self.scheduler.decoding
-            joining = None if self._pace is None else self._pace.allowance(len(decoding))
+            joining = None if self._pace is None else self._pace.allowance(len(decoding), self.scheduler.prefilling)
             guesses = {} if suspect else self.speculation.guesses(decoding, self._members)
             step = self.scheduler.schedule(suspect, joining, guesses)
             if step is None:

@@ -128,6 +128,11 @@ class Scheduler:
         """Running sequences that want one token."""
         return [sequence for sequence in self._running if sequence.wanted == 1]
 
+    @property
+    def prefilling(self) -> int:
+        """How many sequences wait, or run and want more than one token."""
+        return len(self._waiting) + sum(sequence.wanted > 1 for sequence in self._running)
+
     def schedule(
         self, only: str | None = None, joining: int | None = None, guesses: Guesses | None = None
     ) -> ScheduledStep | None:
@@ -235,16 +240,9 @@ class Scheduler:
         self.allocator.forget()
 
     def stats(self) -> SchedulerStats:
-        pool = self.swapper.pool
-        return SchedulerStats(
-            len(self._waiting),
-            len(self._running),
-            len(self._in_flight),
-            self._preemptions,
-            self.allocator.stats(),
-            self.swapper.outs,
-            None if pool is None else pool.stats(),
-        )
+        queues = (len(self._waiting), len(self._running), len(self._in_flight))
+        pool = None if self.swapper.pool is None else self.swapper.pool.stats()
+        return SchedulerStats(*queues, self._preemptions, self.allocator.stats(), self.swapper.outs, pool)
 
     def check(self) -> None:
         """Raises AssertionError where an invariant is broken (tests)."""

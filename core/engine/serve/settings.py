@@ -75,8 +75,8 @@ class LoadOptions:
     decode_slowdown: Annotated[
         float,
         typer.Option(
-            help="Prompts that come may slow running answers down by about this factor; 0 is no limit, for the most"
-            " requests a second."
+            help="Prompts that come may slow running answers down by about this factor, and by more where more requests"
+            " wait than run; 0 is no limit, for the most requests a second."
         ),
     ] = 2.5
 
