@@ -35,13 +35,18 @@ class Writer:
         tokenizer, found, wanted = self._tokenizer, [], least + self._rng.integers(0, 80)
         while len(found) < wanted:
             token = int(self._rng.integers(tokenizer.vocab_size))
-            if token not in tokenizer.control_ids and self._is_text(tokenizer.token_bytes(token)):
+            data = tokenizer.token_bytes(token)
+            if token not in tokenizer.control_ids and self._is_text(data) and self._adds_no_space(data.decode()):
                 found.append(token)
         return tuple(found), b"".join(map(tokenizer.token_bytes, found)).decode()
 
     @staticmethod
     def _is_text(data: bytes) -> bool:
         return bool(data) and b"\xef\xbf\xbd" not in data and data.decode("utf-8", "ignore").encode() == data
+
+    def _adds_no_space(self, text: str) -> bool:
+        """Not such as phi-3's ``</s>``, which is no control token, and after which tokenizing begins a text with a space."""
+        return self._tokenizer.decode(plain(self._tokenizer, text + "x"), False).endswith(text + "x")
 
     def ended(self, answer: str) -> str:
         return answer + self._end
