@@ -10,8 +10,9 @@ import tiny_models
 
 from engine.errors import SchedulerError
 from engine.runtime.config import EngineConfig
+from engine.runtime.head_inputs import HeadInputs, RowParams
 from engine.runtime.load import load
-from engine.runtime.step_inputs import RowParams, step_inputs
+from engine.runtime.step_inputs import step_inputs
 from engine.sampling import SamplingParams
 from engine.scheduler import ScheduledSequence, ScheduledStep
 
@@ -42,7 +43,7 @@ def inputs():
     )
     copies = ((4, FULL - 1),), ((3, WINDOW - 1),)
     step = ScheduledStep(0, parts, 1, 6, copies, ((0, 1),), ((1, (5, 6)),))
-    made, _ = step_inputs(step, lambda _: RowParams(SamplingParams(), 3, 0, 1), 2, 10)
+    made, _ = step_inputs(step, lambda _: RowParams(SamplingParams(), 3, 0, 1), 2, HeadInputs(10))
     return replace(made, arrays={name: array.copy() for name, array in made.arrays.items()})
 
 

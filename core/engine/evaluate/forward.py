@@ -11,8 +11,9 @@ from ..backend.v1 import Array, StepInputs
 from ..errors import KVCacheError
 from ..kv import MappingAllocator
 from ..ops import STEP_INPUTS
+from ..runtime.head_inputs import HeadInputs, RowParams
 from ..runtime.load import Loaded
-from ..runtime.step_inputs import RowParams, step_inputs
+from ..runtime.step_inputs import step_inputs
 from ..runtime.swap import remap
 from ..sampling import SamplingParams
 from ..scheduler import ScheduledSequence, ScheduledStep
@@ -30,6 +31,7 @@ class Forward:
         self._length = 0
         self._session = loaded.session()
         self._row = RowParams(SamplingParams(temperature=0.0), 1, 0, 0)
+        self._head_inputs = HeadInputs((loaded.program.vocab + 31) // 32)
         self._steps = 0
 
     def __enter__(self) -> Forward:
@@ -74,7 +76,7 @@ class Forward:
         copies = self.allocator.take_copies()
         remap(self._session, self.allocator.take_remaps() if isinstance(self.allocator, MappingAllocator) else ())
         step = ScheduledStep(self._steps, (part,), int(len(ids) == 1), len(ids), copies, (), ())
-        return step_inputs(step, lambda _: self._row, len(program.groups), (program.vocab + 31) // 32)[0]
+        return step_inputs(step, lambda _: self._row, len(program.groups), self._head_inputs)[0]
 
 
 _SEQUENCE = 0

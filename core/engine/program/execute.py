@@ -1,11 +1,11 @@
-"""Execution: a session walks the segments of a plan on one thread of its own, transferring at their borders, and swaps
-blocks of the KV cache between steps."""
+"""Execution: a session walks the segments of a plan, transferring at their borders, and swaps blocks of the KV cache between
+steps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -37,6 +37,7 @@ from ..backend.v1 import (
 from ..errors import EngineStoppedError
 from .bounds import Bounds
 from .group import CollectiveProvider
+from .lane import Lane
 from .padding import Padding
 from .population import Population, Room
 from .transfers import Transfer, by_place, converted, transfers
@@ -86,7 +87,8 @@ class _Bound:
 
 class StepSession:
     """The default session: segments in order, a whole segment at once where the device compiles it. ``devices``: one, or
-    those of a mixed plan by the names of their places. Steps of a plan with buckets are padded, and their results cut."""
+    those of a mixed plan by the names of their places. Steps of a plan with buckets are padded, and their results cut. Steps run
+    on a thread of the session's where a device takes several at a time, else on that of whoever waits for them."""
 
     def __init__(self, devices: Device | Mapping[str, Device], plan: Plan) -> None:
         self._devices = by_place(devices)
@@ -104,27 +106,28 @@ class StepSession:
         self._body, self._head = bound[: len(plan.body)], bound[len(plan.body) :]
         self._embedding = self._bound((*plan.body, *plan.embedding), len(plan.body))
         self._inputs = {v.name: v for segment in (*segments, *plan.embedding) for v in segment.inputs}
-        self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step")
+        ahead = any(device.describe().max_in_flight > 1 for device in self._devices.values())
+        self._lane: Executor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step") if ahead else Lane()
         self._population: Population | None = None
         self._idle_since: float | None = -inf
 
     def submit(self, inputs: StepInputs) -> StepTicket:
-        if self._thread is None:
+        if self._lane is None:
             raise EngineStoppedError("The session is closed.")
         self._bounds.check(inputs)
-        return StepTicket(self._thread.submit(self._unless_lost, self._run, inputs))
+        return StepTicket(self._lane.submit(self._unless_lost, self._run, inputs))
 
     def warm_up(self) -> None:
         """Runs steps of nothing but padding, one of each size, so that devices compile now what they would compile later.
         Without buckets there is nothing to do."""
-        if self._thread is None:
+        if self._lane is None:
             raise EngineStoppedError("The session is closed.")
         for inputs in () if self._padding is None else self._padding.empty_steps():
-            self._thread.submit(self._run_exactly, inputs, True).result()
+            self._lane.submit(self._run_exactly, inputs, True).result()
 
     def populate(self) -> Population:
         """Asks for the memory of all states while no steps run, where devices would give it step by step."""
-        if self._thread is None:
+        if self._lane is None:
             raise EngineStoppedError("The session is closed.")
         rooms = []
         for spec in self._plan.states:
@@ -151,19 +154,19 @@ class StepSession:
         return self._between_steps(self._import, blocks, contents)
 
     def remap(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
-        if self._thread is None:
+        if self._lane is None:
             raise EngineStoppedError("The session is closed.")
         self._bounds.remap(unmapped, mapped)
-        self._thread.submit(self._remap, unmapped, mapped)
+        self._lane.submit(self._remap, unmapped, mapped)
 
     def close(self) -> None:
         """Waits for submitted steps, then frees the states."""
-        if self._thread is None:
+        if self._lane is None:
             return
         if self._population is not None:
             self._population.stop()
-        self._thread.shutdown(wait=True)
-        self._thread = None
+        self._lane.shutdown(wait=True)
+        self._lane = None
         for place, device in self._devices.items():
             for state in self._states[place].values():
                 device.free(state)
@@ -212,9 +215,9 @@ class StepSession:
         return run
 
     def _between_steps(self, action: Callable[..., dict[str, Array]], *given: Any) -> BlockTicket:
-        if self._thread is None:
+        if self._lane is None:
             raise EngineStoppedError("The session is closed.")
-        return BlockTicket(self._thread.submit(self._unless_lost, action, *given))
+        return BlockTicket(self._lane.submit(self._unless_lost, action, *given))
 
     def _unless_lost(self, action: Callable[..., Any], *given: Any) -> Any:
         """Nothing runs any more once memory could not be mapped: it would be written to."""

@@ -15,6 +15,7 @@ from ..errors import EngineError, EngineStoppedError, RequestError
 from ..sampling.speculation import PromptLookup
 from ..scheduler import ScheduledStep, Sequence, SequenceStatus, Update
 from .beams import BeamGroup, make_search
+from .head_inputs import HeadInputs, RowParams
 from .load import Loaded
 from .member import Member, logprobs, row_params
 from .pace import Pace
@@ -23,7 +24,7 @@ from .request import Request
 from .restarts import Restarts
 from .speculation import Speculation
 from .stage3 import TokenEvent
-from .step_inputs import Row, RowParams, step_inputs
+from .step_inputs import Row, step_inputs
 from .swap import HostBlocks, SwapTickets
 
 NO_TOKEN = 2
@@ -66,7 +67,7 @@ class EngineCore:
         self._loaded = loaded
         self._emit = emit
         self._groups = len(loaded.program.groups)
-        self._mask_words = (loaded.program.vocab + 31) // 32
+        self._head_inputs = HeadInputs((loaded.program.vocab + 31) // 32)
         self.scheduler = loaded.scheduler()
         self._host = HostBlocks()
         self._session: Session | None = loaded.session()
@@ -254,7 +255,7 @@ class EngineCore:
             if step is None:
                 return
             params = self._row_params(step)
-            inputs, rows = step_inputs(step, params.__getitem__, self._groups, self._mask_words)
+            inputs, rows = step_inputs(step, params.__getitem__, self._groups, self._head_inputs)
             try:
                 swaps = self._host.submit(self._session, step)
                 ticket = self._session.submit(inputs)

@@ -10,8 +10,8 @@ import numpy as np
 from ..backend.v1 import StepResult
 from ..sampling.speculation import PromptLookup
 from .beams import BeamGroup
+from .head_inputs import RowParams
 from .request import Request
-from .step_inputs import RowParams
 
 
 @dataclass

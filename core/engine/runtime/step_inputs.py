@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ..backend.v1 import Array, Dims, StepInputs
-from ..sampling import SamplingParams
-from ..sampling.grammar import Matcher
-from ..sampling.processors import Bias
 from ..scheduler import ScheduledSequence, ScheduledStep
+from .head_inputs import HeadInputs, RowParams
 
-I32, F32, U32 = np.int32, np.float32, np.uint32
-NO_BIAS: Bias = (np.zeros(0, I32), np.zeros(0, F32))
-SCORING = SamplingParams(temperature=0.0)
+I32 = np.int32
+_NO_FILLS = {name: np.zeros(0, I32) for name in ("fill_slots", "fill_positions", "fill_ids")}
 
 
 class Row(NamedTuple):
@@ -26,49 +22,6 @@ class Row(NamedTuple):
     seq_id: int
     position: int | None = None
     guessed: int = 0
-
-
-@dataclass(frozen=True)
-class RowParams:
-    """What the head needs of a sequence, worked out once.
-
-    ``banned`` are the ids that may not come before ``min_tokens``; ``want`` is how many best logprobs are given beside
-    the token's own, -1 for none; ``candidates`` a beam's, 0 if it is none; ``prompt_ids`` are there where the prompt is
-    scored.
-    """
-
-    params: SamplingParams
-    prompt_length: int
-    branch: int
-    seed: int
-    banned: tuple[int, ...] = ()
-    bias: Bias = NO_BIAS
-    matcher: Matcher | None = None
-    want: int = -1
-    candidates: int = 0
-    prompt_ids: tuple[int, ...] = ()
-    target: int = -1
-
-    def scoring(self, position: int) -> RowParams:
-        """The row whose logprob is that of the prompt token at ``position``."""
-        want = self.params.prompt_logprobs
-        assert want is not None
-        return RowParams(
-            SCORING, self.prompt_length, self.branch, self.seed, want=want, target=self.prompt_ids[position]
-        )
-
-    def with_bias(self, more: Sequence[Bias]) -> RowParams:
-        ids, values = zip(self.bias, *more, strict=True)
-        return replace(self, bias=(np.concatenate(ids), np.concatenate(values)))
-
-    def biased(self, known: int) -> Bias:
-        """What is added to the logits of the token after ``known`` ones."""
-        only_ends = self.matcher is not None and self.matcher.only_ends
-        if only_ends or known - self.prompt_length >= self.params.min_tokens:
-            return self.bias
-        ids, values = self.bias
-        banned = np.array(self.banned, I32)
-        return np.concatenate([ids, banned]), np.concatenate([values, np.full(len(banned), -np.inf, F32)])
 
 
 class _HeadRow(NamedTuple):
@@ -82,7 +35,7 @@ class _HeadRow(NamedTuple):
 
 
 def step_inputs(
-    step: ScheduledStep, row_params: Callable[[int], RowParams], groups: int, mask_words: int
+    step: ScheduledStep, row_params: Callable[[int], RowParams], groups: int, head: HeadInputs
 ) -> tuple[StepInputs, tuple[Row, ...]]:
     """The arrays, and what each row is for."""
     parts = step.sequences
@@ -110,11 +63,8 @@ def step_inputs(
         arrays[f"page_table.{g}"] = _tables([part.tables[g] for part in parts], width)
     copies = _copies(arrays, step, groups)
     fills = _fills(arrays, step)
-    params = [row.params for row in rows]
-    masks = _masks(arrays, params, mask_words)  # first: it tells which texts can only end
-    bias = _biases(arrays, [NO_BIAS if row.known is None else row.params.biased(row.known) for row in rows])
-    _sampling(arrays, params)
-    wanted = max(arrays[name].max(initial=0) for name in ("want_logprobs", "candidates"))
+    asked = head.of([row.params for row in rows], [row.known for row in rows])
+    arrays |= asked.arrays
     dims = Dims(
         T=step.num_tokens,
         S=len(parts),
@@ -123,9 +73,9 @@ def step_inputs(
         C=copies,
         H=len(step.history_copies),
         F=fills,
-        B=bias,
-        K=int(wanted),
-        M=masks,
+        B=asked.biased,
+        K=asked.wanted,
+        M=asked.masked,
     )
     return StepInputs(dims, arrays), tuple(row.row for row in rows)
 
@@ -165,58 +115,11 @@ def _copies(arrays: dict[str, Array], step: ScheduledStep, groups: int) -> int:
 
 def _fills(arrays: dict[str, Array], step: ScheduledStep) -> int:
     fills = step.history_fills
+    if not fills:
+        arrays |= _NO_FILLS
+        return 0
     total = sum(len(ids) for _, ids in fills)
     arrays["fill_slots"] = np.fromiter((slot for slot, ids in fills for _ in ids), I32, total)
     arrays["fill_positions"] = np.fromiter((n for _, ids in fills for n in range(len(ids))), I32, total)
     arrays["fill_ids"] = np.fromiter((i for _, ids in fills for i in ids), I32, total)
     return total
-
-
-def _sampling(arrays: dict[str, Array], rows: Sequence[RowParams]) -> None:
-    def column(values: Sequence[float], dtype: type[np.generic]) -> Array:
-        return np.array(values, dtype)
-
-    params = [row.params for row in rows]
-    arrays["prompt_lengths"] = column([row.prompt_length for row in rows], I32)
-    arrays["branches"] = column([row.branch for row in rows], U32)
-    arrays["seeds"] = np.array([(row.seed & 0xFFFFFFFF, row.seed >> 32) for row in rows], U32).reshape(-1, 2)
-    arrays["want_logprobs"] = column([row.want for row in rows], I32)
-    arrays["candidates"] = column([row.candidates for row in rows], I32)
-    arrays["targets"] = column([row.target for row in rows], I32)
-    for name in ("top_k", "no_repeat_ngram_size"):
-        arrays[name] = column([getattr(p, name) for p in params], I32)
-    for name in _F32_PARAMS:
-        arrays[name] = column([getattr(p, name) for p in params], F32)
-
-
-_F32_PARAMS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
-
-
-def _masks(arrays: dict[str, Array], rows: Sequence[RowParams], words: int) -> int:
-    """A mask for each row that has a grammar, in its state after the last token."""
-    matchers = [row.matcher for row in rows]
-    arrays["mask_rows"] = np.full(len(rows), -1, I32)
-    having = [n for n, matcher in enumerate(matchers) if matcher is not None]
-    arrays["mask_rows"][having] = np.arange(len(having), dtype=I32)
-    arrays["masks"] = np.zeros((len(having), words), U32)
-    for n, mask in zip(having, arrays["masks"], strict=True):
-        if (matcher := matchers[n]) is not None:
-            matcher.fill(mask)
-    return len(having)
-
-
-def _biases(arrays: dict[str, Array], rows: Sequence[Bias]) -> int:
-    offsets = np.zeros(len(rows) + 1, I32)
-    np.cumsum([len(ids) for ids, _ in rows], out=offsets[1:])
-    arrays["bias_offsets"] = offsets
-    ids, values = zip(NO_BIAS, *(bias for bias in rows if len(bias[0])), strict=True)
-    arrays["bias_ids"], arrays["bias_values"] = np.concatenate(ids), np.concatenate(values)
-    return int(offsets[-1])
