@@ -37,7 +37,7 @@ SHARE_OF_CAPACITY = 0.7  # of llama-server's: the rate at which both are asked
 BATCH = 16
 LONG_PROMPT, STREAM = 4096, 512
 WARM = (16, 384)  # prompts, tokens of each
-REST_S = 15.0
+REST_S = 20.0
 BARS = {"requests": 4.0, "vllm": 3.0, "static": 2.0, "itl": 3.0}
 _TIMEOUT_S = 1800.0
 

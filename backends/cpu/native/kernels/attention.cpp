@@ -429,7 +429,7 @@ void Attention::run_heads(const Frame& frame, const AttentionPlan& plan, const T
   const RowSpans<R> spans = row_spans<R>(frame, plan, block, chunk);
   if (spans.all.begin >= spans.all.end) return;
   const int32_t* blocks = chunk_blocks(frame, block.sequence, chunk);
-  const HeadsChunk heads{cache_, blocks, block.heads, spans.of, spans.all, spans.shared};
+  const HeadsChunk heads{cache_, blocks, block.heads, spans.of, spans.all, spans.shared, heads_ahead(block.heads)};
   heads_scores<R, T>(heads, work, [&](int64_t head) { return queries(work, head).rows; });
   for (int32_t head = 0; head < block.heads; ++head)
     chunks_.softmax_rows<T>({blocks, head}, queries(work, head), block.rows, head * R, spans.of, spans.all, work,

@@ -3,6 +3,7 @@
 // long as blocks follow each other, where the pages of one head lie apart. Row by row it is the arithmetic of one head.
 #pragma once
 
+#include "../isa.h"
 #include "attention_cache.h"
 #include "attention_int8.h"
 #include "attention_softmax.h"
@@ -11,6 +12,19 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
+// How many heads further memory is asked for. Zen 5 took turns at reading and computing without (78 GB/s of memory came at 46,
+// with it at 57); on Zen 4 it hid from the hardware in which order memory is read.
+inline int64_t heads_ahead(int64_t heads) {
+  static const int64_t most = this_core() == Core::kZen5 ? 2 : 0;
+  return std::min(heads, most);
+}
+
+// A head's part of one of a chunk's pages.
+struct HeadPage {
+  int32_t page;
+  int64_t head;
+};
+
 // R rows of each head.
 struct HeadsChunk {
   const AttentionCache& cache;
@@ -18,6 +32,7 @@ struct HeadsChunk {
   int64_t heads;
   const Span* spans;  // of the R rows, the same for all heads
   Span all, shared;   // as in ValueChunk
+  int64_t ahead;      // at most `heads`
 
   int32_t first_page() const { return all.begin >> cache.block_shift(); }
   int32_t last_page() const { return (all.end - 1) >> cache.block_shift(); }
@@ -29,6 +44,15 @@ struct HeadsChunk {
   // Whether the next page lies elsewhere in memory.
   bool scattered(int32_t page) const { return page < last_page() && blocks[page + 1] != blocks[page] + 1; }
 
+  // Whether memory is asked for while a head's part of a page is read: `ahead` heads further, in the page or the next one, or,
+  // where that is 0, the head's part of a next page that lies elsewhere.
+  bool asks(int32_t page) const { return ahead > 0 || scattered(page); }
+  HeadPage asked(int32_t page, int64_t head) const {
+    if (ahead == 0) return {page + 1, head};
+    const int64_t to = head + ahead;
+    return to < heads || page == last_page() ? HeadPage{page, to % heads} : HeadPage{page + 1, to - heads};
+  }
+
  private:
   Span within(Span span, int32_t page) const {
     const int32_t shift = cache.block_shift();
@@ -36,18 +60,19 @@ struct HeadsChunk {
   }
 };
 
-// Scores of all heads' rows, [heads * R][kChunk]; queries(head) gives a head's, [.][R]. One tile after the other and without
-// a prefetch: either hides from the hardware in which order memory is read.
+// Scores of all heads' rows, [heads * R][kChunk]; queries(head) gives a head's, [.][R]. One tile after the other, since several
+// hide from the hardware in which order memory is read.
 template <int R, class T, class HeadQueries>
 void heads_scores(const HeadsChunk& chunk, const Workspace& work, HeadQueries queries) {
   const AttentionCache& cache = chunk.cache;
   const KvLayout& layout = cache.layout();
   for (int32_t page = chunk.first_page(); page <= chunk.last_page(); ++page) {
     const Span tokens = chunk.tokens(page);
-    const bool scattered = chunk.scattered(page);
+    const bool asks = chunk.asks(page);
     for (int64_t head = 0; head < chunk.heads; ++head) {
+      const HeadPage asked = asks ? chunk.asked(page, head) : HeadPage{page, head};
       const T* const keys = cache.key_page<T>(chunk.blocks[page], head);
-      const T* const next = scattered ? cache.key_page<T>(chunk.blocks[page + 1], head) : keys;
+      const T* const next = cache.key_page<T>(chunk.blocks[asked.page], asked.head);
       for (int32_t t = tokens.begin / 16 * 16; t < tokens.end; t += 16) {
         const int64_t at = layout.key(cache.within(t));
         const T *const tile = keys + at, *const ahead = next + at;
@@ -62,21 +87,23 @@ void heads_scores(const HeadsChunk& chunk, const Workspace& work, HeadQueries qu
         };
         if constexpr (kWholeNumbers<T>)
           for (int which : {2, 3}) __builtin_prefetch(cache.token_scale(which, {chunk.blocks, head}, t));
-        scattered ? score(std::true_type{}) : score(std::false_type{});
+        asks ? score(std::true_type{}) : score(std::false_type{});
       }
     }
   }
 }
 
-// The value pages of all heads, and beside each the next one.
+// The value pages of all heads, and beside each what is asked for meanwhile.
 template <class T>
 void find_heads_pages(const HeadsChunk& chunk, const Workspace& work) {
   const int64_t pages = kChunk >> chunk.cache.block_shift();
   for (int32_t page = chunk.first_page(); page <= chunk.last_page(); ++page)
     for (int64_t head = 0; head < chunk.heads; ++head) {
       work.pages[head * pages + page] = chunk.cache.value_page<T>(chunk.blocks[page], head);
-      if (chunk.scattered(page))
-        work.ahead[head * pages + page] = chunk.cache.value_page<T>(chunk.blocks[page + 1], head);
+      if (chunk.asks(page)) {
+        const HeadPage asked = chunk.asked(page, head);
+        work.ahead[head * pages + page] = chunk.cache.value_page<T>(chunk.blocks[asked.page], asked.head);
+      }
     }
 }
 
@@ -107,7 +134,7 @@ void heads_values(const HeadsChunk& chunk, const Workspace& work, int64_t dim, f
   find_heads_pages<T>(chunk, work);
   for (int32_t page = chunk.first_page(); page <= chunk.last_page(); ++page)
     for (int64_t head = 0; head < chunk.heads; ++head)
-      if (chunk.scattered(page))
+      if (chunk.asks(page))
         head_values<R, ValuesIn::kScattered, T>(chunk, work, page, head, dim, out, out_stride);
       else
         head_values<R, ValuesIn::kInOrder, T>(chunk, work, page, head, dim, out, out_stride);
