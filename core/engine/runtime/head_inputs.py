@@ -100,7 +100,7 @@ class HeadInputs:
     def of(self, params: Sequence[RowParams], known: Sequence[int | None]) -> HeadArrays:
         """``known``: of each row how many tokens of the sequence are before the one it gives; None where it gives none."""
         same = len(params) == len(self._params) and all(map(is_, params, self._params))
-        if same and self._whole is not None:
+        if same and self._whole is not None and None not in known:
             return self._whole
         if not same:
             self._params, self._sampling = tuple(params), _sampling(params)

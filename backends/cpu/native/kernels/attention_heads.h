@@ -12,8 +12,8 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// How many heads further memory is asked for. Zen 5 took turns at reading and computing without (78 GB/s of memory came at 46,
-// with it at 57); on Zen 4 it hid from the hardware in which order memory is read.
+// How many heads further memory is asked for. Zen 5 takes turns at reading and computing without (of some 80 GB/s of memory 46
+// came, with it 55); on Zen 4 it hid from the hardware in which order memory is read.
 inline int64_t heads_ahead(int64_t heads) {
   static const int64_t most = this_core() == Core::kZen5 ? 2 : 0;
   return std::min(heads, most);
