@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+import engine_cpu.device
+from engine import LLM, SamplingParams
+from engine.program.execute import StepSession
 from engine.program.lane import Lane
+from engine.testing.checkpoints import write_checkpoint
 
 
 def test_work_runs_in_order_up_to_what_is_waited_for():
@@ -67,3 +73,22 @@ def test_an_ended_lane_takes_no_work():
     assert not seen and cancelled.cancelled()
     with pytest.raises(RuntimeError, match="closed"):
         lane.submit(lambda: None)
+
+
+@pytest.mark.parametrize(("in_flight", "thread"), [(1, "engine-loop"), (2, "engine-step_0")])
+def test_steps_have_a_thread_of_their_own_where_several_are_taken_at_a_time(in_flight, thread, tmp_path, monkeypatch):
+    seen = set()
+    run, plain = StepSession._run_exactly, engine_cpu.device.CpuDevice.describe
+
+    def watched(session, *given):
+        seen.add(threading.current_thread().name)
+        return run(session, *given)
+
+    monkeypatch.setattr(StepSession, "_run_exactly", watched)
+    monkeypatch.setattr(
+        engine_cpu.device.CpuDevice, "describe", lambda device: replace(plain(device), max_in_flight=in_flight)
+    )
+    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
+    with LLM(folder, backend="cpu", max_model_len=96, kv_cache_tokens=256) as llm:
+        llm.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    assert seen == {thread}

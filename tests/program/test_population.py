@@ -171,6 +171,18 @@ def test_a_session_is_busy_while_steps_run_and_shortly_after(folder, monkeypatch
 
 
 @linux
+def test_a_busy_session_asks_for_nothing(folder, monkeypatch):
+    busy = [True]
+    monkeypatch.setattr(StepSession, "_busy", lambda session: busy[0])
+    asked = Asked(monkeypatch)
+    with LLM(folder, backend="cpu", populate_cache="when idle", **SETTINGS) as llm:
+        time.sleep(0.1)
+        assert asked.total() == 0
+        busy[0] = False
+        assert within(30, lambda: asked.total() == sum(map(len, device_states(llm))))
+
+
+@linux
 def test_an_engine_that_closes_asks_for_no_more_of_its_cache(folder, monkeypatch):
     monkeypatch.setattr("engine.program.population._PIECE", 1 << 10)
     asked = Asked(monkeypatch, pause=0.05)

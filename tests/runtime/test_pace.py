@@ -128,3 +128,19 @@ def test_an_engine_lets_few_tokens_join_and_gives_the_same(llama):
     assert joined[0] == 0 and joined[1] == 8
     assert statistics.median(count for count in joined if count) == 8
     assert max(prompt_tokens for _, prompt_tokens in counts) == 32
+
+
+def test_an_engine_says_how_many_prompts_are_not_computed_yet(llama, monkeypatch):
+    seen = []
+    allowance = Pace.allowance
+
+    def watched(pace: Pace, decodes: int, prompts: int) -> int | None:
+        seen.append((decodes, prompts))
+        return allowance(pace, decodes, prompts)
+
+    monkeypatch.setattr(Pace, "allowance", watched)
+    prompts = [list(range(3, 9)), *(list(range(n, n + 100)) for n in range(4, 9))]
+    with LLM(llama, backend="reference", max_num_batched_tokens=32, max_num_seqs=3, decode_slowdown=1.5) as llm:
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    assert seen[0] == (0, 6) and (1, 5) in seen and seen[-1][1] == 0
+    assert all(0 <= count <= 6 for _, count in seen)
