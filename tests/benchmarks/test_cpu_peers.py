@@ -132,12 +132,20 @@ def test_vllm_answers_until_it_ends(tmp_path):
         vllm.close()
 
 
-class SteadyLimits:
+class SetLimits:
+    """Measured before and after each round, between which memory changes so many times; the last number stays."""
+
+    def __init__(self, *changes: float) -> None:
+        self._changes, self._measured = changes, 0
+
     def measure(self) -> None:
-        pass
+        self._measured += 1
+
+    def change(self) -> float:
+        return self._changes[min(self._measured // 2, len(self._changes)) - 1]
 
     def last(self) -> dict[str, float]:
-        return LIMITS
+        return LIMITS | {"bandwidth": LIMITS["bandwidth"] * self.change()}
 
 
 def test_a_run_measures_both_sides_and_says_what_is_skipped(tmp_path, peer, cpu):
@@ -146,8 +154,8 @@ def test_a_run_measures_both_sides_and_says_what_is_skipped(tmp_path, peer, cpu)
     tiny_models.write_llama(tmp_path, np.random.default_rng(3))
     tiny_models.to_gguf(tmp_path, models / "m.gguf")
     several = Case("m", Work(2, 8, 0, 4), (Bar(LLAMA, 1e9),))
-    args = argparse.Namespace(models=models, threads=1, rounds=2, repetitions=1)
-    run = Run(args, SteadyLimits(), peer, None)
+    args = argparse.Namespace(models=models, threads=1, rounds=2, repetitions=1, quick=False)
+    run = Run(args, SetLimits(1.0), peer, None)
     run.job(Job("m, small", (Case("m", PROMPT, (Bar(LLAMA, 0.0),)), Case("m", DECODE), several)))
     run.job(Job("gone, small", (Case("gone", PROMPT),)))
     assert [one["job"] for one in run.skipped] == ["gone, small"] and "gone.gguf" in run.skipped[0]["why"]
@@ -159,6 +167,27 @@ def test_a_run_measures_both_sides_and_says_what_is_skipped(tmp_path, peer, cpu)
     table = bars_table(found)
     assert "gone, small | skipped: gone.gguf" in table and "**missed**" in table
     assert len({line.count("|") for line in table.splitlines() if line.startswith("|")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "quick", "made", "kept"),
+    [
+        ((1.0,), False, 2, [1.0, 1.0]),
+        ((2.0, 1.25, 1.3, 1.0), False, 4, [1.0, 1.25]),
+        ((1.5, 4.0, 3.0, 2.0), False, 4, [1.5, 2.0]),
+        ((4.0, 2.0, 1.0), True, 2, [2.0, 4.0]),
+    ],
+)
+def test_rounds_in_which_memory_changed_are_made_again(tmp_path, peer, cpu, changes, quick, made, kept):
+    tiny_models.write_llama(tmp_path, np.random.default_rng(3))
+    tiny_models.to_gguf(tmp_path, tmp_path / "m.gguf")
+    args = argparse.Namespace(models=tmp_path, threads=1, rounds=2, repetitions=1, quick=quick)
+    run = Run(args, SetLimits(*changes), peer, None)
+    run.job(Job("m, small", (Case("m", DECODE),)))
+    assert run.cases[0]["rounds made"] == made
+    cost = StepCost.of(tmp_path / "m.gguf").read_bytes(DECODE, "f16") / LIMITS["bandwidth"]
+    seen = [one["rates"]["engine"] * cost / one["of"]["bandwidth"] for one in run.cases[0]["rounds"]]
+    assert seen == pytest.approx(kept)
 
 
 def test_a_side_that_fails_says_why(tmp_path, peer, cpu):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from one_kernel import ISAS, poisoned, run_kernel
 
-DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8}
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8, "int16": np.int16}
+WHOLE = {"int8": 127, "int16": 8191}
 
 
 def bf16_round(x: np.ndarray) -> np.ndarray:
@@ -19,25 +20,25 @@ def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
     """f32 [..., head_dim] after a trip through the cache's dtype."""
     if dtype == "bf16":
         return (bf16_round(values).astype(np.uint32) << 16).view(np.float32)
-    if dtype != "int8":
+    if dtype not in WHOLE:
         return values.astype(DTYPES[dtype]).astype(np.float32)
-    scale = np.abs(values).max(-1, keepdims=True) / np.float32(127)
-    with np.errstate(invalid="ignore"):
-        return np.nan_to_num(np.rint(values / scale)) * scale
+    most, largest = np.float32(WHOLE[dtype]), np.abs(values).max(-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num(np.rint(values * (most / largest))) * (largest / most)
 
 
 # block size, head_dim, rotary_dim, interleaved, norms of heads
 ROPE_WRITES = [(16, 64, 64, False, True), (32, 80, 32, True, True), (8, 24, 24, False, False), (1, 40, 16, True, True)]
 
 
-# Beside an int8 cache queries and weights are rounded to 16 bits.
-TOLERANCE = {"int8": {"rtol": 3e-4, "atol": 3e-4}}
+# Beside a cache of whole numbers queries and weights are rounded, so that their sums with it have no more than 32 bits.
+TOLERANCE = {"int8": {"rtol": 3e-4, "atol": 3e-4}, "int16": {"rtol": 1e-3, "atol": 1e-3}}
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 
 
 @dataclass
 class Cache:
-    """A paged KV cache in the layout cpu.lanes, or cpu.pairs of int8, everything unwritten poisoned."""
+    """A paged KV cache in the layout cpu.lanes, or cpu.pairs of whole numbers, everything unwritten poisoned."""
 
     blocks: int
     heads: int
@@ -48,13 +49,13 @@ class Cache:
 
     def __post_init__(self) -> None:
         lanes = min(16, self.block_size)
-        unit = 2 if self.dtype == "int8" else 1  # dimensions of a key that lie together,
+        unit = 2 if self.dtype in WHOLE else 1  # dimensions of a key that lie together,
         beside = min(unit, self.block_size)  # and tokens whose values do
         page = (self.blocks, self.heads)
         keys = (*page, self.block_size // lanes, self.dim // unit, lanes, unit)
         values = (*page, self.block_size // beside, self.dim, beside)
         self.states = [poisoned(shape, DTYPES[self.dtype]) for shape in (keys, values)]
-        if self.dtype == "int8":
+        if self.dtype in WHOLE:
             self.states += [poisoned((self.blocks, self.heads, self.block_size), np.float32) for _ in range(2)]
 
     @property
@@ -79,7 +80,7 @@ class Cache:
         k = self.widened(0)[block, :, token // lanes, :, token % lanes].reshape(len(slots), self.heads, self.dim)
         beside = self.states[1].shape[-1]
         v = self.widened(1)[block, :, token // beside, :, token % beside]
-        if self.dtype == "int8":
+        if self.dtype in WHOLE:
             k = k * self.states[2][block, :, token][..., None]
             v = v * self.states[3][block, :, token][..., None]
         return k, v
@@ -213,7 +214,7 @@ def test_shapes(isa: str, heads: int, kv_heads: int, dim: int) -> None:
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "int8", "int16"])
 @pytest.mark.parametrize("numbers", [{"window": 1}, {"window": 20}, {"window": 300}, {"softcap": 3.0}])
 def test_window_and_softcap(dtype: str, numbers: dict[str, float]) -> None:
     batch = Batch([0, 600, 250], [50, 1, 20], 4, 2, 64, np.random.default_rng())
@@ -234,7 +235,7 @@ def test_sinks(isa: str, heads: int, kv_heads: int, window: int, level: float) -
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "int8", "int16"])
 @pytest.mark.parametrize("dim", [80, 128])
 @pytest.mark.parametrize("window,sunk", [(0, False), (100, False), (100, True)])
 def test_bits_do_not_depend_on_the_step(isa: str, dtype: str, dim: int, window: int, sunk: bool) -> None:
@@ -281,7 +282,7 @@ def test_few_rows_of_all_heads_have_the_bits_of_one_head(
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["f32", "int8"])
+@pytest.mark.parametrize("dtype", ["f32", "int8", "int16"])
 @pytest.mark.parametrize("block_size", [8, 16])
 def test_a_broken_token_does_not_reach_earlier_ones(isa: str, dtype: str, block_size: int) -> None:
     batch = Batch([0], [20], 2, 1, 64, np.random.default_rng())
@@ -296,11 +297,14 @@ def test_a_broken_token_does_not_reach_earlier_ones(isa: str, dtype: str, block_
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("lengths", [[20, 1], [160, 1]])
-def test_a_broken_query_reaches_no_other_beside_an_int8_cache(isa: str, value: float, lengths: list[int]) -> None:
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_a_broken_query_reaches_no_other_beside_whole_numbers(
+    isa: str, value: float, lengths: list[int], dtype: str
+) -> None:
     batch = Batch([0, 30], lengths, 2, 1, 64, np.random.default_rng())
-    clean, _ = attend(batch, 16, "int8", isa)
+    clean, _ = attend(batch, 16, dtype, isa)
     batch.q[0][7, 3] = value  # of the first head
-    broken, _ = attend(batch, 16, "int8", isa)
+    broken, _ = attend(batch, 16, dtype, isa)
     assert np.isnan(broken[0][7, :64]).all()
     for a, b in zip(clean, broken, strict=True):
         kept = ~np.isnan(b)
@@ -310,20 +314,23 @@ def test_a_broken_query_reaches_no_other_beside_an_int8_cache(isa: str, value: f
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("length", [1, 20])
-def test_the_largest_sums_of_an_int8_cache_stay_whole(isa: str, length: int) -> None:
+@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("half", [2, 1])
+def test_the_largest_sums_of_whole_numbers_stay_whole(isa: str, length: int, dtype: str, half: int) -> None:
     """All products at their largest: 32 bits hold every sum, of a wide head and of a whole chunk of weights."""
     batch = Batch([512 - length], [length], 1, 1, 512, np.random.default_rng())
     for sign in (1, -1):
         batch.k[0][:], batch.v[0][:], batch.q[0][:] = sign, sign, 1 / 64
-        batch.k[0][::2], batch.v[0][::2] = sign / 2, sign / 2
-        (got,), (wanted,) = attend(batch, 16, "int8", isa)
-        np.testing.assert_allclose(got, wanted, **TOLERANCE["int8"])
+        batch.k[0][::2], batch.v[0][::2] = sign / half, sign / half
+        (got,), (wanted,) = attend(batch, 16, dtype, isa)
+        np.testing.assert_allclose(got, wanted, **TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16])
-def test_an_int8_cache_takes_no_odd_head_dim(block_size: int) -> None:
-    with pytest.raises(ValueError, match="head_dim must be even for an int8 cache"):
-        attend(Batch([0], [3], 2, 1, 9, np.random.default_rng()), block_size, "int8")
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_a_cache_of_whole_numbers_takes_no_odd_head_dim(block_size: int, dtype: str) -> None:
+    with pytest.raises(ValueError, match="head_dim must be even for a cache of whole numbers"):
+        attend(Batch([0], [3], 2, 1, 9, np.random.default_rng()), block_size, dtype)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -395,8 +402,9 @@ def test_rope_kv_write_is_its_parts(
                 np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
 
 
-def test_kv_write_keeps_what_is_not_finite() -> None:
-    cache = Cache(1, 1, 16, 16, "int8")
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_kv_write_keeps_what_is_not_finite(dtype: str) -> None:
+    cache = Cache(1, 1, 16, 16, dtype)
     k = np.ones((1, 16), np.float32)
     k[0, 3] = np.nan
     v = np.ones((1, 16), np.float32)

@@ -13,15 +13,23 @@ from engine_cpu import _native
 PRODUCT = re.compile(r"(vfmadd|vpdp|vdpbf|vpmaddwd|vpmaddubsw)")
 
 
-def innermost_loops(library: str) -> Iterator[list[str]]:
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which("objdump"), reason="takes x86-64 code apart by objdump"
+)
+
+
+@pytest.fixture(scope="module")
+def listing() -> str:
+    command = ["objdump", "-d", "--no-show-raw-insn", _native.__file__]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def innermost_loops(listing: str) -> Iterator[list[str]]:
     """The instructions between each backward jump and its target where no other jump or call lies between."""
-    listing = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", library], capture_output=True, text=True, check=True
-    )
     places: dict[int, int] = {}
     code: list[str] = []
     straight = 0  # where the code that holds no jump began
-    for line in listing.stdout.splitlines():
+    for line in listing.splitlines():
         found = re.match(r"\s+([0-9a-f]+):\t(.*)", line)
         if not found:
             continue
@@ -51,14 +59,17 @@ def sums_in_memory(body: list[str]) -> int:
     return len(written)
 
 
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which("objdump"), reason="takes x86-64 code apart by objdump"
-)
-def test_no_loop_of_512_bits_keeps_its_sums_in_memory() -> None:
+def test_no_loop_of_512_bits_keeps_its_sums_in_memory(listing: str) -> None:
     """g++ 12 kept each sum of values over an int8 cache on the stack, and the products took 1.5 times as long."""
     loops = 0
-    for body in innermost_loops(_native.__file__):
+    for body in innermost_loops(listing):
         products = sum(bool(PRODUCT.match(line)) and "%zmm" in line for line in body)  # with registers for all
         loops += products >= 4
         assert products < 4 or sums_in_memory(body) < products / 2, "\n".join(body)
     assert loops > 100  # or nothing was looked at
+
+
+def test_avx_vnni_has_dot_products_of_its_own(listing: str) -> None:
+    """Without them it would be avx2 by another name, with the same bits."""
+    for product in ("vpdpbusd", "vpdpwssd"):
+        assert listing.count(f"{{vex}} {product}") > 100

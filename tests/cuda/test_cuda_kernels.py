@@ -32,7 +32,7 @@ def test_every_op_is_offered(device):
 def test_provider_agrees_with_the_reference(op, device):
     checked = check_op(device, OPS[op], np.random.default_rng())
     assert checked.ran
-    assert all("packed" in why for why in checked.refused.values())
+    assert all("packed" in why or "no KV layout for int16" in why for why in checked.refused.values())
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_gguf_gives_the_same_logits(name, absorbed, tmp_path, saved, cpu):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int16", "int8"])
 def test_everything_is_on_the_device_and_chunks_change_no_bit(name, dtype, saved, cpu):
     loaded = load_for_logits(saved(name), cpu, strict=True, kv_cache_dtype=dtype)
     assert not loaded.placement.fallbacks()

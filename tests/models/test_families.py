@@ -130,7 +130,7 @@ def rms(x):
     return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "int16", "int8"])
 def test_smaller_kv_dtypes_stay_near(dtype, saved, backend):
     """The cache's rounding shows, and is no more than rounding."""
     loaded = load_for_logits(saved("llama"), backend, kv_cache_dtype=dtype)

@@ -30,6 +30,16 @@ def round_to_bytes(x, scale):
     return np.array(rows, np.float32)
 
 
+@pytest.mark.parametrize("op", ["linear", "linear_group"])
+def test_no_case_asks_for_the_last_bit_of_a_division(op, rng):
+    """XLA multiplies by the reciprocal of a scale that it knows, and rounds what is halfway to the other side."""
+    for _ in range(20):
+        for case in OPS[op].cases(rng):
+            if scale := case.attrs.get("input_scale"):
+                steps = case.inputs["x"].astype(np.float64) / scale
+                assert np.abs(np.abs(steps - np.floor(steps)) - 0.5).min() > 0.005
+
+
 def test_linear_against_loops(rng):
     for case in OPS["linear"].cases(rng):
         (got,), _ = evaluate(OPS["linear"], case)

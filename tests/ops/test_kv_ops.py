@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from engine.backend.v1 import HOST_DTYPES, KVSpec
 from engine.ops import OPS, evaluate
 from engine.ops.dtypes import from_f32
-from engine.ops.kv import PLAIN, kv_copy, kv_write, plain_states, quantize_kv, read_kv
+from engine.ops.kv import PLAIN, WHOLE, kv_copy, kv_write, plain_states, quantize_kv, read_kv
 
 
 @pytest.mark.parametrize("latent", [False, True])
@@ -40,25 +40,30 @@ def test_kv_write_against_loops(rng):
                     if want_scale is None:
                         want[place] = from_f32(values, kv.dtype)
                     else:
-                        want_scale[place] = scale = np.abs(values).max() / np.float32(127)
-                        want[place] = [round(float(v / scale)) if scale > 0 else 0 for v in values]
+                        most, largest = np.float32(WHOLE[kv.dtype]), np.abs(values).max()
+                        want_scale[place] = largest / most
+                        want[place] = [round(float(v * (most / largest))) if largest > 0 else 0 for v in values]
             np.testing.assert_array_equal(states[name], want)
             if want_scale is not None:
                 np.testing.assert_array_equal(states[f"{name}_scale"], want_scale)
 
 
-@given(hnp.arrays(np.float32, (3, 16), elements=st.floats(-1e6, 1e6, width=32)))
-def test_int8_error_is_half_a_step(values):
-    q, scale = quantize_kv(values)
+@pytest.mark.parametrize("dtype", WHOLE)
+@given(values=hnp.arrays(np.float32, (3, 16), elements=st.floats(-1e6, 1e6, width=32)))
+def test_the_error_of_whole_numbers_is_half_a_step(dtype, values):
+    q, scale = quantize_kv(values, dtype)
     back = read_kv(q, scale).astype(np.float64)
-    step = np.abs(values).max(axis=1, keepdims=True).astype(np.float64) / 127
-    assert (np.abs(back - values) <= step * 0.50001 + 2.0**-149 * 64).all()
+    step = np.abs(values).max(axis=1, keepdims=True).astype(np.float64) / WHOLE[dtype]
+    assert np.abs(q).max() <= WHOLE[dtype]
+    assert (np.abs(back - values) <= step * 0.502 + 1.001e-30).all()  # what is all next to nothing is nothing
 
 
-def test_int8_keeps_a_non_finite_head_non_finite():
+@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("broken", [np.inf, np.nan])
+def test_whole_numbers_keep_a_non_finite_head_non_finite(dtype, broken):
     values = np.ones((2, 8), np.float32)
-    values[1, 3] = np.inf
-    back = read_kv(*quantize_kv(values))
+    values[1, 3] = broken
+    back = read_kv(*quantize_kv(values, dtype))
     assert np.isfinite(back[0]).all() and not np.isfinite(back[1]).any()
 
 
@@ -73,7 +78,7 @@ def test_kv_write_needs_no_contiguous_state(rng):
 def test_kv_copy_in_order(rng):
     for case in OPS["kv_copy"].cases(rng):
         _, states = evaluate(OPS["kv_copy"], case)
-        assert len(states) == (4 if case.kv.dtype == "int8" else 2)
+        assert len(states) == (4 if case.kv.dtype in WHOLE else 2)
         for name, start in plain_states(case.kv, case.states).items():
             origin = list(range(case.kv.blocks))  # which block's contents each block has
             for source, destination in case.inputs["block_copies"]:

@@ -37,9 +37,10 @@ def test_f16_and_f32(values):
     assert np.array_equal(to_f32(from_f32(values, "f32"), "f32"), values, equal_nan=True)
 
 
-def test_int8_rounds_to_even_and_saturates():
+def test_whole_numbers_round_to_even_and_saturate():
     values = np.array([0.5, 1.5, -2.5, 127.6, -1e9, np.inf, -np.inf, np.nan], np.float32)
     assert from_f32(values, "int8").tolist() == [0, 2, -2, 127, -127, 127, -127, 0]
+    assert from_f32(values, "int16").tolist() == [0, 2, -2, 128, -32767, 32767, -32767, 0]
 
 
 @given(FLOATS)

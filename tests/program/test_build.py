@@ -146,10 +146,10 @@ def test_axes_are_named(program):
     assert linears <= set(program.axes)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "int8"])
+@pytest.mark.parametrize("dtype", ["f16", "int8", "int16"])
 def test_states_by_kv_dtype(model, dtype):
     program = model.program(16, dtype)
-    kinds = ["k", "v", "k_scale", "v_scale"] if dtype == "int8" else ["k", "v"]
+    kinds = ["k", "v", "k_scale", "v_scale"] if dtype.startswith("int") else ["k", "v"]
     write = next(call for call in program.body if call.op == "kv_write")
     assert dict(write.states) == {kind: f"kv.0.{kind}" for kind in kinds}
     copy = next(call for call in program.body if call.op == "kv_copy")

@@ -131,7 +131,8 @@ def test_progress_reaches_the_end(program):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bytes_a_value", "scales"), [("f32", 4, 0), ("f16", 2, 0), ("bf16", 2, 0), ("int8", 1, 4), ("fp8", 1, 0)]
+    ("dtype", "bytes_a_value", "scales"),
+    [("f32", 4, 0), ("f16", 2, 0), ("bf16", 2, 0), ("int16", 2, 4), ("int8", 1, 4), ("fp8", 1, 0)],
 )
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_the_plan_allocates_what_it_says(model, dtype, bytes_a_value, scales, block_size):

@@ -191,7 +191,7 @@ def damaged(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "int16", "int8"])
 def test_logits_that_are_no_numbers_fail_their_request_alone(damaged, backend, kv_dtype):
     settings = {
         "threads": 2,

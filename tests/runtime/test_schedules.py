@@ -173,7 +173,7 @@ def bits(outputs):
     return [(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outputs]
 
 
-@pytest.fixture(scope="module", params=["f16", "int8"])
+@pytest.fixture(scope="module", params=["f16", "int16", "int8"])
 def invariance(request, llama, unavailable):
     """(run(**settings) -> the 64 answers together, the 64 answers one by one) on the CPU backend."""
     if unavailable["cpu"]:

@@ -1,6 +1,6 @@
 """How the KV cache lies in memory for the native kernels: lanes of up to 16 tokens for K, rows of head_dim for V. A latent
-cache has rows alone, since its values are parts of its keys. In int8 two dimensions of a key lie together, and the values
-of two tokens, for the kernels multiply and add pairs of 16 bits."""
+cache has rows alone, since its values are parts of its keys. In int8 and int16 two dimensions of a key lie together, and the
+values of two tokens, for the kernels multiply and add pairs of 16 bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LANES = 16
 
 def _lanes(spec: KVSpec) -> tuple[int, int, int]:
     """How many tokens of K lie side by side, in units of how many dimensions, and how many tokens of V do."""
-    pair = 2 if spec.dtype == "int8" else 1
+    pair = 2 if spec.dtype in CPU_PAIRS.dtypes else 1
     if spec.latent:
         return 1, pair, 1
     return min(LANES, spec.block_size), pair, min(pair, spec.block_size)
@@ -29,7 +29,7 @@ def _shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
     }
     if not spec.latent:
         shapes["v"] = ((*page, spec.block_size // beside, spec.head_dim, beside), spec.dtype)
-    if spec.dtype == "int8":
+    if spec.dtype in CPU_PAIRS.dtypes:
         shapes |= {f"{kind}_scale": ((*page, spec.block_size), "f32") for kind in tuple(shapes)}
     return shapes
 
@@ -54,5 +54,5 @@ def _to_plain(spec: KVSpec, kind: str, array: Array) -> Array:
 
 
 CPU_LANES = KVLayout("cpu.lanes", ("f32", "f16", "bf16"), _shapes, _from_plain, _to_plain)
-CPU_PAIRS = KVLayout("cpu.pairs", ("int8",), _shapes, _from_plain, _to_plain)
-KV_DTYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3}
+CPU_PAIRS = KVLayout("cpu.pairs", ("int16", "int8"), _shapes, _from_plain, _to_plain)
+KV_DTYPE_NUMBERS = {"f32": 0, "f16": 1, "bf16": 2, "int8": 3, "int16": 4}

@@ -47,6 +47,7 @@ def _kv_dtype(low: Lowering) -> str:
         np.dtype(np.float16): "f16",
         np.dtype(np.uint16): "bf16",
         np.dtype(np.int8): "int8",
+        np.dtype(np.int16): "int16",
     }
     return names[array.dtype]
 

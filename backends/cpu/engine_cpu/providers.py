@@ -109,7 +109,7 @@ def _packed_check(call: Call) -> str | None:
 
 def _pairs_check(call: Call) -> str | None:
     if "k_scale" in call.states and call.attr("head_dim") % 2:
-        return f"the CPU's int8 caches take an even head_dim, and this one is {call.attr('head_dim')}."
+        return f"the CPU's caches of whole numbers take an even head_dim, and this one is {call.attr('head_dim')}."
     return None
 
 

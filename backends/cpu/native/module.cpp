@@ -181,8 +181,8 @@ NB_MODULE(_native, m) {
   bind_linear(m);
 
   nb::class_<Pool>(m, "Pool", "A team of threads; the thread that runs a segment is one of them.")
-      .def(nb::init<int, bool>(), nb::arg("threads"), nb::arg("pin") = false,
-           "pin: the other threads each stay on a processor of their own.")
+      .def(nb::init<int, const std::vector<int>&>(), nb::arg("threads"), nb::arg("pin") = std::vector<int>(),
+           "pin: the processors that threads stay on, one each, but for the first: the caller goes where it likes.")
       .def_prop_ro("size", &Pool::size);
 
   nb::class_<Segment>(m, "Segment", "Kernels bound to values, run in order in one call.")

@@ -33,28 +33,25 @@ int processors() {
   return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-// Keeps a thread on the processor that comes after `index` others among those that this process may use.
-void pin_thread(std::thread& thread, int index) {
+void pin_thread(std::thread& thread, int processor) {
 #ifdef __linux__
-  cpu_set_t all, one;
-  if (sched_getaffinity(0, sizeof(all), &all) != 0) throw std::invalid_argument("The system does not say which processors there are.");
-  int processor = 0;
-  for (int before = 0; !CPU_ISSET(processor, &all) || before++ < index;) ++processor;
+  cpu_set_t one;
+  if (processor < 0 || processor >= CPU_SETSIZE) throw std::invalid_argument("A processor has a number below 1024.");
   CPU_ZERO(&one);
   CPU_SET(processor, &one);
   if (pthread_setaffinity_np(thread.native_handle(), sizeof(one), &one) != 0)
     throw std::invalid_argument("The system refuses to keep a thread on one processor.");
 #else
-  (void)thread, (void)index;
+  (void)thread, (void)processor;
 #endif
 }
 
-void check_pinning(int threads) {
+void check_pinning(size_t threads, size_t processors) {
 #ifndef __linux__
   throw std::invalid_argument("Threads can be pinned on Linux only.");
 #endif
-  if (threads > processors())
-    throw std::invalid_argument(std::to_string(threads) + " threads cannot be pinned to " + std::to_string(processors()) +
+  if (threads > processors)
+    throw std::invalid_argument(std::to_string(threads) + " threads cannot be pinned to " + std::to_string(processors) +
                                 " processors; ask for at most as many.");
 }
 
@@ -92,12 +89,12 @@ void Gate::wait(uint32_t seen, bool spin) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-Pool::Pool(int threads, bool pin) : size_(checked(threads)), spin_(threads <= processors()), scratch_(size_) {
-  if (pin) check_pinning(threads);
+Pool::Pool(int threads, const std::vector<int>& pin) : size_(checked(threads)), spin_(threads <= processors()), scratch_(size_) {
+  if (!pin.empty()) check_pinning(size_, pin.size());
   threads_.reserve(size_ - 1);
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
   try {
-    for (int i = 1; pin && i < size_; ++i) pin_thread(threads_[i - 1], i);
+    for (int i = 1; !pin.empty() && i < size_; ++i) pin_thread(threads_[i - 1], pin[i]);
   } catch (...) {
     stop();
     throw;

@@ -30,10 +30,10 @@ class Gate {
 
 class Pool {
  public:
-  // `threads` in all, the caller of run() among them. `pin`: each of the others stays on a processor of its own. The caller's
-  // place is the system's choice, since threads that it starts would inherit it. Throws std::invalid_argument unless
-  // 1 <= threads <= 1024, and where threads cannot be pinned or are more than the processors.
-  explicit Pool(int threads, bool pin = false);
+  // `threads` in all, the caller of run() among them. `pin`, unless it is empty: the processor on which each of the others, from
+  // the second number on, stays. The caller's place is the system's choice, since threads that it starts would inherit it.
+  // Throws std::invalid_argument unless 1 <= threads <= 1024, and where threads cannot be pinned or are more than the processors.
+  explicit Pool(int threads, const std::vector<int>& pin = {});
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

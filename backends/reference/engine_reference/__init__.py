@@ -45,7 +45,7 @@ class ReferenceDevice:
         return available_memory()
 
     def describe(self) -> DeviceInfo:
-        return DeviceInfo(name="host", backend="reference")
+        return DeviceInfo(name="host", backend="reference", dtypes=frozenset(HOST_DTYPES))
 
     def session(self, plan: Plan) -> Session:
         return StepSession(self, plan)

@@ -1,4 +1,4 @@
-"""Memory and cores of the host, for devices that live in it."""
+"""Memory of the host, for devices that live in it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ def available_memory() -> MemoryInfo:
     return MemoryInfo(total, free)
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def mapping_of(array: Array) -> tuple[mmap.mmap | None, int]:
     """The mapping that an array lies in, if it does, and where in it the array begins."""
     owner: object = array
@@ -44,6 +39,12 @@ def mapping_of(array: Array) -> tuple[mmap.mmap | None, int]:
     if isinstance(owner, memoryview):
         owner = owner.obj
     return owner if isinstance(owner, mmap.mmap) else None, array.ctypes.data - whole.ctypes.data
+
+
+def host_zeros(shape: tuple[int, ...], dtype: str) -> Array:
+    """Zeros on pages of their own, huge ones where the system has them: what nobody touches takes no memory, which an allocator
+    that gives freed memory again does not promise, and all of it goes back with the array. MemoryError where there is no more."""
+    return _mapped(shape, dtype, 0, "MADV_HUGEPAGE")
 
 
 def host_virtual_memory() -> VirtualMemory | None:
@@ -58,14 +59,22 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, likewise
 def _reserve(shape: tuple[int, ...], dtype: str) -> Array:
     """Accessible throughout, in one mapping, since the kernel allows few of them: what has no memory yet would get it when it is
     touched. Huge pages would bring memory that nobody asked for."""
+    return _mapped(shape, dtype, _NORESERVE, "MADV_NOHUGEPAGE")
+
+
+def _mapped(shape: tuple[int, ...], dtype: str, further_flags: int, advice: str) -> Array:
     tag = HOST_DTYPES[dtype]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    size = max(prod(shape) * tag.itemsize, 1)
     try:
-        memory = mmap.mmap(-1, max(prod(shape) * tag.itemsize, 1), flags=flags)
+        if hasattr(mmap, "MAP_PRIVATE"):
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | further_flags)
+        else:  # Windows
+            memory = mmap.mmap(-1, size)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"no {prod(shape) * tag.itemsize} bytes of addresses are free: {error}") from error
-    with suppress(OSError):  # a kernel without huge pages knows nothing of them
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        raise MemoryError(f"no {size} bytes of addresses are free: {error}") from error
+    if hasattr(mmap, advice):
+        with suppress(OSError):  # a kernel without huge pages knows nothing of them
+            memory.madvise(getattr(mmap, advice))
     return np.frombuffer(memory, tag, prod(shape)).reshape(shape)
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from ..program.execute import StepSession as StepSession
     from .host import available_memory as available_memory
     from .host import host_virtual_memory as host_virtual_memory
+    from .host import host_zeros as host_zeros
+    from .processors import find_processors as find_processors
 
 API = "1.1"
 
@@ -50,6 +52,7 @@ HOST_DTYPES: Mapping[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(np.uint16),
     "int8": np.dtype(np.int8),
+    "int16": np.dtype(np.int16),
     "i32": np.dtype(np.int32),
     "u32": np.dtype(np.uint32),
     "u8": np.dtype(np.uint8),
@@ -136,8 +139,8 @@ class StateSpec:
 @dataclass(frozen=True)
 class KVSpec:
     """What a layer's cache holds, without saying how it lies in memory. ``dtype``: f32, f16, bf16, int8 or
-    (api 1.1) fp8, numbers of E4M3 in the storage tag u8. ``latent``:
-    values are a part of the keys, so that there is no state v, nor v_scale."""
+    (api 1.1) int16, like int8 whole numbers with a scale a token and head (``engine.ops.kv``), or fp8, numbers of E4M3 in the
+    storage tag u8. ``latent``: values are a part of the keys, so that there is no state v, nor v_scale."""
 
     blocks: int
     block_size: int
@@ -310,7 +313,8 @@ class DeviceInfo:
     device whose index is its rank. ``invariant_buckets``: those of the buckets in which no row
     depends on another, whatever the providers say; with --deterministic steps have no other size. ``alignment`` is shown, and
     decides nothing. ``own_memory`` (api 1.1): whether the memory is the device's alone, so that the KV cache may have most of
-    what is free. ``step_tokens`` (api 1.1): the most tokens of a step where the user names no number.
+    what is free. ``step_tokens`` (api 1.1): the most tokens of a step where the user names no number. ``kv_dtype`` (api 1.1):
+    what a cache of 16 bits a number is held in where the user names none, int16, f16 or bf16.
     """
 
     name: str
@@ -319,7 +323,7 @@ class DeviceInfo:
     largest_allocation: int | None = None
     buckets: tuple[int, ...] = ()
     kv_layouts: tuple[KVLayout, ...] = ()
-    dtypes: frozenset[str] = frozenset(HOST_DTYPES)
+    dtypes: frozenset[str] = frozenset(HOST_DTYPES) - {"int16"}  # which a device of api 1.0 does not know
     roles: Mapping[str, str] = field(default_factory=lambda: {"act": "f32", "residual": "f32"})
     writes: str = "into"
     max_in_flight: int = 1
@@ -329,6 +333,7 @@ class DeviceInfo:
     decode_buckets: tuple[int, ...] = ()
     own_memory: bool = False
     step_tokens: int = 512
+    kv_dtype: str = "f16"
 
 
 @dataclass(frozen=True)
@@ -479,6 +484,8 @@ _LAZY = {
     "OPS": "..ops",
     "available_memory": ".host",
     "host_virtual_memory": ".host",
+    "host_zeros": ".host",
+    "find_processors": ".processors",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,11 @@ if TYPE_CHECKING:
 def describe_machine(device: DeviceInfo | None = None) -> dict[str, Any]:
     """Processor, cores that may be used, bytes of memory, operating system, and the device in the backend's words."""
     from engine.backend.host import available_memory
+    from engine.backend.processors import find_processors
 
     found: dict[str, Any] = {
         "cpu": _processor(),
-        "cores": _cores(),
+        "cores": find_processors().cores,
         "memory_bytes": available_memory().total,
         "os": platform.platform(),
         "python": platform.python_version(),
@@ -26,12 +26,6 @@ def describe_machine(device: DeviceInfo | None = None) -> dict[str, Any]:
         found["device"] = device.name
         found |= dict(device.details)
     return found
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor() -> str:

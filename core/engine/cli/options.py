@@ -35,9 +35,9 @@ class EngineOptions:
             " names is the backend's.",
         ),
     ] = None
-    threads: Annotated[int | None, typer.Option(help="Threads of the CPU, for each rank; all cores if not given.")] = (
-        None
-    )
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of the CPU, for each rank; one for each fast core if not given.")
+    ] = None
     pin_threads: Annotated[
         bool, typer.Option("--pin-threads", help="Keep each thread of the CPU but one on a core of its own.")
     ] = False
@@ -50,7 +50,8 @@ class EngineOptions:
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="Dtype of the KV cache: f32, f16, bf16, int8 or fp8. [default: f16; of engine perplexity f32]"
+            help="Dtype of the KV cache: f32, f16, bf16, int16 (whole numbers with a scale), int8 or fp8. [default: f16, or"
+            " int16 on processors that multiply it faster; of engine perplexity f32]"
         ),
     ] = None
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = 16
@@ -85,7 +86,7 @@ class EngineOptions:
         typer.Option(metavar="OP", help="Run this op on the reference, to find a faulty kernel; may be repeated."),
     ] = None
 
-    def settings(self, kv_dtype: str = "f16") -> dict[str, Any]:
+    def settings(self, kv_dtype: str = "auto") -> dict[str, Any]:
         """The same as keywords of ``LLM``, for one conversation at a time; ``kv_dtype`` where none is given."""
         from ..runtime.config import USUAL_POOL_TOKENS
 

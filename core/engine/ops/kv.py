@@ -11,34 +11,40 @@ from . import dtypes
 from .cases import random_batch
 from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
+# Dtypes whose numbers are whole, times a scale a token and head, and the greatest of them. int16 stops at 8191 so that there is
+# room in 32 bits for sums of products with numbers of 16 bits.
+WHOLE = {"int8": 127, "int16": 8191}
+
 
 def _plain_shapes(spec: KVSpec) -> Mapping[str, tuple[tuple[int, ...], str]]:
     tokens = (spec.blocks, spec.block_size, spec.kv_heads)
     kinds = ("k",) if spec.latent else ("k", "v")
     tag = "u8" if spec.dtype == "fp8" else spec.dtype
     shapes: dict[str, tuple[tuple[int, ...], str]] = {kind: ((*tokens, spec.head_dim), tag) for kind in kinds}
-    if spec.dtype == "int8":
+    if spec.dtype in WHOLE:
         shapes |= {f"{kind}_scale": (tokens, "f32") for kind in kinds}
     return shapes
 
 
-# k and v are [blocks, block_size, kv_heads, head_dim]; for int8, k_scale and v_scale are f32 [blocks, block_size,
+# k and v are [blocks, block_size, kv_heads, head_dim]; for int8 and int16, k_scale and v_scale are f32 [blocks, block_size,
 # kv_heads]. fp8 (E4M3) has no scales: its numbers have exponents of their own, from 2^-9 to 448, so a scale would add range,
 # which keys and values do not need, and no precision.
-PLAIN = KVLayout("plain", ("f32", "f16", "bf16", "int8", "fp8"), _plain_shapes)
+PLAIN = KVLayout("plain", ("f32", "f16", "bf16", "int16", "int8", "fp8"), _plain_shapes)
 
 
-def quantize_kv(values: Array) -> tuple[Array, Array]:
-    """f32 [..., head_dim] as int8 of the same shape and f32 scales [...]: scale = absmax / 127, value = scale * q with
-    q to nearest, ties to even."""
-    scale = (np.abs(values).max(axis=-1) / np.float32(127)).astype(np.float32)
-    usable = np.isfinite(scale) & (scale > 0)
-    steps = np.divide(values, scale[..., None], out=np.zeros_like(values), where=usable[..., None])
-    return dtypes.from_f32(steps, "int8"), scale
+def quantize_kv(values: Array, dtype: str) -> tuple[Array, Array]:
+    """f32 [..., head_dim] as int8 or int16 of the same shape and f32 scales [...]: scale = absmax / most, of 127 or 8191,
+    and q = value * (most / absmax), to nearest, ties to even."""
+    most, largest = np.float32(WHOLE[dtype]), np.abs(values).max(axis=-1).astype(np.float32)
+    scale = largest / most
+    inverse = np.divide(most, largest, out=np.zeros_like(largest), where=np.isfinite(largest) & (largest > 1e-30))
+    with np.errstate(invalid="ignore"):  # 0 * inf is NaN, and becomes 0
+        steps = values * inverse[..., None]
+    return dtypes.from_f32(steps, dtype), scale
 
 
 def read_kv(stored: Array, scale: Array | None) -> Array:
-    """Stored k or v [..., kv_heads, head_dim] as f32; int8 with its scales [..., kv_heads]."""
+    """Stored k or v [..., kv_heads, head_dim] as f32; whole numbers with their scales [..., kv_heads]."""
     values = dtypes.to_f32(stored, dtypes.storage_tag(stored))
     if scale is None:
         return values
@@ -52,11 +58,11 @@ _SCALES = {"k": "k_scale", "v": "v_scale", "states.0": "states.2", "states.1": "
 
 def plain_states(spec: KVSpec, contents: Mapping[str, Array]) -> dict[str, Array]:
     """f32 contents of a case (k and v, or the states.0 and states.1 of kv_copy) in the plain layout: stored in the
-    spec's dtype, for int8 with the scales beside them (k_scale and v_scale, or states.2 and states.3)."""
+    spec's dtype, whole numbers with the scales beside them (k_scale and v_scale, or states.2 and states.3)."""
     states: dict[str, Array] = {}
     for name, values in contents.items():
-        if spec.dtype == "int8":
-            states[name], states[_SCALES[name]] = quantize_kv(values)
+        if spec.dtype in WHOLE:
+            states[name], states[_SCALES[name]] = quantize_kv(values, spec.dtype)
         else:
             states[name] = dtypes.from_f32(values, spec.dtype)
     return states
@@ -76,7 +82,7 @@ def kv_write(
     latent: bool = False,
 ) -> tuple[()]:
     """Stores new_k and new_v f32 [T, kv_heads * head_dim] at kv_slots i32 [T] = block * block_size + offset; a negative
-    slot is skipped. States in the plain layout, converted to their dtype (int8: one scale a token and head). A ``latent``
+    slot is skipped. States in the plain layout, converted to their dtype (int8, int16: one scale a token and head). A ``latent``
     cache has keys alone: no new_v, v and v_scale."""
     wanted = kv_slots >= 0
     blocks, offsets = np.divmod(kv_slots[wanted], k.shape[1])
@@ -87,7 +93,7 @@ def kv_write(
         if scale is None:
             stored[blocks, offsets] = dtypes.from_f32(heads, dtypes.storage_tag(stored))
         else:
-            stored[blocks, offsets], scale[blocks, offsets] = quantize_kv(heads)
+            stored[blocks, offsets], scale[blocks, offsets] = quantize_kv(heads, dtypes.storage_tag(stored))
     return ()
 
 
@@ -105,6 +111,7 @@ def kv_write_cases(rng: Generator) -> Iterator[Case]:
         ([0, 30], [17, 1], 16, 2, 32, "f16", 0, False),
         ([15, 16, 31], [1, 1, 1], 16, 8, 48, "bf16", 0, False),
         ([5, 0], [3, 40], 8, 2, 64, "int8", 0, False),
+        ([6, 0], [3, 40], 16, 2, 40, "int16", 1, False),
         ([0], [9], 32, 4, 8, "f16", 4, False),
         ([0, 2], [4, 5], 1, 1, 16, "int8", 2, False),
         ([3, 20], [14, 1], 16, 1, 32, "f16", 1, True),

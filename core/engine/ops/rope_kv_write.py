@@ -74,6 +74,7 @@ def rope_kv_write_cases(rng: Generator) -> Iterator[Case]:
         ([0, 30], [37, 1], 16, 4, 2, 32, "f16", True, 0, {"rotary_dim": 16}),
         ([15, 16, 31], [1, 1, 1], 16, 8, 8, 48, "bf16", False, 0, {"interleaved": True}),
         ([5, 0], [3, 40], 8, 6, 2, 64, "int8", True, 0, {"weight_offset": 1.0}),
+        ([6, 0], [3, 40], 16, 6, 2, 40, "int16", True, 1, {}),
         ([0], [50], 32, 4, 4, 8, "f16", False, 4, {"scale": 1.25}),
         ([5, 0], [3, 20], 8, 6, 2, 32, "fp8", True, 0, {}),
         ([0, 2], [4, 5], 1, 3, 1, 24, "int8", True, 2, {"rotary_dim": 8, "interleaved": True}),

@@ -12,6 +12,7 @@ from ..backend.v1 import Array, Call, Value, WeightRef
 from ..errors import ModelError
 from ..kv import CacheGroup
 from ..ops import OPS, STEP_INPUTS
+from ..ops.kv import WHOLE
 from ..ops.spec import REQUIRED
 from .weights import ConstantWeight, input_spec
 
@@ -461,7 +462,7 @@ def _of_width(value: Value, width: int | str) -> None:
 
 
 def kv_states(kv: KVLayer, dtype: str) -> dict[str, str]:
-    """Argument -> state name of one layer's cache; int8 brings scales."""
+    """Argument -> state name of one layer's cache; whole numbers bring scales."""
     kinds = ["k"] if kv.latent else ["k", "v"]
-    kinds += [f"{kind}_scale" for kind in kinds] if dtype == "int8" else []
+    kinds += [f"{kind}_scale" for kind in kinds] if dtype in WHOLE else []
     return {kind: f"kv.{kv.layer}.{kind}" for kind in kinds}

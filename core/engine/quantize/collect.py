@@ -84,7 +84,7 @@ def _load(
         raise ConfigError(
             "An importance matrix needs whole inputs, which one rank alone has; leave tensor_parallel_size out."
         )
-    program = load_model(open_checkpoint(model), context).program(checked.block_size, checked.kv_cache_dtype)
+    program = load_model(open_checkpoint(model), context).program(checked.block_size, "f16")
     observed = _observed(program)
     names = {seen.x for seen in observed.values()} | {seen.ids for seen in observed.values() if seen.ids is not None}
     sizes = {value.name: value.shape for call in program.body for value in call.outputs}

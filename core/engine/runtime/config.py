@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..backend.host import cores
+from ..backend.processors import find_processors
 from ..errors import ConfigError
 from ..program.rules import Rules, parse_rules
 
-KV_DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
+KV_DTYPES = ("f32", "f16", "bf16", "int16", "int8", "fp8")
 PREEMPTIONS = ("recompute", "swap")
 POPULATIONS = ("as used", "when idle", "first")
 MAX_SWAP_SPACE = 1 << 20
@@ -25,11 +25,12 @@ USUAL_POOL_TOKENS = 64 * 1024
 class EngineConfig:
     """Names are vLLM's where it has them.
 
-    ``kv_cache_memory`` is in bytes (None: half of the free memory, or 85 % of that which is a device's own),
-    ``kv_cache_tokens`` what is wanted of it (None: 64 Ki, or one whole context if that is more; of a device's own memory all
-    that the sequences may take); ``max_num_batched_tokens`` None is what the device proposes; ``max_model_len`` None takes
-    the model's own context, or what the KV memory holds if that is less, which is reported; ``without`` takes an op's
-    providers out; ``deterministic`` refuses a placement in which a sequence's tokens may depend on what else is in the batch;
+    ``kv_cache_dtype`` "auto" is what the devices are fastest with at 16 bits a number. ``kv_cache_memory`` is in bytes (None:
+    half of the free memory, or 85 % of that which is a device's own), ``kv_cache_tokens`` what is wanted of it (None: 64 Ki,
+    or one whole context if that is more; of a device's own memory all that the sequences may take);
+    ``max_num_batched_tokens`` None is what the device proposes; ``max_model_len`` None takes the model's own context, or
+    what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out;
+    ``deterministic`` refuses a placement in which a sequence's tokens may depend on what else is in the batch;
     ``watchdog_s`` ends requests when no step finishes for so long. ``kv_allocator`` and ``length_predictor`` (of output, for
     allocators that reserve) are names of this package's or of entry points. A sequence that must make room is computed again
     (``preemption`` "recompute"), or its cache waits on the host ("swap"), in at most ``swap_space`` GiB. ``place`` shares the
@@ -51,7 +52,7 @@ class EngineConfig:
     pin_threads: bool = False
     tensor_parallel_size: int = 1
     collectives: str = "auto"
-    kv_cache_dtype: str = "f16"
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -85,13 +86,14 @@ class EngineConfig:
         """The threads of the CPU for one rank: ranks of one machine share its cores."""
         if self.threads is not None or self.tensor_parallel_size == 1:
             return self.threads
-        return max(cores() // self.tensor_parallel_size, 1)
+        return max(find_processors().cores // self.tensor_parallel_size, 1)
 
     def __post_init__(self) -> None:
         if self.rules.complete and self.backend != "auto":
             raise ConfigError("--place gives the rest to a device, and --backend names one for it, too; leave one out.")
-        if self.kv_cache_dtype not in KV_DTYPES:
-            raise ConfigError(f"There is no KV dtype {self.kv_cache_dtype!r}; choose one of {', '.join(KV_DTYPES)}.")
+        if self.kv_cache_dtype not in ("auto", *KV_DTYPES):
+            known = ", ".join(KV_DTYPES)
+            raise ConfigError(f"There is no KV dtype {self.kv_cache_dtype!r}; choose one of {known}, or auto.")
         if self.preemption not in PREEMPTIONS:
             raise ConfigError(f"There is no preemption {self.preemption!r}; choose one of {', '.join(PREEMPTIONS)}.")
         if self.populate_cache not in POPULATIONS:

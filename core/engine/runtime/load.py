@@ -13,8 +13,9 @@ from ..backend.registry import open_device, open_place
 from ..backend.v1 import Device, DeviceInfo, Group, Plan, Session
 from ..errors import BackendError, ConfigError, EngineError, EngineStoppedError
 from ..formats import Checkpoint, open_checkpoint
-from ..kv import AllocatorSpec, HostPool, KVAllocator, find_allocator, find_predictor
+from ..kv import AllocatorManifest, AllocatorSpec, HostPool, KVAllocator, find_allocator, find_predictor
 from ..models import Model, load_model
+from ..ops.kv import WHOLE
 from ..program.build import Program
 from ..program.execute import StepSession, swap_refusal
 from ..program.group import Rank
@@ -159,7 +160,8 @@ def _load(
 ) -> Loaded:
     """``together`` runs what waits for other ranks."""
     allocator = find_allocator(config.kv_allocator)
-    program = model.program(config.block_size, config.kv_cache_dtype, allocator.windows, allocator.contiguous)
+    infos = {place: device.describe() for place, device in devices.items()}
+    config, program = _program(config, model, allocator, infos)
     rank = None
     if group is not None:
         program = shard(program, group.rank, group.size)
@@ -167,7 +169,6 @@ def _load(
     placer = Placer(devices, config.without, config.round_trip, config.rules, rank)
     placement = placer.place(program, config.strict, config.fused, config.deterministic)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
-    infos = {place: device.describe() for place, device in devices.items()}
     step = config.max_num_batched_tokens or min(info.step_tokens for info in infos.values())
 
     def least(*numbers: int) -> tuple[int, ...]:
@@ -206,6 +207,25 @@ def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
     if config.place is None:
         return {"device": open_device(config.backend, options, index)}
     return {name: open_place(name, options) for name in config.rules.devices}
+
+
+def _program(
+    config: EngineConfig, model: Model, allocator: AllocatorManifest, infos: Mapping[str, DeviceInfo]
+) -> tuple[EngineConfig, Program]:
+    """The program, and the config with the cache's dtype in it: of "auto" the one that all devices propose, or f16, which
+    heads of an odd size also have, for whole numbers are multiplied in pairs."""
+
+    def build(dtype: str) -> Program:
+        return model.program(config.block_size, dtype, allocator.windows, allocator.contiguous)
+
+    if config.kv_cache_dtype != "auto":
+        return config, build(config.kv_cache_dtype)
+    proposed = {info.kv_dtype for info in infos.values()}
+    dtype = proposed.pop() if len(proposed) == 1 else "f16"
+    program = build(dtype)
+    if dtype in WHOLE and any(layer.head_dim % 2 for layer in program.kv_layers):
+        dtype, program = "f16", build("f16")
+    return replace(config, kv_cache_dtype=dtype), program
 
 
 def _buckets(info: DeviceInfo, deterministic: bool) -> tuple[int, ...]:

@@ -34,19 +34,19 @@ def packed_bound(x: Array, weight: Array, extra: Bound) -> Bound:
     return Bound(extra.absolute + _BYTES_ERROR * sizes / np.sqrt(x.shape[1]), extra.relative)
 
 
-def int8_cache_bound(values: Array, extra: Bound) -> Bound:
-    """The bound of attention over an int8 cache, where queries and softmax weights may be rounded to 16 bits; ``values``
-    may hold NaN. It is a sixteenth of what the cache's own 8 bits cost."""
+def whole_cache_bound(values: Array, extra: Bound) -> Bound:
+    """The bound of attention over a cache of whole numbers, where queries and softmax weights may be rounded to 16 bits;
+    ``values`` may hold NaN. It is a sixteenth of what 8 bits in the cache cost."""
     return Bound(extra.absolute + _SHORTS_ERROR * float(np.nanmax(np.abs(values), initial=0.0)), extra.relative)
 
 
 def close(where: str, bound: Bound, got: Array, want: Array) -> None:
-    """AssertionError for the first element outside the bound. Integers must be equal, but for int8, fp8 (uint8)
+    """AssertionError for the first element outside the bound. Integers must be equal, but for int8, int16, fp8 (uint8)
     and bf16, which are stored floats; NaN and infinities must be where the reference has them."""
     assert got.shape == want.shape, f"{where}: the shape is {got.shape} and should be {want.shape}."
-    if want.dtype.kind in "iu" and want.dtype not in (np.uint16, np.int8, np.uint8):
+    if want.dtype.kind in "iu" and want.dtype not in (np.uint16, np.int8, np.int16, np.uint8):
         return exactly(where, got, want)
-    if want.dtype == np.int8:
+    if want.dtype in (np.int8, np.int16):
         return _report(where, np.abs(got.astype(np.int32) - want) > 1, got, want)
     if want.dtype == np.uint8:
         a, b = (np.where(array & 0x80, -(array & 0x7F).astype(np.int32), array) for array in (got, want))

@@ -97,7 +97,7 @@ def check_virtual_memory(device: Device, rng: np.random.Generator) -> None:
     assert granularity > 0 and granularity & (granularity - 1) == 0, (
         f"granules of {granularity} bytes are no power of two."
     )
-    for tag in sorted(device.describe().dtypes & {"f32", "f16", "bf16", "int8", "u8"}):
+    for tag in sorted(device.describe().dtypes & {"f32", "f16", "bf16", "int8", "int16", "u8"}):
         dtype, places = HOST_DTYPES[tag], np.array([4, 2, 40, 3], np.int32)
         size = 3 * granularity // dtype.itemsize
         rows = np.ascontiguousarray(np.resize(_arrays(dtype, rng)[3], (4, size + 1))[:, :size])

@@ -121,7 +121,7 @@ def all_works(rng: np.random.Generator, formats: tuple[str, ...]) -> Iterator[Wo
             yield _linear(rng, format_, rows)
     for rows in (1, 512):
         yield from _rowwise(rng, rows)
-    for dtype in ("f32", "f16", "bf16", "int8", "fp8"):
+    for dtype in ("f32", "f16", "bf16", "int16", "int8", "fp8"):
         yield _attention(rng, dtype, 1, _CONTEXT - 1)
         yield _attention(rng, dtype, 512, 0)
 
@@ -157,7 +157,7 @@ def _attention(rng: np.random.Generator, dtype: str, rows: int, before: int) -> 
     }
     attrs = {"heads": _HEADS, "kv_heads": _KV, "head_dim": _DIM, "scale": _DIM**-0.5, "block_size": 16}
     seen = sum(before + i + 1 for i in range(rows))
-    size = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1, "fp8": 1}[dtype]
+    size = {"f32": 4, "f16": 2, "bf16": 2, "int16": 2, "int8": 1, "fp8": 1}[dtype]
     moved = 2 * (before + rows) * _KV * _DIM * size + 2 * inputs["q"].nbytes
     case = Case(
         f"{dtype} KV, {rows} rows after {before}", Dims(T=rows, S=1, P=blocks - 1), inputs, {}, states, attrs, kv

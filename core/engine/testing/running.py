@@ -25,9 +25,9 @@ from ..backend.v1 import (
 )
 from ..ops import STEP_INPUTS, Case, OpSpec, evaluate
 from ..ops.dtypes import from_f32, to_f32
-from ..ops.kv import PLAIN, plain_states
+from ..ops.kv import PLAIN, WHOLE, plain_states
 from .cases import MATRICES, CaseWeight
-from .compare import Bound, int8_cache_bound, packed_bound
+from .compare import Bound, packed_bound, whole_cache_bound
 
 _F32 = frozenset({"processed", "logprob", "top_logprobs", "weights"})
 """Values that are f32 whatever the roles are."""
@@ -162,8 +162,8 @@ class Bench:
         ref = self.weights.get(name)
         if ref is not None and "x" in case.inputs and self._rounds_activations(case, ref):
             base = self._packed_bound(case, ref, base)
-        if case.kv is not None and case.kv.dtype == "int8" and self.spec.name == "attention":
-            base = int8_cache_bound(case.states.get("v", case.states["k"]), base)
+        if case.kv is not None and case.kv.dtype in WHOLE and self.spec.name == "attention":
+            base = whole_cache_bound(case.states.get("v", case.states["k"]), base)
         sizes = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in case.inputs.values() if a.dtype == np.float32]
         return base.stored_as(self.info.roles["act"], float(max(sizes, default=0.0)))
 

@@ -52,7 +52,7 @@ class Attention final : public Kernel {
         sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1),
         matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)),
-        chunks_{cache_, layout_, v_dim_, width_, static_cast<float>(args.number_or("softcap", 0)), matrix_},
+        chunks_{cache_, layout_, v_dim_, width_, static_cast<float>(args.number_or("softcap", 0)), WholeBounds(layout_), matrix_},
         few_rows_(few_rows()),
         threads_(args.integer("threads")) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
@@ -199,13 +199,13 @@ void Attention::load_queries(const Frame& frame, const TileTask& tile, bool wide
   const float* rows[16];
   for (int32_t r = 0; r < 16; ++r)
     rows[r] = input<float>(frame, q_) + row_index(frame, tile, r < tile.rows ? r : tile.rows - 1) * layout_.dim;
-  if (layout_.dtype != KvDtype::kInt8)
+  if (!layout_.whole())
     return transpose_queries(rows, padded_rows(tile.rows), layout_.dim, scale_, target.rows);
   int16_t* room = reinterpret_cast<int16_t*>(work.key_panel);
   if (widened && matrix_)
-    return lay_out_queries(rows, tile.rows, layout_.dim, scale_, room, reinterpret_cast<uint8_t*>(target.rows),
-                           target.scales);
-  transpose_query_pairs(rows, padded_rows(tile.rows), layout_.dim, scale_, room,
+    return lay_out_queries(rows, tile.rows, layout_.dim, scale_, chunks_.bounds.query, room,
+                           reinterpret_cast<uint8_t*>(target.rows), target.scales);
+  transpose_query_pairs(rows, padded_rows(tile.rows), layout_.dim, scale_, chunks_.bounds.query, room,
                         reinterpret_cast<int32_t*>(target.rows), target.scales);
 }
 
@@ -276,8 +276,7 @@ void Attention::widen_chunk(const Frame& frame, const AttentionPlan& plan, const
 
 // Whether the tiles of a block share a chunk's keys and values in panels.
 bool Attention::widens(const TileTask& block) const {
-  const bool whole = layout_.dtype == KvDtype::kInt8;
-  if (layout_.lanes < 16) return block.tiles >= 2 || whole;  // keys are put in order first, and int8 values, too
+  if (layout_.lanes < 16) return block.tiles >= 2 || layout_.whole();  // keys are put in order first, and values in pairs
   return matrix_ ? block.rows >= kLeastMatrixRows : block.tiles >= kPanelTiles;
 }
 
@@ -429,11 +428,14 @@ void Attention::run_heads(const Frame& frame, const AttentionPlan& plan, const T
   const RowSpans<R> spans = row_spans<R>(frame, plan, block, chunk);
   if (spans.all.begin >= spans.all.end) return;
   const int32_t* blocks = chunk_blocks(frame, block.sequence, chunk);
-  const HeadsChunk heads{cache_, blocks, block.heads, spans.of, spans.all, spans.shared, heads_ahead(block.heads)};
+  const HeadsChunk heads{cache_, blocks, block.heads, spans.of, spans.all, spans.shared,
+                         heads_ahead(block.heads, layout_.block * layout_.dim * sizeof(T))};
   heads_scores<R, T>(heads, work, [&](int64_t head) { return queries(work, head).rows; });
-  for (int32_t head = 0; head < block.heads; ++head)
+  for (int32_t head = 0; head < block.heads; ++head) {
+    ask_for_values<T>(heads, head);
     chunks_.softmax_rows<T>({blocks, head}, queries(work, head), block.rows, head * R, spans.of, spans.all, work,
                             partials);
+  }
   heads_values<R, T>(heads, work, v_dim_, partials, width_ + 16);
 }
 

@@ -47,7 +47,7 @@ class AttentionCache {
   // blocks up to `end`. In lanes of int8 lie two dimensions each.
   template <class T>
   const T* key_tile(const HeadBlocks& of, int32_t token, int32_t end, T* assembled) const {
-    using Unit = std::conditional_t<std::is_same_v<T, int8_t>, uint16_t, T>;
+    using Unit = KeyUnit<T>;
     const int64_t lanes = layout_.lanes, units = layout_.dim * sizeof(T) / sizeof(Unit);
     if (layout_.block >= 16) {
       const T* source = key_page<T>(block(of, token), of.head) + layout_.key(within(token));

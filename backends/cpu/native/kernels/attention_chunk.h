@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "attention_cache.h"
-#include "attention_int8.h"
+#include "attention_whole.h"
 #include "attention_matrix.h"
 #include "attention_partial.h"
 #include "attention_softmax.h"
@@ -25,6 +25,7 @@ struct ChunkWork {
   const KvLayout& layout;
   int64_t v_dim, width;  // dimensions of a value; padded to 16
   float softcap;
+  WholeBounds bounds;
   bool matrix;  // what is widened goes through the matrix unit
 
   template <class T>
@@ -51,12 +52,15 @@ void ChunkWork::widen(const HeadBlocks& of, Span all, const Workspace& work, T*)
   for (int32_t tile = all.begin / 16; tile * 16 < all.end; ++tile) {
     const T* keys = cache.key_tile(of, tile * 16, all.end, reinterpret_cast<T*>(work.keys));
     const int64_t at = tile * 16 * layout.dim;
-    if constexpr (!kWholeNumbers<T>)
-      for (int64_t d = 0; d < layout.dim; ++d) store(work.key_panel + at + 16 * d, load(keys + 16 * d));
-    else if (matrix)
-      lay_out_keys(keys, cache.value<T>(of, tile * 16), layout.dim, reinterpret_cast<MatrixByte*>(work.key_panel) + at);
-    else
+    if constexpr (std::is_same_v<T, int8_t>)
+      if (matrix) {
+        lay_out_keys(keys, cache.value<T>(of, tile * 16), layout.dim, reinterpret_cast<MatrixByte*>(work.key_panel) + at);
+        continue;
+      }
+    if constexpr (kWholeNumbers<T>)
       widen_key_pairs(keys, layout.dim / 2, reinterpret_cast<int16_t*>(work.key_panel) + at);
+    else
+      for (int64_t d = 0; d < layout.dim; ++d) store(work.key_panel + at + 16 * d, load(keys + 16 * d));
   }
   widen_values<T>(of, all, work);
 }
@@ -117,8 +121,8 @@ void ChunkWork::softmax_rows(const HeadBlocks& of, const Queries& queries, int32
     const TokenScales scales(cache, of, all);
     for (int32_t r = 0; r < rows; ++r)
       work.scales[first + r] =
-          softmax_row_int8(scales, softcap, queries.scales[r], spans[r], all, weights + r * kChunk,
-                           RoundedRow<T>(work.rounded, first + r), partial_at(partials, first + r, width));
+          softmax_row_whole(scales, softcap, queries.scales[r], bounds.weights, spans[r], all, weights + r * kChunk,
+                            RoundedRow<T>(work.rounded, first + r), partial_at(partials, first + r, width));
   } else {
     for (int32_t r = 0; r < rows; ++r)
       if (spans[r].begin < spans[r].end)

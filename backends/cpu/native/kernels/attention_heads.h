@@ -5,18 +5,18 @@
 
 #include "../isa.h"
 #include "attention_cache.h"
-#include "attention_int8.h"
+#include "attention_whole.h"
 #include "attention_softmax.h"
 #include "attention_workspace.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// How many heads further memory is asked for. Zen 5 takes turns at reading and computing without (of some 80 GB/s of memory 46
-// came, with it 55); on Zen 4 it hid from the hardware in which order memory is read.
-inline int64_t heads_ahead(int64_t heads) {
-  static const int64_t most = this_core() == Core::kZen5 ? 2 : 0;
-  return std::min(heads, most);
+// How many heads further, of so many bytes in a page, memory is asked for: some 4 KiB. Zen 5 takes turns at reading and computing
+// without (of some 80 GB/s of memory 46 came, with it 55); on Zen 4 it hid from the hardware in which order memory is read.
+inline int64_t heads_ahead(int64_t heads, int64_t page_bytes) {
+  static const bool asks = this_core() == Core::kZen5;
+  return asks ? std::clamp<int64_t>(4096 / page_bytes, 1, heads) : 0;
 }
 
 // A head's part of one of a chunk's pages.
@@ -91,6 +91,15 @@ void heads_scores(const HeadsChunk& chunk, const Workspace& work, HeadQueries qu
       }
     }
   }
+}
+
+// Asks for a head's part of the first value page, which the softmax does not need, but leaves memory idle.
+template <class T>
+ENGINE_INLINE void ask_for_values(const HeadsChunk& chunk, int64_t head) {
+  if (chunk.ahead == 0) return;
+  const T* const page = chunk.cache.value_page<T>(chunk.blocks[chunk.first_page()], head);
+  const KvLayout& layout = chunk.cache.layout();
+  for (int64_t i = 0; i < layout.block * layout.dim; i += kLineOf<T>) __builtin_prefetch(page + i, 0, 2);
 }
 
 // The value pages of all heads, and beside each what is asked for meanwhile.

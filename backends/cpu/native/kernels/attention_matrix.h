@@ -1,4 +1,4 @@
-// attention_int8.h's products through the matrix unit (AMX): the same whole numbers, and so the same bits.
+// attention_whole.h's products through the matrix unit (AMX): the same whole numbers, and so the same bits.
 //
 // Its factors are bytes, so a query and a softmax weight of 16 bits are two planes, the low byte without a sign and the
 // high one, whose sums are put together after: high * 256 + low. Products come in fours: keys lie as
@@ -10,7 +10,7 @@
 
 #include "../tile_registers.h"
 #include "attention_cache.h"
-#include "attention_int8.h"
+#include "attention_whole.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -83,11 +83,10 @@ struct RoundedRow<MatrixByte> {
 };
 
 // A tile's query rows times `factor` as planes [2][kMatrixRows][dim], with a scale a row. `room`: i16 [dim].
-ENGINE_INLINE void lay_out_queries(const float* const (&rows)[16], int count, int64_t dim, float factor, int16_t* room,
-                                   uint8_t* planes, float* scales) {
-  const float most = most_in_query(dim);
+ENGINE_INLINE void lay_out_queries(const float* const (&rows)[16], int count, int64_t dim, float factor, float bound,
+                                   int16_t* room, uint8_t* planes, float* scales) {
   for (int r = 0; r < count; ++r) {
-    scales[r] = quantize_pairs(rows[r], dim, factor, most, room);
+    scales[r] = quantize_pairs(rows[r], dim, factor, bound, room);
     for (int64_t i = 0; i < dim; i += 16)
       store_planes(bit_cast<i32x16>(widen_u16(load_as<u16x16>(room + i))), planes + r * dim + i, kMatrixRows * dim);
   }
@@ -181,12 +180,12 @@ inline void matrix_values(int rows, const uint8_t* weights, const float* scales,
   finish(dim - 32, sums[at ^ 1]);
 }
 
-#elif defined(ENGINE_BASE)
+#elif defined(ENGINE_MATRIX_UNIT)
 #error "A variant for a matrix unit is compiled without it."
 #else
 
 constexpr bool kMatrixUnit = false;
-inline void lay_out_queries(const float* const (&)[16], int, int64_t, float, int16_t*, uint8_t*, float*) {}
+inline void lay_out_queries(const float* const (&)[16], int, int64_t, float, float, int16_t*, uint8_t*, float*) {}
 inline void lay_out_keys(const int8_t*, const int8_t*, int64_t, MatrixByte*) {}
 inline void lay_out_values(const AttentionCache&, const HeadBlocks&, int64_t, Span, MatrixByte*) {}
 

@@ -3,7 +3,7 @@
 
 #include "../simd_math.h"
 #include "attention_cache.h"
-#include "attention_int8.h"
+#include "attention_whole.h"
 #include "attention_partial.h"
 
 namespace engine_cpu {
@@ -15,6 +15,11 @@ ENGINE_INLINE i32x16 inside(Span span, int32_t t) {
   return (token >= span.begin) & (token < span.end);
 }
 
+// x where its tokens are in the span, else `other`.
+ENGINE_INLINE f32x16 within(Span span, int32_t t, f32x16 x, float other) {
+  return t >= span.begin && t + 16 <= span.end ? x : select(inside(span, t), x, splat(other));
+}
+
 ENGINE_INLINE f32x16 capped(f32x16 s, float softcap) { return softcap > 0 ? softcap * tanh(s / softcap) : s; }
 
 // weights: the row's scores, turned into exp(score - max) within the span.
@@ -22,7 +27,7 @@ inline void softmax_row(float softcap, Span span, float* weights, Partial sums) 
   f32x16 most = splat(-__builtin_inff());
   const int32_t first = span.begin / 16 * 16;
   for (int32_t t = first; t < span.end; t += 16) {
-    const f32x16 s = select(inside(span, t), capped(load(weights + t), softcap), splat(-__builtin_inff()));
+    const f32x16 s = within(span, t, capped(load(weights + t), softcap), -__builtin_inff());
     store(weights + t, s);
     most = max(s, most);
   }
@@ -58,7 +63,7 @@ ENGINE_INLINE f32x16 scale_scores(const TokenScales& scales, float softcap, floa
   for (int32_t t = first; t < last; t += 16) {
     f32x16 s = to_f32(load_as<i32x16>(weights + t)) * (load(scales.keys + t) * query_scale);
     if constexpr (kCapped) s = capped(s, softcap);
-    const f32x16 seen = select(inside(span, t), s, splat(-__builtin_inff()));
+    const f32x16 seen = within(span, t, s, -__builtin_inff());
     store(weights + t, seen);
     most = max(seen, most);
   }
@@ -66,31 +71,32 @@ ENGINE_INLINE f32x16 scale_scores(const TokenScales& scales, float softcap, floa
 }
 
 // softmax_row of whole scores; exp(score - max) times the value's scale is rounded, 16 bits with the scale that is given
-// back (NaN where one is not finite), zero in all steps of [all.begin, all.end) outside the span.
+// back (NaN where one is not finite) and a sum within the bound, zero in all steps of [all.begin, all.end) outside the span.
 template <class Rounded>
-float softmax_row_int8(const TokenScales& scales, float softcap, float query_scale, Span span, Span all, float* weights,
-                       Rounded rounded, Partial sums) {
+float softmax_row_whole(const TokenScales& scales, float softcap, float query_scale, float bound, Span span, Span all, float* weights,
+                        Rounded rounded, Partial sums) {
   const int32_t first = span.begin / 16 * 16, last = (span.end + 15) / 16 * 16;
   const float m = reduce_max(softcap > 0 ? scale_scores<true>(scales, softcap, query_scale, span, first, last, weights)
                                          : scale_scores<false>(scales, 0, query_scale, span, first, last, weights));
-  f32x16 sum{}, top{}, bad{};  // bad stays zero unless something is not finite
+  f32x16 sum{}, top{}, total{};
   for (int32_t t = first; t < last; t += 16) {
     const f32x16 p = exp(load(weights + t) - m);
-    const f32x16 weight = select(inside(span, t), p * load(scales.values + t), f32x16{});
+    const f32x16 weight = within(span, t, p * load(scales.values + t), 0);
     sum += p;
     top = max(weight, top);
-    bad += weight * 0.0f;
+    total += weight;
     store(weights + t, weight);
   }
   *sums.m = m;
   *sums.l = reduce_add(sum);
-  const float largest = reduce_max(top), inverse = inverse_step(largest, kMostInWeight);
+  const float together = reduce_add(total);
+  const WholeScale whole(reduce_max(top), together, bound);
   constexpr int kStep = Rounded::kStep;
   const int32_t begin = all.begin / kStep * kStep, end = (all.end + kStep - 1) / kStep * kStep;
   for (int32_t t = begin; t < std::min(first, end); t += 16) rounded.put(t, i32x16{});
-  for (int32_t t = first; t < last; t += 16) rounded.put(t, round_i32(load(weights + t) * inverse));
+  for (int32_t t = first; t < last; t += 16) rounded.put(t, round_i32(load(weights + t) * whole.inverse));
   for (int32_t t = std::max(last, begin); t < end; t += 16) rounded.put(t, i32x16{});
-  return largest / kMostInWeight + reduce_add(bad);
+  return whole.scale + together * 0.0f;
 }
 
 }  // namespace ENGINE_ISA

@@ -10,7 +10,7 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// The queries of a tile: f32 [dim][rows], or i32 [dim / 2][rows] with a scale a row where the cache is int8, or bytes as
+// The queries of a tile: f32 [dim][rows], or i32 [dim / 2][rows] with a scale a row where the cache has whole numbers, or bytes as
 // the matrix unit takes them.
 struct Queries {
   float* rows;
@@ -21,7 +21,7 @@ struct Queries {
 struct Workspace {
   Queries queries;     // of kBlockTiles tiles
   float* weights;      // [kBlockRows][kChunk]: scores, then probabilities
-  int16_t* rounded;    // [kBlockRows][kChunk]: those of int8 values, and the scale of each row
+  int16_t* rounded;    // [kBlockRows][kChunk]: those of whole numbers, and the scale of each row
   float* scales;
   float* chunk;        // [kBlockRows] partials of the chunk in hand
   float* state;        // [kBlockTiles * kMostTileRows] partials so far

@@ -1,4 +1,4 @@
-// The integer dot product of attention over an int8 cache: 16 lanes of i16 x 2 times i16 x 2 added to i32.
+// The integer dot product of attention over a cache of whole numbers: 16 lanes of i16 x 2 times i16 x 2 added to i32.
 #pragma once
 
 #include "../simd.h"
@@ -12,6 +12,8 @@ ENGINE_INLINE i32_part dot_pairs(i32_part acc, i32_part a, i32_part b) {
 #if defined(__AVX512VNNI__)
   // Not the intrinsic: g++ 12 spills accumulators around it.
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+#elif defined(__AVXVNNI__)
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
 #elif defined(__AVX2__)
   acc += bit_cast<i32_part>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
 #elif defined(__ARM_NEON)

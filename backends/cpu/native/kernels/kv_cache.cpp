@@ -9,7 +9,7 @@ namespace ENGINE_ISA {
 namespace {
 
 // k, v f32 [T, kv_heads * head_dim] (v -1 if latent) and kv_slots i32 [T] (negative: skip) into the states k, v (,
-// k_scale, v_scale). Numbers: kv_heads, head_dim, block_size, kv_dtype (0 f32, 1 f16, 2 bf16, 3 int8), latent.
+// k_scale, v_scale). Numbers: kv_heads, head_dim, block_size, kv_dtype (0 f32, 1 f16, 2 bf16, 3 int8, 4 int16), latent.
 class KvWrite final : public Kernel {
  public:
   explicit KvWrite(const KernelArgs& args)
@@ -36,8 +36,7 @@ class KvWrite final : public Kernel {
         const int64_t at = t * width + h * layout.dim;
         store_.write_keys(team.scratch, slots[t], h, end - t, input<float>(frame, k_) + at, width, type);
         if (layout.latent) continue;
-        for (int64_t i = 0; i < end - t; ++i)
-          store_.write_value(team.scratch, slots[t] + i, h, input<float>(frame, v_) + at + i * width, type);
+        store_.write_values(team.scratch, slots[t], h, end - t, input<float>(frame, v_) + at, width, type);
       }
     }
   }

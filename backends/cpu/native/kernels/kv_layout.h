@@ -1,4 +1,4 @@
-// The KV layouts "cpu.lanes" and, of int8, "cpu.pairs": where a token's key and value lie in a layer's state tensors.
+// The KV layouts "cpu.lanes" and, of int8 and int16, "cpu.pairs": where a token's key and value lie in a layer's state tensors.
 //
 //   K [blocks][kv_heads][bs / L][D][L], L = min(16, bs): a tile of L tokens lies in the lanes of a vector
 //   V [blocks][kv_heads][bs][D]
@@ -7,13 +7,14 @@
 //
 //   K [blocks][kv_heads][bs / L][D / 2][L][2]
 //   V [blocks][kv_heads][bs / P][D][P], P = min(2, bs)
-//   scales f32 [blocks][kv_heads][bs], one a token and head: absmax / 127
+//   scales f32 [blocks][kv_heads][bs], one a token and head: absmax / 127, or of int16 absmax / 8191
 //
 // A latent cache, whose values are the first dimensions of its keys, has K alone and L = 1: a token's key is a row.
 #pragma once
 
 #include <cstdint>
 #include <stdexcept>
+#include <type_traits>
 
 #include "../simd.h"
 #include "../step.h"
@@ -21,7 +22,21 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-enum class KvDtype { kF32 = 0, kF16 = 1, kBF16 = 2, kInt8 = 3 };
+enum class KvDtype { kF32 = 0, kF16 = 1, kBF16 = 2, kInt8 = 3, kInt16 = 4 };
+
+// The greatest whole number that is stored. Of int16 it leaves room for what is multiplied with it (attention_whole.h).
+template <class T>
+constexpr int32_t kMostStored = std::is_same_v<T, int8_t> ? 127 : 8191;
+
+template <class T>
+constexpr bool kWholeNumbers = std::is_same_v<T, int8_t> || std::is_same_v<T, int16_t>;
+
+// What takes numbers up to `largest` to whole ones up to `most`; next to nothing becomes nothing.
+inline float inverse_step(float largest, float most) { return largest > 1e-30f ? most / largest : 0; }
+
+// Two dimensions of a key that lie together, or one.
+template <class T>
+using KeyUnit = std::conditional_t<std::is_same_v<T, int8_t>, uint16_t, std::conditional_t<std::is_same_v<T, int16_t>, uint32_t, T>>;
 
 struct KvLayout {
   explicit KvLayout(const KernelArgs& args)
@@ -33,12 +48,12 @@ struct KvLayout {
         dtype(static_cast<KvDtype>(args.integer("kv_dtype"))) {
     if (block < 1 || block > 256 || (block & (block - 1)) != 0)
       throw std::invalid_argument("block_size must be a power of two, at most 256.");
-    if (dtype == KvDtype::kInt8 && dim % 2 != 0)
-      throw std::invalid_argument("head_dim must be even for an int8 cache.");
+    if (whole() && dim % 2 != 0) throw std::invalid_argument("head_dim must be even for a cache of whole numbers.");
     const int64_t kind = args.integer("kv_dtype");
-    if (kind < 0 || kind > 3) throw std::invalid_argument("kv_dtype is 0 (f32), 1 (f16), 2 (bf16) or 3 (int8).");
-    if (args.states.size() != (dtype == KvDtype::kInt8 ? 2u : 1u) * (latent ? 1 : 2))
-      throw std::invalid_argument("the states are k and v, and for int8 also k_scale and v_scale; without v's if latent.");
+    if (kind < 0 || kind > 4)
+      throw std::invalid_argument("kv_dtype is 0 (f32), 1 (f16), 2 (bf16), 3 (int8) or 4 (int16).");
+    if (args.states.size() != (whole() ? 2u : 1u) * (latent ? 1 : 2))
+      throw std::invalid_argument("the states are k and v, and k_scale and v_scale of whole numbers; without v's if latent.");
   }
 
   // k, v, k_scale, v_scale; of a latent cache those of v are k's.
@@ -47,13 +62,17 @@ struct KvLayout {
     if (latent) states[1] = states[0], states[3] = states[2];
   }
 
+  // Whether whole numbers with a scale are stored, and up to which.
+  bool whole() const { return dtype == KvDtype::kInt8 || dtype == KvDtype::kInt16; }
+  int64_t most() const { return dtype == KvDtype::kInt8 ? kMostStored<int8_t> : kMostStored<int16_t>; }
+
   // How many tokens' values lie together.
-  int64_t beside() const { return dtype == KvDtype::kInt8 && !latent && block > 1 ? 2 : 1; }
+  int64_t beside() const { return whole() && !latent && block > 1 ? 2 : 1; }
 
   // Element offsets of (block, head), of a token's first key element there, and of its value or the first of its pair.
   int64_t page(int64_t block_id, int64_t head) const { return (block_id * heads + head) * block * dim; }
   int64_t key(int64_t token) const {
-    return token / lanes * lanes * dim + token % lanes * (dtype == KvDtype::kInt8 ? 2 : 1);
+    return token / lanes * lanes * dim + token % lanes * (whole() ? 2 : 1);
   }
   int64_t value(int64_t token) const { return token / beside() * beside() * dim; }
   int64_t scale(int64_t block_id, int64_t head) const { return (block_id * heads + head) * block; }
@@ -76,6 +95,8 @@ ENGINE_INLINE void with_kv_type(KvDtype dtype, F f) {
       return f(static_cast<bf16*>(nullptr));
     case KvDtype::kInt8:
       return f(static_cast<int8_t*>(nullptr));
+    case KvDtype::kInt16:
+      return f(static_cast<int16_t*>(nullptr));
   }
 }
 

@@ -8,7 +8,7 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// One head's vector in the storage type. int8 also gives its scale: absmax / 127, quants to the nearest even.
+// One head's vector in the storage type.
 template <class T>
 ENGINE_INLINE void convert(const float* x, int64_t dim, T* y, float*) {
   int64_t i = 0;
@@ -19,23 +19,42 @@ ENGINE_INLINE void convert(const float* x, int64_t dim, T* y, float*) {
   std::memcpy(y + i, rest, (dim - i) * sizeof(T));
 }
 
-template <>
-ENGINE_INLINE void convert(const float* x, int64_t dim, int8_t* y, float* scale) {
-  f32x16 most{};
-  f32x16 bad{};  // stays zero unless something is not finite
-  for (int64_t i = 0; i < dim; i += 16) {
-    const f32x16 v = load_first(x + i, dim - i < 16 ? dim - i : 16);
+ENGINE_INLINE i8x16 narrow_whole(i32x16 q, int8_t*) { return narrow_i8(q); }
+ENGINE_INLINE u16x16 narrow_whole(i32x16 q, int16_t*) { return narrow_u16(bit_cast<u32x16>(q)); }
+
+// The same as whole numbers, x times kMostStored / absmax, to the nearest even, and the scale that goes with them, absmax / kMostStored.
+// Where something is not finite, that is infinite or NaN, and all numbers are 0.
+template <class T>
+ENGINE_INLINE void convert_whole(const float* x, int64_t dim, T* y, float* scale) {
+  constexpr float kMost = kMostStored<T>;
+  f32x16 most{}, bad{};
+  int64_t i = 0;
+  const auto see = [&](f32x16 v) __attribute__((always_inline)) {
     most = max(abs(v), most);
     bad += v * 0.0f;
-  }
-  const float top = reduce_max(most);
-  *scale = top / 127.0f + reduce_add(bad);
-  for (int64_t i = 0; i < dim; i += 16) {
-    const int64_t count = dim - i < 16 ? dim - i : 16;
-    const f32x16 v = load_first(x + i, count) / *scale;
-    const i8x16 q = narrow_i8(round_i32(select(abs(v) < 127.5f, v, f32x16{})));  // NaN and 0 / 0 give 0
-    std::memcpy(y + i, &q, count);
-  }
+  };
+  for (; i + 16 <= dim; i += 16) see(load(x + i));
+  if (i < dim) see(load_first(x + i, dim - i));
+  const float top = reduce_max(most), broken = reduce_add(bad);
+  const float inverse = broken == 0 ? inverse_step(top, kMost) : 0;
+  *scale = top / kMost + broken;
+  const auto whole = [&](f32x16 v) __attribute__((always_inline)) {
+    const f32x16 q = v * inverse;
+    return narrow_whole(round_i32(select(abs(q) < kMost + 0.5f, q, f32x16{})), y);
+  };
+  for (i = 0; i + 16 <= dim; i += 16) store(y + i, whole(load(x + i)));
+  if (i == dim) return;
+  const auto rest = whole(load_first(x + i, dim - i));
+  std::memcpy(y + i, &rest, (dim - i) * sizeof(T));
+}
+
+template <>
+ENGINE_INLINE void convert(const float* x, int64_t dim, int8_t* y, float* scale) {
+  convert_whole(x, dim, y, scale);
+}
+template <>
+ENGINE_INLINE void convert(const float* x, int64_t dim, int16_t* y, float* scale) {
+  convert_whole(x, dim, y, scale);
 }
 
 // The end of the run of tokens from `token` on whose keys share a tile; of skipped tokens (negative slots) one by one.
@@ -81,24 +100,55 @@ class KvStore {
     uint8_t* keys = states_[0] + (layout_.page(block, head) + layout_.key(token)) * sizeof(T);
     T* stored = reinterpret_cast<T*>(scratch);
     for (int64_t i = 0; i < count; ++i) convert(rows + i * row_stride, dim, stored + i * dim, scales + i);
-    using Unit = std::conditional_t<std::is_same_v<T, int8_t>, uint16_t, T>;  // of int8 two dimensions
+    using Unit = KeyUnit<T>;
     put_in_lanes(reinterpret_cast<const Unit*>(stored), count, dim * sizeof(T) / sizeof(Unit),
                  reinterpret_cast<Unit*>(keys));
   }
 
+  // Their values, likewise.
   template <class T>
-  void write_value(uint8_t* scratch, int64_t slot, int64_t head, const float* value, T*) const {
-    const int64_t block = slot / layout_.block, token = slot % layout_.block, beside = layout_.beside();
-    float* scale = reinterpret_cast<float*>(states_[3]) + layout_.scale(block, head) + token;
-    T* target = reinterpret_cast<T*>(states_[1]) + layout_.page(block, head) + layout_.value(token);
-    if (beside == 1) return convert(value, layout_.dim, target, scale);
-    T* stored = reinterpret_cast<T*>(scratch);
-    convert(value, layout_.dim, stored, scale);
-    // One by one: another thread may be writing the token beside it.
-    for (int64_t d = 0; d < layout_.dim; ++d) target[d * beside + token % beside] = stored[d];
+  void write_values(uint8_t* scratch, int64_t slot, int64_t head, int64_t count, const float* rows, int64_t row_stride,
+                    T*) const {
+    const int64_t block = slot / layout_.block, dim = layout_.dim;
+    float* const scales = reinterpret_cast<float*>(states_[3]) + layout_.scale(block, head);
+    T* const page = reinterpret_cast<T*>(states_[1]) + layout_.page(block, head);
+    const int64_t first = slot % layout_.block, end = first + count;
+    if (layout_.beside() == 1) {
+      for (int64_t t = first; t < end; ++t, rows += row_stride) convert(rows, dim, page + layout_.value(t), scales + t);
+      return;
+    }
+    if constexpr (kWholeNumbers<T>) {
+      T* const stored = reinterpret_cast<T*>(scratch);
+      for (int64_t t = first; t < end; rows += row_stride) {
+        T* const target = page + layout_.value(t);
+        convert(rows, dim, stored, scales + t);
+        if (t % 2 == 0 && t + 1 < end) {
+          convert(rows += row_stride, dim, stored + dim, scales + t + 1);
+          put_beside(stored, dim, target);
+          t += 2;
+        } else {  // one by one: another thread may be writing the token beside it
+          for (int64_t d = 0; d < dim; ++d) target[2 * d + t % 2] = stored[d];
+          ++t;
+        }
+      }
+    }
   }
 
  private:
+  // Two rows of values where they lie together.
+  template <class T>
+  static void put_beside(const T* rows, int64_t dim, T* target) {
+    using V = std::conditional_t<sizeof(T) == 1, u8x16, u16x16>;
+    int64_t d = 0;
+    for (; d + 16 <= dim; d += 16) {
+      V pairs[2];
+      zip(load_as<V>(rows + d), load_as<V>(rows + dim + d), pairs[0], pairs[1]);
+      std::memcpy(target + 2 * d, pairs, sizeof(pairs));
+    }
+    for (; d < dim; ++d)
+      for (int64_t i = 0; i < 2; ++i) target[2 * d + i] = rows[i * dim + d];
+  }
+
   // `count` of a tile's rows of units, where the first belongs.
   template <class Unit>
   void put_in_lanes(const Unit* rows, int64_t count, int64_t units, Unit* keys) const {

@@ -108,9 +108,10 @@ class RopeKvWrite final : public Kernel {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = ((t + i) * kv_heads + h) * dim_;
         turn(input<float>(frame, k_) + at, 1, tables + i * rotary_.table_size(), keys, keys + (i + 1) * dim_);
-        store_.write_value(scratch, slot + i, h, input<float>(frame, v_) + at, type);
       }
       store_.write_keys(scratch, slot, h, count, keys + dim_, dim_, type);
+      const float* const values = input<float>(frame, v_) + (t * kv_heads + h) * dim_;
+      store_.write_values(scratch, slot, h, count, values, kv_heads * dim_, type);
     }
   }
 

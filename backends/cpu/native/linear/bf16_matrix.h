@@ -111,7 +111,7 @@ inline void multiply_bf16(const Product& product, int64_t row0, int64_t rows, in
   for (int64_t strip = strip0; strip < strip1; ++strip) {
     const uint8_t* const weights = product.matrix + strip * bytes;
     multiply_bf16_strip(rows, weights, product.following(strip, strip + 1 == strip1, bytes), product.depth, scratch);
-    finish_strip(product, row0, rows, strip, scratch.acc());
+    finish_rows(product, row0, rows, strip, scratch.acc());
   }
 }
 

@@ -81,9 +81,9 @@ ENGINE_INLINE void add_pair(const uint8_t* weights, const uint8_t* const (&x)[kR
 }
 #endif
 
-// acc [kRows][64] += `depth` k of the strip from `weights` on, times x[r][0..depth) bf16.
+// acc [kRows][64] += `depth` k of the strip from `weights` on, times x[r][0..depth) bf16, or = where they begin the sums.
 template <int kRows, class Ahead>
-void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth, Ahead ahead, float* acc) {
+void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth, bool begin, Ahead ahead, float* acc) {
   static_assert(kRows <= kTileRows);
   constexpr int kPanels = dense_panels<kRows>();
   const uint8_t* x[kRows];
@@ -94,7 +94,7 @@ void tile_bf16(const uint8_t* weights, const uint8_t* const* rows, int64_t depth
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
+      for (int p = 0; p < kPanels; ++p) sums[r][p] = begin ? f32x16{} : load(acc + r * kStrip + 16 * (panel0 + p));
     const uint8_t* at = weights + 64 * panel0;
     int64_t k = 0;
     for (; k + 2 <= depth; k += 2, at += kPairBytes) {

@@ -59,9 +59,9 @@ ENGINE_INLINE void add_unit(const uint8_t* unit, int index, int panel0, const fl
   }
 }
 
-// acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth).
+// acc [kRows][64] += `depth` k of the strip from `unit` on, times x[r][0..depth), or = where they begin the sums.
 template <class Dense, int kRows, class Ahead>
-void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, Ahead ahead, float* acc) {
+void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, bool begin, Ahead ahead, float* acc) {
   static_assert(kRows <= kTileRows);
   constexpr int kPanels = dense_panels<kRows>();
   const float* x[kRows];
@@ -72,7 +72,7 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, Ah
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) sums[r][p] = load(acc + r * kStrip + 16 * (panel0 + p));
+      for (int p = 0; p < kPanels; ++p) sums[r][p] = begin ? f32x16{} : load(acc + r * kStrip + 16 * (panel0 + p));
     const uint8_t* at = unit;
     int64_t k = 0;
     for (; k + Dense::kPerUnit <= depth; k += Dense::kPerUnit, at += Dense::kUnitBytes) {

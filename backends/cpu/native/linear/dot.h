@@ -16,7 +16,7 @@ constexpr int kWideBase = 128;
 constexpr int kWideBase = 0;
 #endif
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 // Unpacked bytes of different kMost are of one kind where they are multiplied by the same instructions.
 constexpr int kind_of_bytes(int most) { return most; }
 
@@ -118,6 +118,8 @@ class ByteSum {
 #if defined(__AVX512VNNI__)
     // Not the intrinsic: g++ 12 spills accumulators around it.
     asm("vpdpbusd %2, %1, %0" : "+v"(sum_) : "v"(w.bytes), "v"(a));
+#elif defined(__AVXVNNI__)
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum_) : "x"(w.bytes), "x"(a));
 #elif defined(__ARM_NEON)
     const auto less = bit_cast<int8x16_t>(is_wide(kMost) ? w.bytes ^ 0x80808080 : w.bytes);
     const auto s = bit_cast<int8x16_t>(a);

@@ -89,42 +89,59 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
     factor_rows<Packed>(scratch.rows(), product.depth, i, std::min(kTogether, rows - i), rows, scratch.factors());
 }
 
-// A chunk of a strip, `size` k from k on, to the sums of all rows. The tiles share in fetching the chunk at `next`, in whole
-// lines a group.
-template <class Packed, class Source>
-void add_chunk(const Source& source, int64_t k, int64_t size, int64_t rows, int64_t depth, const uint8_t* next, const Scratch& s) {
+// A chunk of a strip, `size` k from k on, to the sums of all rows, which `done` hears of a tile at a time. The tiles share in
+// fetching the chunk at `next`, in whole lines a group.
+template <class Packed, class Source, class Done>
+void add_chunk(const Source& source, int64_t k, int64_t size, int64_t rows, int64_t depth, const uint8_t* next, const Scratch& s,
+               const Done& done) {
   constexpr int64_t kNext = kChunk / Packed::kUnit * Packed::kUnitBytes;
   const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t steps = size / Packed::kGroupSize * (4 / kPassPanels);
   const int64_t step = (kNext / (tiles * steps) + 63) / 64 * 64;
   for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t first = tile_start(rows, tiles, t);
+    const int64_t first = tile_start(rows, tiles, t), count = tile_start(rows, tiles, t + 1) - first;
     const int64_t fetched = t * steps * step;
-    const auto add = kTiles<Source>[tile_start(rows, tiles, t + 1) - first - kLeastTileRows];
+    const auto add = kTiles<Source>[count - kLeastTileRows];
     add(source, k, size, s.rows() + first, depth, s.factors() + first, rows,
         StreamAhead{next + fetched, fetched < kNext ? step : 0}, s.acc() + first * kStrip);
+    done(first, count);
   }
 }
 
-template <class Packed>
-void multiply_packed_strip(int64_t rows, const uint8_t* strip, const uint8_t* next_strip, int64_t depth, const Scratch& s) {
-  if (rows <= kOnePassRows<Packed>) return kOnePass<Packed>[rows - 1](strip, depth, s.rows(), s.factors(), s.acc());
+// The rows' sums with the strip at `strip`, which `finish` is given as they become whole.
+template <class Packed, class Finish>
+void multiply_packed_strip(int64_t rows, const uint8_t* strip, const uint8_t* next_strip, int64_t depth, const Scratch& s,
+                           const Finish& finish) {
+  if (rows <= kOnePassRows<Packed>) {
+    kOnePass<Packed>[rows - 1](strip, depth, s.rows(), s.factors(), s.acc());
+    return finish(0, rows);
+  }
   auto& chunk = *reinterpret_cast<ChunkOf<Packed>*>(s.chunk());
-  std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += kChunk) {
     const int64_t size = depth - k < kChunk ? depth - k : kChunk;
+    const bool last = k + size == depth;
+    const auto done = [&](int64_t first, int64_t count) {
+      if (last) finish(first, count);
+    };
     const uint8_t* const after = strip + size / Packed::kUnit * Packed::kUnitBytes;
-    const uint8_t* const next = k + size < depth ? after : next_strip;
+    const uint8_t* const next = last ? next_strip : after;
     const uint8_t* const packed = std::exchange(strip, after);
     if constexpr (kDirectRows > kOnePassRows<Packed>) {
       if (rows <= kDirectRows) {
-        add_chunk<Packed>(Units<Packed>(packed), k, size, rows, depth, next, s);
+        add_chunk<Packed>(Units<Packed>(packed), k, size, rows, depth, next, s, done);
         continue;
       }
     }
     unpack_chunk<Packed>(packed, size, chunk);
-    add_chunk<Packed>(chunk, k, size, rows, depth, next, s);
+    add_chunk<Packed>(chunk, k, size, rows, depth, next, s, done);
   }
+}
+
+// Of a strip, what is to be done with the sums of `count` rows of a block from `first` on.
+inline auto finishing(const Product& product, int64_t row0, int64_t strip, const Scratch& s) {
+  return [&product, row0, strip, acc = s.acc()](int64_t first, int64_t count) {
+    finish_rows(product, row0 + first, count, strip, acc + first * kStrip);
+  };
 }
 
 template <class Packed>
@@ -136,8 +153,7 @@ void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int6
   const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
   for (int64_t strip = strip0; strip < strip1; ++strip) {
     multiply_packed_strip<Packed>(rows, product.matrix + strip * bytes, product.following(strip, strip + 1 == strip1, bytes),
-                                  product.depth, scratch);
-    finish_strip(product, row0, rows, strip, scratch.acc());
+                                  product.depth, scratch, finishing(product, row0, strip, scratch));
   }
 }
 
@@ -148,15 +164,14 @@ int64_t dense_strip_bytes(int64_t depth) {
 
 constexpr int64_t kWidenTiles = 2;  // with more tiles it pays to widen a chunk once and store it
 
-template <class Dense>
-void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+template <class Dense, class Finish>
+void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s, const Finish& finish) {
   constexpr int64_t kChunkBytes = kDenseChunk / Dense::kPerUnit * Dense::kUnitBytes;
   using Share = HalfAhead<kChunkBytes, kDenseChunk / Dense::kPerUnit>;
   using WideShare = HalfAhead<kChunkBytes, kDenseChunk>;
   const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t chunk = tiles == 1 ? depth : kDenseChunk;
   const bool widen = tiles > kWidenTiles;
-  std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += chunk, strip += kChunkBytes) {
     const int64_t size = depth - k < chunk ? depth - k : chunk;
     if (widen) widen_chunk<Dense>(strip, size, reinterpret_cast<float*>(s.chunk()));
@@ -168,13 +183,14 @@ void multiply_dense_strip(int64_t rows, const uint8_t* strip, int64_t depth, con
       float* const acc = s.acc() + first * kStrip;
       const uint8_t* const ahead = strip + kChunkBytes + t * (kChunkBytes / 2);
       if (tiles == 1)
-        kDenseTiles<Dense, SoonAhead>[count - 1](strip, x, size, {dense_distance(count)}, acc);
+        kDenseTiles<Dense, SoonAhead>[count - 1](strip, x, size, k == 0, {dense_distance(count)}, acc);
       else if (!widen)
-        kDenseTiles<Dense, Share>[count - 1](strip, x, size, {ahead}, acc);
+        kDenseTiles<Dense, Share>[count - 1](strip, x, size, k == 0, {ahead}, acc);
       else if (t < 2)
-        kDenseTiles<DenseF32, WideShare>[count - 1](s.chunk(), x, size, {ahead}, acc);
+        kDenseTiles<DenseF32, WideShare>[count - 1](s.chunk(), x, size, k == 0, {ahead}, acc);
       else
-        kDenseTiles<DenseF32, NoneAhead>[count - 1](s.chunk(), x, size, {}, acc);
+        kDenseTiles<DenseF32, NoneAhead>[count - 1](s.chunk(), x, size, k == 0, {}, acc);
+      if (k + size == depth) finish(first, count);
     }
   }
 }
@@ -184,20 +200,20 @@ void multiply_dense(const Product& product, int64_t row0, int64_t rows, int64_t 
                     const Scratch& scratch) {
   const int64_t bytes = dense_strip_bytes<Dense>(product.depth);
   for (int64_t strip = strip0; strip < strip1; ++strip) {
-    multiply_dense_strip<Dense>(rows, product.matrix + strip * bytes, product.depth, scratch);
-    finish_strip(product, row0, rows, strip, scratch.acc());
+    multiply_dense_strip<Dense>(rows, product.matrix + strip * bytes, product.depth, scratch,
+                                finishing(product, row0, strip, scratch));
   }
 }
 
 #if !defined(__AMX_BF16__)
 constexpr int64_t kBf16Chunk = 256;  // k whose weights stay in the first-level cache
 
-inline void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s) {
+template <class Finish>
+void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t depth, const Scratch& s, const Finish& finish) {
   constexpr int64_t kChunkBytes = kBf16Chunk / 2 * kPairBytes;
   using Share = HalfAhead<kChunkBytes, kBf16Chunk / 2>;
   const int64_t tiles = tiles_of(rows, kTileRows);
   const int64_t chunk = tiles == 1 ? depth : kBf16Chunk;
-  std::memset(s.acc(), 0, sizeof(float) * kStrip * rows);
   for (int64_t k = 0; k < depth; k += chunk, strip += kChunkBytes) {
     const int64_t size = depth - k < chunk ? depth - k : chunk;
     for (int64_t t = 0; t < tiles; ++t) {
@@ -207,11 +223,12 @@ inline void multiply_bf16_strip(int64_t rows, const uint8_t* strip, int64_t dept
       for (int64_t i = 0; i < count; ++i) x[i] = s.rows()[first + i] + 2 * k;
       float* const acc = s.acc() + first * kStrip;
       if (tiles == 1)
-        kBf16Tiles<SoonAhead>[count - 1](strip, x, size, {dense_distance(count)}, acc);
+        kBf16Tiles<SoonAhead>[count - 1](strip, x, size, k == 0, {dense_distance(count)}, acc);
       else if (t < 2)
-        kBf16Tiles<Share>[count - 1](strip, x, size, {strip + kChunkBytes + t * (kChunkBytes / 2)}, acc);
+        kBf16Tiles<Share>[count - 1](strip, x, size, k == 0, {strip + kChunkBytes + t * (kChunkBytes / 2)}, acc);
       else
-        kBf16Tiles<NoneAhead>[count - 1](strip, x, size, {}, acc);
+        kBf16Tiles<NoneAhead>[count - 1](strip, x, size, k == 0, {}, acc);
+      if (k + size == depth) finish(first, count);
     }
   }
 }
@@ -220,8 +237,7 @@ inline void multiply_bf16(const Product& product, int64_t row0, int64_t rows, in
                           const Scratch& scratch) {
   const int64_t bytes = bf16_strip_bytes(product.depth);
   for (int64_t strip = strip0; strip < strip1; ++strip) {
-    multiply_bf16_strip(rows, product.matrix + strip * bytes, product.depth, scratch);
-    finish_strip(product, row0, rows, strip, scratch.acc());
+    multiply_bf16_strip(rows, product.matrix + strip * bytes, product.depth, scratch, finishing(product, row0, strip, scratch));
   }
 }
 #endif

@@ -12,6 +12,39 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
+// Packs the activation of both sums of rows as they become whole. Of rows row0.. the gate's are there, [rows][64].
+class GatedRows final : public SumsTaker {
+ public:
+  GatedRows(const Gating& gating, const float* gates, int64_t row0, uint8_t* y) : gating_(gating), gates_(gates), row0_(row0), y_(y) {}
+
+  // Two rows at a time where the strip is whole.
+  void take(const Product& up, int64_t row, int64_t rows, int64_t strip, const float* ups) const override {
+    const int64_t width = up.columns, bytes = q8g32_row_bytes(width), group = strip * (kStrip / kGroup);
+    const float* const gates = gates_ + (row - row0_) * kStrip;
+    uint8_t* const y = y_ + row * bytes;
+    const bool whole = up.valid_columns(strip) == kStrip;
+    gating_.with_up([&](auto op) {
+      const auto value = [&](int64_t r, int i) { return op(load(gates + r * kStrip + 16 * i), load(ups + r * kStrip + 16 * i)); };
+      int64_t r = 0;
+      for (; whole && r + 2 <= rows; r += 2) {
+        f32x16 x[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) x[i] = value(r + i / 4, i % 4);
+        quantize_two_pairs(x, PackedGroups(y + r * bytes, width, group), PackedGroups(y + (r + 1) * bytes, width, group), 0.0f);
+      }
+      for (; r < rows; ++r)
+        for (int g = 0; g < (whole ? 2 : 1); ++g)
+          PackedGroups(y + r * bytes, width, group).put(g, value(r, 2 * g), value(r, 2 * g + 1), 0.0f);
+    });
+  }
+
+ private:
+  const Gating& gating_;
+  const float* gates_;
+  int64_t row0_;
+  uint8_t* y_;
+};
+
 // inputs: x as q8g32, x as f32 or bf16 (-1: the one that the weights' family does not read). outputs: the plain result, which
 // must be absent (-1), and the packed one [rows, N]. weights: G and U, of one family and shape, N a multiple of 32.
 // Numbers: rows_dim, and those of Gating.
@@ -31,7 +64,7 @@ class GatedLinear final : public Kernel {
     if (parts_[0].reads_plain()) x_ = args.inputs[1];
   }
 
-  size_t scratch_bytes() const override { return gates_at() + kBlockRows * kStrip * sizeof(float); }
+  size_t scratch_bytes() const override { return gates_at() + (kBlockRows + kTileSlack) * kStrip * sizeof(float); }
 
   void run(const Frame& frame, const Team& team, int) override {
     const int64_t rows = rows_.count(frame.dims);
@@ -51,7 +84,7 @@ class GatedLinear final : public Kernel {
     Product parts[2];
     const Team& team;
     Scratch scratch;
-    float* gates;  // [kBlockRows][64], of several strips if there are fewer rows
+    float* gates;  // [kBlockRows + kTileSlack][64], of several strips if there are fewer rows
     uint8_t* y;
   };
 
@@ -85,38 +118,19 @@ class GatedLinear final : public Kernel {
     }
   }
 
-  void multiply(const Pair& pair, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1) const {
-    const Product &gate = pair.parts[0], &up = pair.parts[1];
-    const float* const acc = pair.scratch.acc();
+  // The gate's sums go where they stay, of one strip after the other.
+  void multiply(Pair& pair, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1) const {
+    const Product& gate = pair.parts[0];
     float* gates = pair.gates;
-    for (int64_t strip = strip0; strip < strip1; ++strip, gates += rows * kStrip) {
-      gate.ops->multiply(gate, row0, rows, strip, strip + 1, pair.scratch);
-      std::memcpy(gates, acc, rows * kStrip * sizeof(float));
-    }
+    for (int64_t strip = strip0; strip < strip1; ++strip, gates += rows * kStrip)
+      gate.ops->multiply(gate, row0, rows, strip, strip + 1, pair.scratch.with_sums_at(gates));
+    Product& up = pair.parts[1];
     gates = pair.gates;
     for (int64_t strip = strip0; strip < strip1; ++strip, gates += rows * kStrip) {
+      const GatedRows taker(gating_, gates, row0, pair.y);
+      up.taker = &taker;
       up.ops->multiply(up, row0, rows, strip, strip + 1, pair.scratch);
-      pack(gates, acc, pair.y + row0 * q8g32_row_bytes(up.columns), rows, strip);
     }
-  }
-
-  // Both sums of a strip [rows][64] into their places in packed rows, two rows at a time where the strip is whole.
-  void pack(const float* gates, const float* ups, uint8_t* y, int64_t rows, int64_t strip) const {
-    const int64_t width = parts_[0].columns, bytes = q8g32_row_bytes(width), group = strip * (kStrip / kGroup);
-    const bool whole = parts_[0].valid_columns(strip) == kStrip;
-    gating_.with_up([&](auto op) {
-      const auto value = [&](int64_t r, int i) { return op(load(gates + r * kStrip + 16 * i), load(ups + r * kStrip + 16 * i)); };
-      int64_t r = 0;
-      for (; whole && r + 2 <= rows; r += 2) {
-        f32x16 x[8];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) x[i] = value(r + i / 4, i % 4);
-        quantize_two_pairs(x, PackedGroups(y + r * bytes, width, group), PackedGroups(y + (r + 1) * bytes, width, group), 0.0f);
-      }
-      for (; r < rows; ++r)
-        for (int g = 0; g < (whole ? 2 : 1); ++g)
-          PackedGroups(y + r * bytes, width, group).put(g, value(r, 2 * g), value(r, 2 * g + 1), 0.0f);
-    });
   }
 
   int x_, y_;

@@ -264,7 +264,7 @@ void multiply_matrix(const Product& product, int64_t row0, int64_t rows, int64_t
   for (int64_t strip = strip0; strip < strip1; ++strip) {
     const uint8_t* const units = product.matrix + strip * bytes;
     multiply(units, product.following(strip, strip + 1 == strip1, bytes), product.depth, shape.tiles, s);
-    finish_strip(product, row0, rows, strip, s.acc());
+    finish_rows(product, row0, rows, strip, s.acc());
   }
 }
 

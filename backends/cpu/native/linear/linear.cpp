@@ -46,6 +46,20 @@ Product product_of(const PackedWeight& weight, bool packed, bool plain) {
 
 namespace {
 
+// Keeps the greatest of each row's logits.
+class BestOfRows final : public SumsTaker {
+ public:
+  explicit BestOfRows(BestLogit* best) : best_(best) {}
+
+  void take(const Product& product, int64_t row, int64_t rows, int64_t strip, const float* acc) const override {
+    for (int64_t i = 0; i < rows; ++i)
+      best_[row + i].take(acc + i * kStrip, product.valid_columns(strip), static_cast<int32_t>(strip * kStrip));
+  }
+
+ private:
+  BestLogit* best_;
+};
+
 // inputs: x as q8g32, x as f32 or bf16 (each -1 where no weight's family reads it), residual [rows, N] (-1: none; one output only).
 // outputs: y_i f32 [rows, N_i]. weights: one matrix an output, then "plain" biases [N_i] of those that have one, in order.
 // Numbers: rows_dim; bias: sum of 2^i over the outputs i with a bias (0 if absent).
@@ -102,12 +116,13 @@ class Linear final : public Kernel {
       if (residual_ >= 0) products[i].residual = input<float>(frame, residual_);
     }
     BestLogit* const best = is_head_ ? decide(frame, team, rows) : nullptr;
-    if (best != nullptr) products[0].y = nullptr;
+    const BestOfRows taker(best);
+    if (best != nullptr) products[0].taker = &taker;
     if (rows == 0) return;
     if (rows <= kFewRows)
-      split(products, rows, team, best);
+      split(products, rows, team);
     else
-      take(products, rows, team, best);
+      take(products, rows, team);
   }
 
  private:
@@ -124,18 +139,8 @@ class Linear final : public Kernel {
     return best;
   }
 
-  static void multiply(const Product& product, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1,
-                       const Scratch& scratch, BestLogit* best) {
-    if (best == nullptr) return product.ops->multiply(product, row0, rows, strip0, strip1, scratch);
-    for (int64_t strip = strip0; strip < strip1; ++strip) {
-      product.ops->multiply(product, row0, rows, strip, strip + 1, scratch);
-      for (int64_t i = 0; i < rows; ++i)
-        best[row0 + i].take(scratch.acc() + i * kStrip, product.valid_columns(strip), static_cast<int32_t>(strip * kStrip));
-    }
-  }
-
   // Few rows: the time is that of reading the weights, so each thread takes a contiguous share of their bytes.
-  void split(const Product* products, int64_t rows, const Team& team, BestLogit* best) const {
+  void split(const Product* products, int64_t rows, const Team& team) const {
     const Scratch scratch(team.scratch, max_depth_);
     int64_t total = 0;
     for (int i = 0; i < count_; ++i) total += strips_of(products[i].columns) * products[i].ops->strip_bytes(products[i].depth);
@@ -149,7 +154,7 @@ class Linear final : public Kernel {
       const int64_t strip1 = first_at(end);
       if (strip0 < strip1) {
         products[i].ops->prepare(products[i], 0, rows, scratch);
-        multiply(products[i], 0, rows, strip0, strip1, scratch, best);
+        products[i].ops->multiply(products[i], 0, rows, strip0, strip1, scratch);
       }
       begin -= strips * size;
       end -= strips * size;
@@ -157,7 +162,7 @@ class Linear final : public Kernel {
   }
 
   // Many rows: tasks of a strip and a block of rows, block by block so that its activations stay near.
-  void take(Product* products, int64_t rows, const Team& team, BestLogit* best) const {
+  void take(Product* products, int64_t rows, const Team& team) const {
     const Scratch scratch(team.scratch, max_depth_);
     int64_t most = kBlockRows;
     int64_t strips = 0;
@@ -179,7 +184,7 @@ class Linear final : public Kernel {
       prepared = block;
       prepared_for = products[i].ops;
       products[i].after = products[i].matrix + (strip + team.size) * products[i].ops->strip_bytes(products[i].depth);
-      multiply(products[i], row0, count, strip, strip + 1, scratch, best);
+      products[i].ops->multiply(products[i], row0, count, strip, strip + 1, scratch);
     }
   }
 

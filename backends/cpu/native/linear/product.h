@@ -19,7 +19,8 @@ struct Product {
   int64_t depth;
   const uint8_t* x;
   int64_t x_bytes;  // of a row
-  float* y;  // null: the sums of a strip stay in the scratch, and strips are multiplied one at a time
+  float* y;  // null: the sums of a strip stay in the scratch, and strips are multiplied one at a time,
+  const class SumsTaker* taker = nullptr;  // unless this takes them in place of y
   const float* bias = nullptr;      // [columns]
   const float* residual = nullptr;  // laid out as y
   const int32_t* x_rows = nullptr;
@@ -48,6 +49,7 @@ constexpr int64_t kPackedBlockValues = 2 * kBlockValues;
 constexpr int64_t kPackedBlockValues = kBlockValues;
 #endif
 constexpr int64_t kLeastBlockRows = 24;  // unless they are very long
+constexpr int64_t kTileSlack = 16;  // rows that the last tile of a matrix unit may have beyond those that there are
 
 ENGINE_INLINE int64_t block_rows(Activation activation, int64_t depth) {
   const int64_t rows = (activation == Activation::f32 ? kBlockValues : kPackedBlockValues) / depth;
@@ -57,7 +59,15 @@ ENGINE_INLINE int64_t block_rows(Activation activation, int64_t depth) {
 // One thread's scratch for products of at most max_depth, in memory that it shares with all other kernels of its pool.
 class Scratch {
  public:
-  Scratch(uint8_t* memory, int64_t max_depth) : memory_(memory), factor_bytes_(factor_bytes(max_depth)) {}
+  Scratch(uint8_t* memory, int64_t max_depth)
+      : memory_(memory), factor_bytes_(factor_bytes(max_depth)), acc_(reinterpret_cast<float*>(memory + kChunkBytes + kSumsBytes)) {}
+
+  // The same but for the sums, which are to lie elsewhere, with room for kTileSlack rows more.
+  Scratch with_sums_at(float* acc) const {
+    Scratch other = *this;
+    other.acc_ = acc;
+    return other;
+  }
 
   static size_t bytes(int64_t max_depth) { return kFixedBytes + factor_bytes(max_depth) + cell_bytes(max_depth); }
 
@@ -71,13 +81,14 @@ class Scratch {
 
   uint8_t* chunk() const { return memory_; }
   int32_t* sums() const { return reinterpret_cast<int32_t*>(chunk() + kChunkBytes); }
-  float* acc() const { return reinterpret_cast<float*>(chunk() + kChunkBytes + kSumsBytes); }              // [rows][64]
-  const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(acc() + kBlockRows * kStrip); }  // [rows]
+  float* acc() const { return acc_; }  // [rows][64]
+  const uint8_t** rows() const { return reinterpret_cast<const uint8_t**>(memory_ + kRowsAt); }  // [rows]
   RowFactors* factors() const { return reinterpret_cast<RowFactors*>(memory_ + kFixedBytes); }  // [depth / group][rows]
   uint8_t* cells() const { return memory_ + kFixedBytes + factor_bytes_; }
 
  private:
-  static constexpr size_t kFixedBytes = kChunkBytes + kSumsBytes + kBlockRows * (sizeof(float) * kStrip + sizeof(uint8_t*));
+  static constexpr size_t kRowsAt = kChunkBytes + kSumsBytes + kBlockRows * kStrip * sizeof(float);
+  static constexpr size_t kFixedBytes = kRowsAt + kBlockRows * sizeof(uint8_t*);
   static_assert(kFixedBytes % 64 == 0);
 
   static size_t factor_bytes(int64_t max_depth) {
@@ -89,6 +100,7 @@ class Scratch {
 
   uint8_t* memory_;
   size_t factor_bytes_;
+  float* acc_;
 };
 
 ENGINE_INLINE int64_t row_bytes(Activation activation, int64_t depth) {
@@ -110,6 +122,15 @@ inline void round_row(const float* x, int64_t depth, uint8_t* row) {
   std::memcpy(out + k, &last, 2 * (depth - k));
 }
 
+// Has what it wants of the sums of a strip, acc [rows][64], for rows `row`.. of a product, some of them at a time.
+class SumsTaker {
+ public:
+  virtual void take(const Product& product, int64_t row, int64_t rows, int64_t strip, const float* acc) const = 0;
+
+ protected:
+  ~SumsTaker() = default;
+};
+
 // What a family does. prepare: once for rows row0.. of a product, before multiply is called for any strips of theirs.
 struct FamilyOps {
   void (*prepare)(const Product&, int64_t row0, int64_t rows, const Scratch&);
@@ -127,8 +148,10 @@ inline void point_to_rows(const Product& product, int64_t row0, int64_t rows, co
   }
 }
 
-// The finished sums of a strip to y, with bias and residual: first (acc + bias), then + residual, as separate ops would.
-inline void finish_strip(const Product& product, int64_t row0, int64_t rows, int64_t strip, const float* acc) {
+// The sums of a strip for rows row0.. once they are whole, best while they are in the nearest cache: to y with bias and residual, first
+// (acc + bias), then + residual, as separate ops would.
+inline void finish_rows(const Product& product, int64_t row0, int64_t rows, int64_t strip, const float* acc) {
+  if (product.taker != nullptr) return product.taker->take(product, row0, rows, strip, acc);
   if (product.y == nullptr) return;
   const int64_t column = strip * kStrip;
   const int64_t valid = product.valid_columns(strip);

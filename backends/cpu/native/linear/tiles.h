@@ -54,15 +54,16 @@ ENGINE_INLINE int32_t group_sum(const int32_t* sums, int64_t g) {
   return Source::kGroupSize == 16 ? sums[g] : sums[2 * g] + sums[2 * g + 1];
 }
 
-// The float sums of kRows rows x kPanels panels, which lie at acc [kRows][64], and leave there what they are with `leave`.
+// The float sums of kRows rows x kPanels panels, from zero on where they begin or else from what lies at acc [kRows][64], where
+// `leave` leaves them.
 template <int kRows, int kPanels, bool kHeld = (kWideRegisters >= 32)>
 class FloatSums {
  public:
-  ENGINE_INLINE explicit FloatSums(float* acc) : acc_(acc) {
+  ENGINE_INLINE FloatSums(float* acc, bool begin) : acc_(acc) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p) sums_[r][p] = load(acc + r * kStrip + 16 * p);
+      for (int p = 0; p < kPanels; ++p) sums_[r][p] = begin ? f32x16{} : load(acc + r * kStrip + 16 * p);
   }
   template <int kPart>
   ENGINE_INLINE f32_part get(int row, int panel) const {
@@ -88,7 +89,10 @@ class FloatSums {
 template <int kRows, int kPanels>
 class FloatSums<kRows, kPanels, false> {
  public:
-  ENGINE_INLINE explicit FloatSums(float* acc) : acc_(acc) {}
+  ENGINE_INLINE FloatSums(float* acc, bool begin) : acc_(acc) {
+    static_assert(16 * kPanels == kStrip, "the rows' sums lie one after the other");
+    if (begin) std::memset(acc, 0, sizeof(float) * kStrip * kRows);
+  }
   template <int kPart>
   ENGINE_INLINE f32_part get(int row, int panel) const {
     return load_as<f32_part>(place<kPart>(row, panel));
@@ -238,8 +242,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
   constexpr int kFirst = kRows <= kTileRows ? kRows : (kRows + 1) / 2, kGroups = Packed::kUnit / Packed::kGroupSize;
   constexpr int kReadBytes = Packed::kUnitBytes / kGroups * kPanelsAtOnce / 4;  // by one add_group
   const int64_t distance = packed_distance<Packed, kRows>();
-  std::memset(acc, 0, sizeof(float) * kStrip * kRows);
-  FloatSums<kRows, 4> sums(acc);
+  FloatSums<kRows, 4> sums(acc, true);
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
     const Packed unit(strip);
     const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, factors, kRows);
@@ -258,7 +261,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
   sums.leave();
 }
 
-// acc [kRows][64] += the source's groups, `size` k that begin at k0 of the rows, which are `depth` deep.
+// acc [kRows][64] += the source's groups, `size` k that begin at k0 of the rows, which are `depth` deep; or = where it is the first k.
 template <class Source, int kRows>
 void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* const* all, int64_t depth,
                 const RowFactors* factors, int64_t pitch, StreamAhead ahead, float* acc) {
@@ -267,7 +270,7 @@ void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* c
   constexpr int kPanels = kPassPanels < kPanelsAtOnce ? kPassPanels : kPanelsAtOnce;
 #pragma GCC unroll 1
   for (int panel0 = 0; panel0 < 4; panel0 += kPassPanels) {
-    FloatSums<kRows, kPassPanels> sums(acc + 16 * panel0);
+    FloatSums<kRows, kPassPanels> sums(acc + 16 * panel0, k0 == 0);
     for (int group = 0; group < groups; ++group) {
       ahead.next();
       sums.next_group();

@@ -19,7 +19,7 @@ def test_answers_are_the_reference_s(model, backend, device, rng, record_propert
     record_property("near ties", [f"{tie.margin:.3g}" for tie in agreement.ties])
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "bf16", "int16", "int8", "fp8"])
 def test_answers_with_a_smaller_cache(kv_dtype, tmp_path, backend, device, rng):
     known = [layout for layout in device.describe().kv_layouts if kv_dtype in layout.dtypes]
     if not known:

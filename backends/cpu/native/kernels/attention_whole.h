@@ -1,6 +1,10 @@
-// The inner products of attention over an int8 cache, in whole numbers: queries and softmax weights have 16 bits each,
-// keys and values the bytes that are stored, and the sums 32 bits. They are exact in any order, so a row's bits do not
+// The inner products of attention over a cache of int8 or int16, in whole numbers: queries and softmax weights have 16 bits each,
+// keys and values the numbers that are stored, and the sums 32 bits. They are exact in any order, so a row's bits do not
 // depend on which rows or lanes share its tile.
+//
+// That no sum leaves 32 bits is seen to where queries and weights are rounded. With numbers up to `most` in a key, its root of a sum of
+// squares is no more than most sqrt(dim), so a query's must be no more than 2^31 over that (Cauchy and Schwarz); with numbers up to `most`
+// in values, the sum of a row's weights no more than 2^31 / most. Rounding adds half to each number.
 //
 // Products come in pairs, so keys lie as [dim / 2][16 tokens][2] and values as [tokens / 2][dim][2]; where many tiles
 // share a chunk they are widened once, to i16 panels of the same order.
@@ -8,51 +12,67 @@
 
 #include <algorithm>
 
+#include <cmath>
+
 #include "attention_tile.h"
 #include "dot_pairs.h"
+#include "kv_layout.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-template <class T>
-constexpr bool kWholeNumbers = std::is_same_v<T, int8_t> || std::is_same_v<T, int16_t>;
+constexpr float kMostRounded = 32767;  // the largest number of a query, and of a softmax weight
 
-// The largest number of a query of `dim` for which no sum with bytes can leave 32 bits.
-inline float most_in_query(int64_t dim) {
-  return static_cast<float>(std::min<int64_t>(32767, INT32_MAX / (127 * dim)));
-}
+// How much a query's numbers may be together, as the root of the sum of their squares, and a row's weights in a chunk, as their sum.
+struct WholeBounds {
+  float query, weights;
 
-// The largest of a softmax weight: kChunk of them times bytes stay within 32 bits.
-constexpr float kMostInWeight = 32767;
-static_assert(int64_t{kChunk} * 127 * 32767 <= INT32_MAX, "sums of values stay within 32 bits");
+  explicit WholeBounds(const KvLayout& layout)
+      : query(static_cast<float>(INT32_MAX / (layout.most() * std::sqrt(layout.dim)) - std::sqrt(layout.dim))),
+        weights(static_cast<float>(INT32_MAX / layout.most() - kChunk)) {}
+};
 
-// What takes numbers up to `largest` to whole ones up to `most`; next to nothing becomes nothing.
-inline float inverse_step(float largest, float most) { return largest > 1e-30f ? most / largest : 0; }
+// A scale and its inverse: of numbers up to `largest`, which come to `together`, both in bounds.
+struct WholeScale {
+  float scale, inverse;
 
-// x as whole numbers of at most `most` times the scale that is given back, which is NaN where x is not finite.
-ENGINE_INLINE float quantize_pairs(const float* x, int64_t count, float factor, float most, int16_t* q) {
-  f32x16 top{}, bad{};  // bad stays zero unless something is not finite
-  for (int64_t i = 0; i < count; i += 16) {
-    const f32x16 v = load_first(x + i, count - i < 16 ? count - i : 16) * factor;
+  ENGINE_INLINE WholeScale(float largest, float together, float bound)
+      : scale(std::max(largest / kMostRounded, together / bound)),
+        inverse(std::min(inverse_step(largest, kMostRounded), inverse_step(together, bound))) {}
+};
+
+// x times `factor` as whole numbers times the scale that is given back, which is NaN where x is not finite.
+ENGINE_INLINE float quantize_pairs(const float* x, int64_t count, float factor, float bound, int16_t* q) {
+  f32x16 top{}, squares{};
+  int64_t i = 0;
+  const auto see = [&](f32x16 v) __attribute__((always_inline)) {
     top = max(abs(v), top);
-    bad += v * 0.0f;
+    squares = fma(v, v, squares);
+  };
+  for (; i + 16 <= count; i += 16) see(load(x + i) * factor);
+  if (i < count) see(load_first(x + i, count - i) * factor);
+  const float sum = reduce_add(squares);
+  const WholeScale whole(reduce_max(top), std::sqrt(sum), bound);
+  const auto rounded = [&](f32x16 v) __attribute__((always_inline)) {
+    return narrow_u16(bit_cast<u32x16>(round_i32(v * factor * whole.inverse)));
+  };
+  for (i = 0; i + 32 <= count; i += 32) {
+    const u16x16 two[2] = {rounded(load(x + i)), rounded(load(x + i + 16))};
+    std::memcpy(q + i, two, 64);  // at once, as they are read
   }
-  const float largest = reduce_max(top), inverse = inverse_step(largest, most);
-  for (int64_t i = 0; i < count; i += 16) {
-    const f32x16 v = load_first(x + i, count - i < 16 ? count - i : 16) * factor;
-    const u16x16 bits = narrow_u16(bit_cast<u32x16>(round_i32(v * inverse)));
+  for (; i < count; i += 16) {
+    const u16x16 bits = rounded(load_first(x + i, count - i < 16 ? count - i : 16));
     std::memcpy(q + i, &bits, 32);  // up to 15 numbers more, all zero
   }
-  return largest / most + reduce_add(bad);
+  return whole.scale + sum * 0.0f;
 }
 
 // Query rows times `factor` as i32 [dim / 2][padded], each a pair, with a scale a row. `room`: i16 [16][dim padded to
 // 16]. May write up to 15 pairs beyond.
-ENGINE_INLINE void transpose_query_pairs(const float* const (&rows)[16], int padded, int64_t dim, float factor,
+ENGINE_INLINE void transpose_query_pairs(const float* const (&rows)[16], int padded, int64_t dim, float factor, float bound,
                                          int16_t* room, int32_t* q, float* scales) {
   const int64_t width = (dim + 15) / 16 * 16, pairs = dim / 2;
-  const float most = most_in_query(dim);
-  for (int r = 0; r < padded; ++r) scales[r] = quantize_pairs(rows[r], dim, factor, most, room + r * width);
+  for (int r = 0; r < padded; ++r) scales[r] = quantize_pairs(rows[r], dim, factor, bound, room + r * width);
   const auto pair = [&](int r, int64_t k) { return room + r * width + 2 * k; };
   int64_t k = 0;
   for (; padded > 2 && k + 16 <= pairs; k += 16) {
@@ -66,6 +86,9 @@ ENGINE_INLINE void transpose_query_pairs(const float* const (&rows)[16], int pad
   for (; k < pairs; ++k)
     for (int r = 0; r < padded; ++r) q[k * padded + r] = load_as<int32_t>(pair(r, k));
 }
+
+template <class T>
+constexpr int kLineOf = 64 / sizeof(T);  // numbers of a cache line
 
 // scores[row * kChunk + 16 j + lane] = q[.][row] . key of the token at `lane` of tile j; the rest as in tile_scores.
 template <int R, int N, int Q, bool kAhead, class T>
@@ -88,10 +111,12 @@ void tile_score_pairs(const int32_t* q, const T* const* tiles, const T* const* a
     }
   };
   int64_t first = 0;
-  for (; first + 2 <= pairs; first += 2) {  // a cache line of a tile
+  for (; first + 2 <= pairs; first += 2) {  // a cache line of a tile of bytes, two of wider numbers
     if constexpr (kAhead) {
 #pragma GCC unroll 16
-      for (int j = 0; j < N; ++j) __builtin_prefetch(ahead[j] + 32 * first, 0, 2);
+      for (int j = 0; j < N; ++j)
+#pragma GCC unroll 2
+        for (int i = 0; i < 64; i += kLineOf<T>) __builtin_prefetch(ahead[j] + 32 * first + i, 0, 2);
     }
 #pragma GCC unroll 2
     for (int k = 0; k < 2; ++k) step(first, k);
@@ -115,7 +140,7 @@ struct RoundedRow {
   ENGINE_INLINE void put(int32_t t, i32x16 whole) const { store(weights + t, narrow_u16(bit_cast<u32x16>(whole))); }
 };
 
-// What the value product of one chunk reads: the values where they are stored (T = int8_t), or a panel of them.
+// What the value product of one chunk reads: the values where they are stored, or a panel of them (T = int16_t).
 template <class T>
 struct ValuePairs {
   const T* const* pages;   // the head's values in each block of the chunk, [block_size / 2][dim][2]
@@ -180,8 +205,8 @@ void tile_value_pairs(const ValuePairs<T>& chunk, int64_t d, int64_t part, float
       }
       const T* next = chunk.ahead[u >> shift] + offset;
       for (; u < stop; ++u, source += stride, next += stride) {
-        for (int i = 0; i < 32 * N; i += 64)  // each line once, though a step may be less than one
-          if (N > 1 || reinterpret_cast<uintptr_t>(next) % 64 < 32) __builtin_prefetch(next + i, 0, 2);
+        for (int i = 0; i < 32 * N; i += kLineOf<T>)  // each line once, though a step may be less than one
+          if (32 * N >= kLineOf<T> || reinterpret_cast<uintptr_t>(next) % 64 < 32) __builtin_prefetch(next + i, 0, 2);
         step(u, source);
       }
     }
@@ -209,28 +234,33 @@ ENGINE_INLINE void all_value_pairs(const ValuePairs<T>& chunk, int64_t d, float*
 }
 
 // A tile of keys, `pairs` dimension pairs of 16 tokens, in 16 bits.
-ENGINE_INLINE void widen_key_pairs(const int8_t* tile, int64_t pairs, int16_t* panel) {
-  for (int64_t k = 0; k < pairs; ++k) store(panel + 32 * k, widen_pairs(tile + 32 * k));
+template <class T>
+ENGINE_INLINE void widen_key_pairs(const T* tile, int64_t pairs, int16_t* panel) {
+  for (int64_t k = 0; k < pairs; ++k) store(panel + 32 * k, load_pairs(tile + 32 * k));
 }
 
 // The values of tokens 2 u and 2 u + 1 of a chunk, [dim][2] as they are stored, into a panel as ValuePairs has it.
-ENGINE_INLINE void widen_value_pairs(const int8_t* values, int64_t dim, int32_t u, int16_t* panel) {
-  for (int64_t d = 0; d < dim; d += 16) {
-    int8_t whole[32] = {};
-    std::memcpy(whole, values + 2 * d, 2 * std::min<int64_t>(dim - d, 16));
-    store(panel + d * kChunk + 32 * u, widen_pairs(whole));
-  }
+template <class T>
+ENGINE_INLINE void widen_value_pairs(const T* values, int64_t dim, int32_t u, int16_t* panel) {
+  int64_t d = 0;
+  for (; d + 16 <= dim; d += 16) store(panel + d * kChunk + 32 * u, load_pairs(values + 2 * d));
+  if (d == dim) return;
+  T rest[32] = {};
+  std::memcpy(rest, values + 2 * d, 2 * (dim - d) * sizeof(T));
+  store(panel + d * kChunk + 32 * u, load_pairs(rest));
 }
 
 // The same of two rows [dim].
-ENGINE_INLINE void widen_value_rows(const int8_t* even, const int8_t* odd, int64_t dim, int32_t u, int16_t* panel) {
+template <class T>
+ENGINE_INLINE void widen_value_rows(const T* even, const T* odd, int64_t dim, int32_t u, int16_t* panel) {
+  using V = std::conditional_t<sizeof(T) == 1, u8x16, u16x16>;
   for (int64_t d = 0; d < dim; d += 16) {
-    u8x16 rows[2] = {}, pairs[2];
-    const int64_t count = std::min<int64_t>(dim - d, 16);
-    std::memcpy(&rows[0], even + d, count);
-    std::memcpy(&rows[1], odd + d, count);
+    V rows[2] = {}, pairs[2];
+    const int64_t bytes = std::min<int64_t>(dim - d, 16) * sizeof(T);
+    std::memcpy(&rows[0], even + d, bytes);
+    std::memcpy(&rows[1], odd + d, bytes);
     zip(rows[0], rows[1], pairs[0], pairs[1]);
-    store(panel + d * kChunk + 32 * u, widen_pairs(reinterpret_cast<const int8_t*>(pairs)));
+    store(panel + d * kChunk + 32 * u, load_pairs(reinterpret_cast<const T*>(pairs)));
   }
 }
 
