@@ -27,7 +27,7 @@ from engine.runtime.load import load
 
 BAR = 1.05
 """The most that the error may be, as a multiple of llama.cpp's."""
-PEER_KV = {"f16": "f16", "f32": "f32", "int8": "q8_0"}
+PEER_KV = {"f16": "f16", "f32": "f32", "int16": "f16", "int8": "q8_0"}
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 16
 

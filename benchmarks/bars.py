@@ -31,7 +31,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """Work on a model with a KV cache of ``kv``, beside llama.cpp with one of f16.
+    """Work on a model with a KV cache of ``kv``, "auto" being what the engine takes unasked, beside llama.cpp with one of f16.
 
     beside: llama.cpp once more, with this cache; vllm: beside vLLM, too, which runs the model's shape in bf16.
     """
@@ -39,17 +39,17 @@ class Case:
     model: str
     work: Work
     bars: tuple[Bar, ...] = ()
-    kv: str = "f16"
+    kv: str = "auto"
     beside: str | None = None
     vllm: bool = False
 
     @property
     def what(self) -> str:
-        work = self.work
+        work, kv = self.work, "default" if self.kv == "auto" else self.kv
         if work.prompt:
-            return f"prompt of {work.prompt}" + (f", {self.kv} KV" if work.prompt >= 1024 else "")
+            return f"prompt of {work.prompt}" + (f", {kv} KV" if work.prompt >= 1024 else "")
         count = f"decode, {work.batch} sequence{'s' if work.batch > 1 else ''}"
-        return f"{count}, {self.kv} KV after {work.depth}" if work.depth >= 1024 else count
+        return f"{count}, {kv} KV after {work.depth}" if work.depth >= 1024 else count
 
     @property
     def key(self) -> str:
@@ -86,8 +86,10 @@ def _long(model: str, tokens: int, prompt: Bar, f16: Bar, int8: Bar) -> Job:
     whole, decode = Work(1, 0, tokens, 0), Work(1, tokens, 0, 32)
     cases = (
         Case(model, whole, (prompt,)),
+        Case(model, whole, (prompt,), kv="f16"),
         Case(model, whole, (prompt,), kv="int8", beside="q8_0"),
         Case(model, decode, (f16,)),
+        Case(model, decode, (f16,), kv="f16"),
         Case(model, decode, (int8,), kv="int8", beside="q8_0"),
     )
     return Job(f"{model}, {tokens} tokens of context", cases)

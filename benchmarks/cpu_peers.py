@@ -11,7 +11,9 @@ figures are of models with real shapes and random weights, on which speed does n
 format that a name tells does, such as one of `engine quantize`.
 
 A round runs `engine bench`, then llama.cpp (in its fastest setting), then vLLM on the same work, between two measurements of
-the limits. A case's ratio is the median of the rounds' ratios. All of it takes 25 minutes, and writes
+the limits. Where memory changed its pace between them, by more than a quarter, the sides did not have the same machine: the
+round is made again (but for --quick), at most as many times as there are rounds, and those in which it changed least count. A
+case's ratio is the median of the rounds' ratios. All of it takes 25 minutes, and writes
 results/cpu-peers.json; --quick (three cases, two rounds) three, and writes results/cpu-peers-part.json, as --cases does.
 """
 
@@ -35,6 +37,7 @@ from step_cost import StepCost
 from tables import bars_table
 
 START = time.monotonic()
+STEADY = 1.25  # what memory gave before a round and after it, the greater divided by the lesser
 
 
 def say(text: str) -> None:
@@ -59,6 +62,12 @@ class Limits:
         return {
             name: statistics.median(found[-6 if name == "bandwidth" else -2 :]) for name, found in self._seen.items()
         }
+
+    def change(self) -> float:
+        """By how many times what memory gave differed between the two."""
+        seen = self._seen["bandwidth"]
+        before, after = statistics.median(seen[-6:-3]), statistics.median(seen[-3:])
+        return max(before, after) / min(before, after)
 
     def median(self) -> dict[str, float]:
         return {name: statistics.median(found) for name, found in self._seen.items() if found}
@@ -88,22 +97,27 @@ class Run:
 
     def _rounds(self, job: Job, path: Path) -> None:
         cost, settings = StepCost.of(path), self.llama.settings()
-        rounds: list[dict[Case, Round]] = []
-        for number in range(1, self.args.rounds + 1):
-            say(f"{job.name}: round {number} of {self.args.rounds}")
+        made: list[tuple[float, dict[Case, Round]]] = []
+        wanted = self.args.rounds
+        most = wanted if self.args.quick else 2 * wanted
+        while len(made) < most and sum(change <= STEADY for change, _ in made) < wanted:
+            say(f"{job.name}: round {len(made) + 1}, {wanted} with steady memory are wanted")
             self.limits.measure()
             rates = {case: {"engine": r} for case, r in self._engine(path, job.cases).items()}
             settings = self._llama(path, job.cases, settings, rates)
             self._vllm(job.cases, rates)
             self.limits.measure()
             limits = self.limits.last()
-            rounds.append({
+            found_of = {
                 case: Round(found, cost.fractions(case.work, case.kv, found["engine"], limits))
                 for case, found in rates.items()
-            })  # fmt: skip
+            }
+            made.append((self.limits.change(), found_of))
+        rounds = [found for _, found in sorted(made, key=lambda one: one[0])[:wanted]]
         beside = self._beside(path, job.cases, settings)
         for case in job.cases:
             found = summary(case, [one[case] for one in rounds])
+            found |= {"rounds made": len(made)}
             self.cases.append(found | beside.get(case, {}) | {"llama.cpp settings": [str(s) for s in settings]})
 
     def _engine(self, path: Path, cases: Sequence[Case]) -> dict[Case, float]:

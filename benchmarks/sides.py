@@ -39,7 +39,7 @@ def engine_command(
 ) -> list[Any]:
     """What a user can rerun."""
     command = [sys.executable, "-m", "engine.cli.main", "bench", model, "--backend", backend, "--threads", threads]
-    command += ["--kv-dtype", kv, "--repetitions", repetitions, "--json"]
+    command += ["--repetitions", repetitions, "--json", *(() if kv == "auto" else ("--kv-dtype", kv))]
     for case in cases:
         command += ["--case", ",".join(map(str, astuple(case.work)))]
     return command

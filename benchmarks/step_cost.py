@@ -11,8 +11,15 @@ from bars import Work
 from engine.formats import open_checkpoint
 from engine.models.registry import load_model
 
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "int8": 1.0}
-SCALE_BYTES = 4  # an int8 cache has an f32 scale a token and head
+KV_BYTES = {
+    "auto": 2.0,
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "int16": 2.0,
+    "int8": 1.0,
+}  # auto: without scales, if there are any
+SCALE_BYTES = 4  # whole numbers have an f32 scale a token and head
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class StepCost:
 
     def read_bytes(self, work: Work, kv: str) -> float:
         """Bytes of a decode step: the weights once, and each sequence's cache at the middle of its decoding."""
-        token = self.kv_values * KV_BYTES[kv] + (self.kv_heads * SCALE_BYTES if kv == "int8" else 0)
+        token = self.kv_values * KV_BYTES[kv] + (self.kv_heads * SCALE_BYTES if kv in ("int16", "int8") else 0)
         return self.weights + work.batch * (work.depth + work.decode / 2) * token
 
     def operations(self, work: Work) -> float:
