@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.backend.v1 import Dims
 from engine.ops import OPS, evaluate
-from engine.ops.head import process_logits, random_parameters, random_rows
+from engine.ops.head import is_on_a_border, process_logits, random_parameters, random_rows
 
 SPEC = OPS["process_logits"]
 OFF = {
@@ -28,8 +28,8 @@ OFF = {
 }
 
 
-def one_row(logits, past, bias=(), mask=None, **parameters):
-    """The processed logits of one sequence with tokens ``past``, by the op."""
+def inputs_of_one_row(logits, past, bias=(), mask=None, **parameters):
+    """The inputs of one sequence with tokens ``past``, and its history."""
     row = {**OFF, **parameters}
     arrays = {n: np.array([v], np.int32 if isinstance(OFF[n], int) else np.float32) for n, v in row.items()}
     if mask is not None:
@@ -37,19 +37,24 @@ def one_row(logits, past, bias=(), mask=None, **parameters):
     words = np.zeros((0 if mask is None else 1, (len(logits) + 31) // 32), np.uint32)
     for token in mask or ():
         words[0, token // 32] |= np.uint32(1 << token % 32)
-    (processed,) = process_logits(
-        logits=np.array([logits], np.float32),
-        rows=np.zeros(1, np.int32),
-        positions=np.array([len(past) - 1], np.int32),
-        token_seq=np.zeros(1, np.int32),
-        seq_slots=np.array([1], np.int32),
-        bias_offsets=np.array([0, len(bias)], np.int32),
-        bias_ids=np.array([b[0] for b in bias], np.int32),
-        bias_values=np.array([b[1] for b in bias], np.float32),
-        masks=words,
-        history=np.array([[0] * (len(past) + 2), [*past, 0, 0]], np.int32),
-        **arrays,
-    )
+    inputs = {
+        "logits": np.array([logits], np.float32),
+        "rows": np.zeros(1, np.int32),
+        "positions": np.array([len(past) - 1], np.int32),
+        "token_seq": np.zeros(1, np.int32),
+        "seq_slots": np.array([1], np.int32),
+        "bias_offsets": np.array([0, len(bias)], np.int32),
+        "bias_ids": np.array([b[0] for b in bias], np.int32),
+        "bias_values": np.array([b[1] for b in bias], np.float32),
+        "masks": words,
+    }
+    return inputs | arrays, np.array([[0] * (len(past) + 2), [*past, 0, 0]], np.int32)
+
+
+def one_row(logits, past, bias=(), mask=None, **parameters):
+    """The processed logits of one sequence with tokens ``past``, by the op."""
+    inputs, history = inputs_of_one_row(logits, past, bias, mask, **parameters)
+    (processed,) = process_logits(**inputs, history=history)
     return processed[0]
 
 
@@ -250,3 +255,19 @@ def test_non_finite_rows_do_not_disturb_others():
     (dirty,), _ = evaluate(SPEC, type(case)(**{**vars(case), "inputs": {**case.inputs, "logits": logits}}))
     others = [0, 2, 5, 6, 7]
     assert np.array_equal(clean[others], dirty[others])
+
+
+def test_cases_leave_no_choice_to_rounding():
+    """Where the sum of two equal probabilities is the limit, either may be kept; a case has another draw then."""
+    for name, limit, border in (
+        ("top_p", 0.5, True),
+        ("top_p", 0.6, False),
+        ("min_p", math.exp(-1), True),
+        ("min_p", 0.3, False),
+        ("typical_p", 0.5, True),
+        ("typical_p", 0.4, False),
+        ("typical_p", 1.0, False),
+    ):
+        logits = {"top_p": [2, 2, -np.inf, -np.inf], "min_p": [2, 1, 1, 0]}.get(name, [2, 2.000001, -np.inf, -np.inf])
+        inputs, history = inputs_of_one_row(logits, [1], **{name: limit})
+        assert is_on_a_border(inputs, history) == border, (name, limit)

@@ -38,7 +38,7 @@ def test_random_prompts_at_several_rates(running, capsys):
         "--random-input-len",
         20,
         "--random-output-len",
-        9,
+        40,
         "--vocab",
         300,
         "--request-rate",
@@ -48,13 +48,14 @@ def test_random_prompts_at_several_rates(running, capsys):
     assert report["model"] == "tiny" and [r["rate"] for r in report["results"]] == ["inf", 60.0]
     for result in report["results"]:
         assert (result["completed"], result["failed"], result["failures"]) == (12, 0, {})
-        assert (result["prompt_tokens"], result["output_tokens"]) == (12 * 20, 12 * 9)
+        assert (result["prompt_tokens"], result["output_tokens"]) == (12 * 20, 12 * 40)
         assert result["cached_tokens"] == 0  # each rate has prompts of its own
         assert result["request_throughput"] == pytest.approx(12 / result["duration_s"])
         assert result["goodput"] == pytest.approx(result["request_throughput"])
         for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms"):
             assert 0 <= result[name]["p50"] <= result[name]["p90"] <= result[name]["p99"]
-        assert result["ttft_ms"]["p50"] < result["e2el_ms"]["p50"] <= result["duration_s"] * 1e3
+        # A server that is quick may send a whole answer in one piece.
+        assert result["ttft_ms"]["p50"] <= result["e2el_ms"]["p50"] <= result["duration_s"] * 1e3
     assert report["results"][1]["duration_s"] > 11 / 60 * 0.3
 
 

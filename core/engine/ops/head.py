@@ -304,16 +304,34 @@ def process_logits_cases(rng: Generator) -> Iterator[Case]:
     ):
         rows, history = random_rows(rng, tokens, count, vocabulary)
         parameters = random_parameters(rng, rows["positions"][rows["rows"]], vocabulary, **used)
-        logits = rng.standard_normal((count, vocabulary), np.float32) * np.float32(3)
         if "ties" in name:
-            logits = np.round(logits)
             parameters["temperature"][:], parameters["top_k"][0] = 1, 1
-        if "large" in name:
-            logits += np.float32(800)  # whose exponentials overflow
         if "nothing" in name:
             parameters["masks"][0], parameters["mask_rows"][:2] = 0, 0
+        inputs = {"logits": _random_logits(rng, name, (count, vocabulary)), **rows, **parameters}
+        while is_on_a_border(inputs, history):
+            inputs["logits"] = _random_logits(rng, name, (count, vocabulary))
         dims = Dims(T=tokens, S=count, R=count, B=len(parameters["bias_ids"]), M=len(parameters["masks"]))
-        yield Case(name, dims, {"logits": logits, **rows, **parameters}, states={"history": history})
+        yield Case(name, dims, inputs, states={"history": history})
+
+
+def _random_logits(rng: Generator, name: str, shape: tuple[int, int]) -> Array:
+    logits = rng.standard_normal(shape, np.float32) * np.float32(3)
+    if "ties" in name:
+        logits = np.round(logits)
+    if "large" in name:
+        logits += np.float32(800)  # whose exponentials overflow
+    return logits
+
+
+def is_on_a_border(inputs: dict[str, Array], history: Array) -> bool:
+    """Whether the rounding of a sum of probabilities may decide what is kept, so that a case has no one right answer."""
+    kept = []
+    for factor in (np.float32(1 - 1e-5), np.float32(1 + 1e-5)):
+        limits = {name: inputs[name] for name in ("top_p", "min_p", "typical_p")}
+        moved = {name: np.where(limit < 1, limit * factor, limit) for name, limit in limits.items()}
+        kept.append(np.isfinite(process_logits(**(inputs | moved), history=history)[0]))
+    return not np.array_equal(*kept)
 
 
 def sample_cases(rng: Generator) -> Iterator[Case]:
