@@ -363,7 +363,7 @@ def test_rope_kv_write_is_its_parts(
     """Every bit is that of rms_norm, rope and kv_write: whole tiles, parts of them, few tokens and skipped ones."""
     rng = np.random.default_rng()
     heads, kv_heads = 6, 2
-    for lengths in ([1], [3, 1], [70], [5, 40, 1, 1]):
+    for lengths in ([1], [3, 1], [10], [22], [70], [5, 40, 1, 1]):
         tokens = sum(lengths)
         starts = rng.integers(0, 40, len(lengths))
         width = -(-128 // block_size)
@@ -390,7 +390,7 @@ def test_rope_kv_write_is_its_parts(
             turned += run_kernel("rope", {"T": tokens}, [given, positions], [(x.shape, np.float32)],
                                  weights=[frequencies], numbers={**rope, "heads": count}, isa=isa)  # fmt: skip
         wanted.write(turned[1], v, slots, isa)
-        for threads in (1, 3):
+        for threads in (1, 2, 3):
             got = Cache(width * len(lengths), kv_heads, dim, block_size, dtype)
             [y] = run_kernel(
                 "rope_kv_write", {"T": tokens}, [q, k, v, positions, slots], [(q.shape, np.float32)],

@@ -1,6 +1,11 @@
 """A head that keeps its rows' best logits, where no row wants more: what it finds, and when it does."""
 
 import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -114,6 +119,33 @@ def test_the_best_of_several_threads(rng, name, rows):
     _, best, greedy = run_head(x, weight, asked(rows), ISAS[0], threads=3)
     assert greedy[0] == 1 and best.shape == (3, rows)
     assert together(best) == best_of(run_plain(x, weight, ISAS[0]))
+
+
+def test_who_takes_strips_of_others_finds_the_first_of_equals(rng, busy_processor):
+    """The second of two threads has its own strips before what the first, slowed down here, has left of its."""
+    weight = random_weight(rng, "F32", 64 * 400, 256)
+    values = np.zeros((64 * 400, 256), F32)
+    values[[64 * 199, 64 * 200]] = 1  # of the first thread's last strip, and of the second's first
+    native.pack_into(weight.packed, values.view(np.uint8))
+    x = np.ones((250, 256), F32)
+    for _ in range(10):
+        _, best, _ = run_head(x, weight, asked(len(x)), ISAS[0], threads=2)
+        assert together(best) == [(256.0, 64 * 199)] * len(x)
+
+
+@pytest.fixture
+def busy_processor() -> Iterator[None]:
+    """This thread shares one processor with another process; the threads of pools, which are there already, do not."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burner:
+            os.sched_setaffinity(burner.pid, {min(allowed)})
+            time.sleep(0.3)
+            yield
+            burner.kill()
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize("isa", ISAS)

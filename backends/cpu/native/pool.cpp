@@ -89,7 +89,7 @@ void Gate::wait(uint32_t seen, bool spin) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-Pool::Pool(int threads, const std::vector<int>& pin) : size_(checked(threads)), spin_(threads <= processors()), scratch_(size_) {
+Pool::Pool(int threads, const std::vector<int>& pin) : size_(checked(threads)), spin_(threads <= processors()), counters_(size_), scratch_(size_) {
   if (!pin.empty()) check_pinning(size_, pin.size());
   threads_.reserve(size_ - 1);
   for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
@@ -129,7 +129,7 @@ void Pool::reserve(size_t scratch_bytes, size_t shared_bytes) {
 
 void Pool::run(Job job, void* context) {
   std::lock_guard<std::mutex> lock(running_);
-  next_.store(0, std::memory_order_relaxed);
+  give_back_tasks();
   if (size_ > 1) {
     job_ = job;
     context_ = context;

@@ -50,14 +50,14 @@ class Pool {
   using Job = void (*)(void* context, Pool& pool, const Team& team);
   void run(Job job, void* context);
 
-  // Inside a job: all threads meet here, and Team::next starts from 0 again. The last to come calls `alone` while the
+  // Inside a job: all threads meet here, and no tasks are taken again. The last to come calls `alone` while the
   // others wait.
   template <class F>
   void barrier(F&& alone) {
     const uint32_t seen = meet_.value();
     if (size_ > 1 && arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return meet_.wait(seen, spin_);
     arrived_.store(0, std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
+    give_back_tasks();
     alone();
     if (size_ > 1) meet_.open();
   }
@@ -67,7 +67,11 @@ class Pool {
 
  private:
   void work(int index);
-  Team team_of(int index) { return {index, size_, &next_, scratch_[index].data(), shared_.data()}; }
+  Team team_of(int index) { return {index, size_, counters_.data(), scratch_[index].data(), shared_.data()}; }
+  void give_back_tasks() {
+    for (TaskCounter& counter : counters_)  // a store where nothing was taken would cost a line's way between cores
+      if (counter.taken.load(std::memory_order_relaxed) != 0) counter.taken.store(0, std::memory_order_relaxed);
+  }
   void stop();
 
   const int size_;
@@ -79,7 +83,7 @@ class Pool {
   alignas(64) Gate start_;
   alignas(64) Gate meet_;
   alignas(64) std::atomic<int32_t> arrived_{0};
-  alignas(64) std::atomic<int64_t> next_{0};
+  std::vector<TaskCounter> counters_;  // one a thread
   std::vector<Buffer> scratch_;  // one a thread
   Buffer shared_;
   std::vector<std::thread> threads_;

@@ -250,8 +250,8 @@ void Segment::run_serial(size_t first, const Team& team) {
     if (poison_) poison_outputs(nodes_[i]);
     show_scratch(*pool_, team, *nodes_[i].kernel);
     for (int phase = 0; phase < nodes_[i].kernel->phases(); ++phase) {
-      std::atomic<int64_t> next{0};
-      nodes_[i].kernel->run(frame_, Team{0, 1, &next, team.scratch, team.shared}, phase);
+      TaskCounter counter;
+      nodes_[i].kernel->run(frame_, Team{0, 1, &counter, team.scratch, team.shared}, phase);
     }
     book(i, start);
   }

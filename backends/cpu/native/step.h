@@ -30,16 +30,22 @@ struct Frame {
   Dims dims;
 };
 
-// One thread's place in the team. `next` hands out tasks of the running phase, first come first served;
-// a kernel may use it only where the result does not depend on who takes which task.
+// How many tasks of the running phase are taken, on a line of its own.
+struct alignas(64) TaskCounter {
+  std::atomic<int64_t> taken{0};
+};
+
+// One thread's place in the team. `counters` hand out tasks of the running phase, by take() or by share_tasks (work_split.h);
+// a kernel may use them only where the result does not depend on who takes which task.
 struct Team {
   int index;
   int size;
-  std::atomic<int64_t>* next;
+  TaskCounter* counters;  // [size]
   uint8_t* scratch;  // of this thread, as many bytes as any kernel of its pool asks for, from one kernel to the next undefined
   uint8_t* shared;   // of all threads, likewise
 
-  int64_t take(int64_t count = 1) const { return next->fetch_add(count, std::memory_order_relaxed); }
+  // First come, first served.
+  int64_t take() const { return counters[0].taken.fetch_add(1, std::memory_order_relaxed); }
 };
 
 // A bound op. `run` is called once a phase by every thread of the team, with a barrier between phases; or, in a step where

@@ -17,6 +17,19 @@ inline Range share(int64_t count, const Team& team, int64_t grain = 1) {
   return {begin < count ? begin : count, end < count ? end : count};
 }
 
+// Calls visit(task) for those of `count` tasks that fall to this thread: its own contiguous share, in order, since what is done
+// beside each other is best done by one core, and then what others have left of theirs.
+template <class Visit>
+void share_tasks(int64_t count, const Team& team, Visit visit) {
+  for (int i = 0; i < team.size; ++i) {
+    Team owner = team;
+    owner.index = (team.index + i) % team.size;
+    const Range tasks = share(count, owner);
+    const auto take = [&] { return tasks.begin + team.counters[owner.index].taken.fetch_add(1, std::memory_order_relaxed); };
+    for (int64_t task = take(); task < tasks.end; task = take()) visit(task);
+  }
+}
+
 // So few elements are done by one thread in less time than a team takes to share them out and meet again.
 inline bool little(int64_t elements) { return elements <= 4096; }
 

@@ -18,9 +18,9 @@ struct BestLogit {
     if (other.score > score || (other.score == score && other.id < id)) *this = other;
   }
 
-  // Takes in the first `valid` of 64 logits; their ids are above all taken in before.
+  // Takes in the first `valid` of 64 logits, those of strips in any order.
   ENGINE_INLINE void take(const float* logits, int64_t valid, int32_t first_id) {
-    f32x16 most = splat(score);
+    f32x16 most = splat(-__builtin_inff());
     i32x16 broken{};
     for (int32_t c = 0; c < 64; c += 16) {
       const f32x16 v = select(lane_index() + c < static_cast<int32_t>(valid), load(logits + c), splat(-__builtin_inff()));
@@ -29,10 +29,10 @@ struct BestLogit {
     }
     if (any(broken)) {
       *this = {__builtin_inff(), kBroken};
-    } else if (const float greatest = reduce_max(most); greatest > score) {
-      score = greatest;
-      id = first_id;
-      while (*logits++ != greatest) ++id;
+    } else if (const float greatest = reduce_max(most); greatest >= score) {
+      BestLogit best{greatest, first_id};
+      while (*logits++ != greatest) ++best.id;
+      take(best);
     }
   }
 };

@@ -64,22 +64,39 @@ inline int64_t run_end(const int32_t* slots, int64_t token, int64_t end, int64_t
   return next;
 }
 
-// A thread's part of a step: tokens in whole runs and all heads; of few tokens all, and some of the heads.
+// A thread's part of a step: tokens in whole runs and all heads; where threads would have very different numbers of tokens, or
+// next to none, all of them and some of the heads.
 struct KvShare {
   KvShare(const int32_t* slots, int64_t count, int64_t lanes, const Team& team)
-      : by_tokens(count >= 2 * team.size), team(team), tokens(by_tokens ? share(count, team) : Range{0, count}) {
-    if (!by_tokens) return;
-    const auto inside = [&](int64_t t) {
-      return t > 0 && t < count && slots[t - 1] >= 0 && slots[t] == slots[t - 1] + 1 && slots[t] % lanes != 0;
-    };
-    while (inside(tokens.begin)) ++tokens.begin;
-    while (inside(tokens.end)) ++tokens.end;
-  }
+      : by_tokens(are_even(slots, count, lanes, team)), team(team),
+        tokens(by_tokens ? whole_runs(slots, count, lanes, team) : Range{0, count}) {}
   Range heads(int64_t count) const { return by_tokens ? Range{0, count} : share(count, team); }
 
   bool by_tokens;
   const Team& team;
   Range tokens;
+
+ private:
+  static Range whole_runs(const int32_t* slots, int64_t count, int64_t lanes, const Team& team) {
+    Range tokens = share(count, team);
+    const auto inside = [&](int64_t t) {
+      return t > 0 && t < count && slots[t - 1] >= 0 && slots[t] == slots[t - 1] + 1 && slots[t] % lanes != 0;
+    };
+    while (inside(tokens.begin)) ++tokens.begin;
+    while (inside(tokens.end)) ++tokens.end;
+    return tokens;
+  }
+
+  // Of many tokens a run is a small part.
+  static bool are_even(const int32_t* slots, int64_t count, int64_t lanes, Team team) {
+    if (count < 2 * team.size) return false;
+    if (count >= 8 * lanes * team.size) return true;
+    for (team.index = 0; team.index < team.size; ++team.index) {
+      const Range tokens = whole_runs(slots, count, lanes, team);
+      if (4 * team.size * (tokens.end - tokens.begin) > 5 * count) return false;
+    }
+    return true;
+  }
 };
 
 class KvStore {

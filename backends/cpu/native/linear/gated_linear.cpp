@@ -107,15 +107,15 @@ class GatedLinear final : public Kernel {
     const int64_t most = block_rows(parts_[0].ops->activation, parts_[0].depth);
     const int64_t strips = strips_of(parts_[0].columns), blocks = (rows + most - 1) / most;
     int64_t prepared = -1;
-    for (int64_t task = pair.team.take(); task < blocks * strips; task = pair.team.take()) {
+    share_tasks(blocks * strips, pair.team, [&](int64_t task) {
       const int64_t block = task / strips, strip = task % strips;
       const int64_t row0 = rows * block / blocks, count = rows * (block + 1) / blocks - row0;
       if (prepared != block) pair.parts[0].ops->prepare(pair.parts[0], row0, count, pair.scratch);
       prepared = block;
       pair.parts[0].after = pair.parts[1].matrix + strip * strip_bytes();
-      pair.parts[1].after = pair.parts[0].matrix + (strip + pair.team.size) * strip_bytes();
+      pair.parts[1].after = pair.parts[0].matrix + (strip + 1) * strip_bytes();
       multiply(pair, row0, count, strip, strip + 1);
-    }
+    });
   }
 
   // The gate's sums go where they stay, of one strip after the other.

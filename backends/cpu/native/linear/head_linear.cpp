@@ -34,12 +34,12 @@ class HeadLinear final : public Kernel {
     if (tokens == 0) return;
     const int64_t blocks = (tokens + most_rows_ - 1) / most_rows_;
     const int64_t cuts = std::min(strips, (4 * team.size + heads * blocks - 1) / (heads * blocks));
-    for (int64_t task = team.take(); task < heads * blocks * cuts; task = team.take()) {
+    share_tasks(heads * blocks * cuts, team, [&](int64_t task) {
       const int64_t head = task / cuts % heads, block = task / cuts / heads, cut = task % cuts;
       const int64_t first = tokens * block / blocks;
       multiply(frame, head, first, tokens * (block + 1) / blocks - first, strips * cut / cuts, strips * (cut + 1) / cuts,
                team);
-    }
+    });
   }
 
  private:

@@ -173,7 +173,7 @@ class Linear final : public Kernel {
     const int64_t blocks = (rows + most - 1) / most;
     int64_t prepared = -1;  // which block, for
     const FamilyOps* prepared_for = nullptr;
-    for (int64_t task = team.take(); task < blocks * strips; task = team.take()) {
+    share_tasks(blocks * strips, team, [&](int64_t task) {
       const int64_t block = task / strips;
       int64_t strip = task % strips;
       int i = 0;
@@ -183,9 +183,8 @@ class Linear final : public Kernel {
       if (prepared != block || prepared_for != products[i].ops) products[i].ops->prepare(products[i], row0, count, scratch);
       prepared = block;
       prepared_for = products[i].ops;
-      products[i].after = products[i].matrix + (strip + team.size) * products[i].ops->strip_bytes(products[i].depth);
       products[i].ops->multiply(products[i], row0, count, strip, strip + 1, scratch);
-    }
+    });
   }
 
   int packed_, plain_, residual_;
