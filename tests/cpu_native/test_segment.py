@@ -154,6 +154,26 @@ def test_idle_workers_sleep() -> None:
     assert time.process_time() - before < 0.05
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds its memory by RLIMIT_AS")
+def test_more_threads_than_the_system_gives() -> None:
+    program = """
+import resource
+from engine_cpu import _native
+_native.Pool(3)
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 30), resource.RLIM_INFINITY))
+try:
+    _native.Pool(1000)  # whose stacks would need more
+except ValueError as error:
+    print(error)
+_native.Pool(3)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "1000 were asked for" in ran.stdout
+
+
 def test_refusals_at_run() -> None:
     segment = chain(1, [(0, 0)])
     x = np.ones((3, WIDTH), np.float32)

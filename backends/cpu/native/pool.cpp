@@ -3,6 +3,7 @@
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #ifdef __linux__
 #include <pthread.h>
@@ -92,9 +93,14 @@ void Gate::wait(uint32_t seen, bool spin) {
 Pool::Pool(int threads, const std::vector<int>& pin) : size_(checked(threads)), spin_(threads <= processors()), counters_(size_), scratch_(size_) {
   if (!pin.empty()) check_pinning(size_, pin.size());
   threads_.reserve(size_ - 1);
-  for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
   try {
+    for (int i = 1; i < size_; ++i) threads_.emplace_back([this, i] { work(i); });
     for (int i = 1; !pin.empty() && i < size_; ++i) pin_thread(threads_[i - 1], pin[i]);
+  } catch (const std::system_error&) {
+    const size_t started = threads_.size() + 1;
+    stop();
+    throw std::invalid_argument("The system lets this process have " + std::to_string(started) + " threads, and " +
+                                std::to_string(threads) + " were asked for; ask for fewer.");
   } catch (...) {
     stop();
     throw;

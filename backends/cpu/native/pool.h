@@ -32,7 +32,8 @@ class Pool {
  public:
   // `threads` in all, the caller of run() among them. `pin`, unless it is empty: the processor on which each of the others, from
   // the second number on, stays. The caller's place is the system's choice, since threads that it starts would inherit it.
-  // Throws std::invalid_argument unless 1 <= threads <= 1024, and where threads cannot be pinned or are more than the processors.
+  // Throws std::invalid_argument unless 1 <= threads <= 1024, where the system has no more threads to give, and where threads cannot
+  // be pinned or are more than the processors.
   explicit Pool(int threads, const std::vector<int>& pin = {});
   ~Pool();
   Pool(const Pool&) = delete;
