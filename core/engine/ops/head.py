@@ -331,7 +331,8 @@ def is_on_a_border(inputs: dict[str, Array], history: Array) -> bool:
         limits = {name: inputs[name] for name in ("top_p", "min_p", "typical_p")}
         moved = {name: np.where(limit < 1, limit * factor, limit) for name, limit in limits.items()}
         kept.append(np.isfinite(process_logits(**(inputs | moved), history=history)[0]))
-    return not np.array_equal(*kept)
+    low, high = kept
+    return not np.array_equal(low, high)
 
 
 def sample_cases(rng: Generator) -> Iterator[Case]:
