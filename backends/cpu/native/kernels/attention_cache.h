@@ -44,7 +44,7 @@ class AttentionCache {
   int64_t within(int64_t token) const { return token & (layout_.block - 1); }
 
   // The keys of the 16 tokens from `token` on as a tile of 16 lanes: in place, or from rows, or put together from small
-  // blocks up to `end`. In lanes of int8 lie two dimensions each.
+  // blocks up to `end`. In lanes of whole numbers lie two dimensions each.
   template <class T>
   const T* key_tile(const HeadBlocks& of, int32_t token, int32_t end, T* assembled) const {
     using Unit = KeyUnit<T>;
