@@ -34,6 +34,12 @@ void show_scratch([[maybe_unused]] const Pool& pool, [[maybe_unused]] const Team
 #endif
 }
 
+// Scratch as another kernel may have left it: large numbers in every type.
+void poison_scratch(const Kernel& kernel, const Team& team) {
+  if (kernel.scratch_bytes() > 0) std::memset(team.scratch, 0x7f, kernel.scratch_bytes());
+  if (kernel.shared_bytes() > 0 && team.index == 0) std::memset(team.shared, 0x7f, kernel.shared_bytes());
+}
+
 }  // namespace
 
 double KernelArgs::number(const std::string& name) const {
@@ -219,13 +225,14 @@ void Segment::work(Pool& pool, const Team& team) {
   if (i > 0) pool.barrier();
   while (i < nodes_.size()) {
     Kernel& kernel = *nodes_[i].kernel;
+    show_scratch(pool, team, kernel);
     if (poison_) {
       if (team.index == 0) poison_outputs(nodes_[i]);
+      poison_scratch(kernel, team);
       pool.barrier();
     }
     const Clock::time_point start = now();
     const int phases = kernel.phases();
-    show_scratch(pool, team, kernel);
     for (int phase = 0; phase < phases; ++phase) {
       kernel.run(frame_, team, phase);
       if (phase + 1 < phases) pool.barrier();
@@ -246,12 +253,18 @@ size_t Segment::after_serial(size_t first) const {
 void Segment::run_serial(size_t first, const Team& team) {
   const size_t end = after_serial(first);
   for (size_t i = first; i < end; ++i) {
+    Kernel& kernel = *nodes_[i].kernel;
+    TaskCounter counter;
+    const Team alone{0, 1, &counter, team.scratch, team.shared};
+    show_scratch(*pool_, alone, kernel);
+    if (poison_) {
+      poison_outputs(nodes_[i]);
+      poison_scratch(kernel, alone);
+    }
     const Clock::time_point start = now();
-    if (poison_) poison_outputs(nodes_[i]);
-    show_scratch(*pool_, team, *nodes_[i].kernel);
-    for (int phase = 0; phase < nodes_[i].kernel->phases(); ++phase) {
-      TaskCounter counter;
-      nodes_[i].kernel->run(frame_, Team{0, 1, &counter, team.scratch, team.shared}, phase);
+    for (int phase = 0; phase < kernel.phases(); ++phase) {
+      counter.taken.store(0, std::memory_order_relaxed);
+      kernel.run(frame_, alone, phase);
     }
     book(i, start);
   }

@@ -44,8 +44,8 @@ struct Binding {
 
 class Segment {
  public:
-  // `maxima`: the largest dims, in Dims order. `poison`: every output is filled with NaN before its kernel runs
-  // (tests).
+  // `maxima`: the largest dims, in Dims order. `poison`: every output is filled with NaN before its kernel runs, and
+  // what it works in with large numbers (tests).
   Segment(std::shared_ptr<Pool> pool, const std::string& isa, const std::vector<int32_t>& maxima, int64_t max_context,
           bool poison);
 

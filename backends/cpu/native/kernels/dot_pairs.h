@@ -6,25 +6,30 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// acc and both products of each lane's halves, exactly unless the sum leaves 32 bits. By value: of sums whose address it
-// is given g++ 12 keeps every one in memory.
+// acc and both products of each lane's halves, exactly unless the sum leaves 32 bits: it wraps then, as do the sums of rows that
+// only fill a tile. By value: of sums whose address it is given g++ 12 keeps every one in memory.
 ENGINE_INLINE i32_part dot_pairs(i32_part acc, i32_part a, i32_part b) {
 #if defined(__AVX512VNNI__)
   // Not the intrinsic: g++ 12 spills accumulators around it.
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
 #elif defined(__AVXVNNI__)
   asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
-#elif defined(__AVX2__)
-  acc += bit_cast<i32_part>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+  return acc;
+#else
+  u32_part products;
+#if defined(__AVX2__)
+  products = bit_cast<u32_part>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
 #elif defined(__ARM_NEON)
   const auto x = bit_cast<int16x8_t>(a), y = bit_cast<int16x8_t>(b);
-  acc += vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+  products = bit_cast<u32_part>(vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
 #elif defined(__SSE2__)
-  acc += bit_cast<i32_part>(_mm_madd_epi16(bit_cast<__m128i>(a), bit_cast<__m128i>(b)));
+  products = bit_cast<u32_part>(_mm_madd_epi16(bit_cast<__m128i>(a), bit_cast<__m128i>(b)));
 #else
-  acc += ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+  products = bit_cast<u32_part>(((a << 16) >> 16) * ((b << 16) >> 16)) + bit_cast<u32_part>((a >> 16) * (b >> 16));
 #endif
-  return acc;
+  return bit_cast<i32_part>(bit_cast<u32_part>(acc) + products);
+#endif
 }
 template <class H>
 ENGINE_INLINE Pair<H> dot_pairs(Pair<H> acc, Pair<H> a, Pair<H> b) {
