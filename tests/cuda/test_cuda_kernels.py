@@ -35,6 +35,15 @@ def test_provider_agrees_with_the_reference(op, device):
     assert all("packed" in why or "no KV layout for int16" in why for why in checked.refused.values())
 
 
+def test_attention_takes_queries_and_keys_in_pieces(device, monkeypatch):
+    """As on RDNA, where heads are wide."""
+    from engine_cuda.ops import cache
+
+    whole = cache.of_attention
+    monkeypatch.setattr(cache, "of_attention", lambda *shape: [replace(tiles, piece=16) for tiles in whole(*shape)])
+    assert check_op(device, OPS["attention"], np.random.default_rng()).ran
+
+
 @pytest.mark.parametrize(
     ("op", "name"),
     [

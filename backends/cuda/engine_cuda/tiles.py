@@ -84,7 +84,8 @@ def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """A program's tokens, rows for query heads of each, and cached tokens a step; ``chunks`` programs share a group of heads."""
+    """A program's tokens, rows for query heads of each, and cached tokens a step; ``chunks`` programs share a group of heads.
+    ``piece``: columns of a product of queries and keys, 0 for all of them."""
 
     tokens: int
     group_rows: int
@@ -92,10 +93,11 @@ class AttentionTiles:
     bn: int
     warps: int
     stages: int
+    piece: int
 
     def meta(self) -> dict[str, int]:
         return {
-            "BQ": self.tokens, "GROUP_ROWS": self.group_rows, "CHUNKS": self.chunks, "BN": self.bn,
+            "BQ": self.tokens, "GROUP_ROWS": self.group_rows, "CHUNKS": self.chunks, "BN": self.bn, "PIECE": self.piece,
             "num_warps": self.warps, "num_stages": self.stages,
         }  # fmt: skip
 
@@ -111,9 +113,14 @@ def of_attention(group: int, width: int, bytes_: int) -> tuple[AttentionTiles, A
         most = 16
     rows = power_of_two(min(group, most))
     chunks = -(-group // rows)
-    few = AttentionTiles(1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, stages)
+    piece = 64 if width * bytes_ > 512 and _rdna() else 0  # each warp has all queries of a product in its registers
+    few = AttentionTiles(
+        1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, stages, piece
+    )
     # Before Hopper products take their sums from registers, of which four warps have too few for 64 rows of 128 columns.
-    many = AttentionTiles(most // rows, rows, chunks, bn, 8 if architecture().startswith("sm_8") else warps, stages)
+    many = AttentionTiles(
+        most // rows, rows, chunks, bn, 8 if architecture().startswith("sm_8") else warps, stages, piece
+    )
     return few, many
 
 

@@ -43,17 +43,33 @@ def _softcapped(scores, cap):
 
 
 @triton.jit
+def _scores_in_pieces(
+    q_rows, k_rows, there, seen, width,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Queries times keys, PIECE columns of both at a time: no thread holds a whole query."""
+    scores = tl.zeros([ROWS, BN], tl.float32)
+    for first in range(0, width, PIECE):
+        column = first + tl.arange(0, PIECE)
+        inside = column < width
+        queries = tl.load(q_rows[:, None] + column[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
+        keys = _read(k_rows[:, None] + column[None, :], seen[:, None] & inside[None, :], DOT, NATIVE)
+        scores = tl.dot(queries, tl.trans(keys), scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
 def attend(
     q, k, v, k_scale, v_scale, sinks, seq_starts, offsets, table, y, part_y, part_most, part_total,
     sequences, table_width, kv_heads, key_width, value_width, scale, softcap, window, splits,
     DECODE: tl.constexpr, WHOLE: tl.constexpr, LATENT: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
-    CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr,
+    CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of tokens (DECODE: sequences), CHUNKS of the query heads of each KV head, parts. With WHOLE there is one
     part, and y is written; else what the parts sum up to, for ``merge``. LATENT: values are the first value_width columns of
-    keys, which have REST more."""
+    keys, which have REST more. PIECE: columns of a product of queries and keys, or 0 for all of them."""
     head = tl.program_id(1) // CHUNKS
     chunk = tl.program_id(1) % CHUNKS
     split = tl.program_id(2)
@@ -85,8 +101,9 @@ def attend(
     inside = column < value_width
     q_head = head * GROUP + member
     q_row = ((first + query).to(tl.int64) * kv_heads * GROUP + q_head) * key_width
-    queries = tl.load(q + q_row[:, None] + column[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
-    if LATENT:
+    if PIECE == 0:
+        queries = tl.load(q + q_row[:, None] + column[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
+    if LATENT and PIECE == 0:
         more = value_width + tl.arange(0, REST)
         beyond = more < key_width
         others = tl.load(q + q_row[:, None] + more[None, :], mask=there[:, None] & beyond[None, :], other=0).to(DOT)
@@ -104,8 +121,14 @@ def attend(
         slot = (block * BLOCK_SIZE + place % BLOCK_SIZE) * kv_heads + head
         whole = seen[:, None] & inside[None, :]
         keys = _read(k + slot[:, None] * key_width + column[None, :], whole, DOT, NATIVE)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        if LATENT:
+        if PIECE == 0:
+            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        else:
+            scores = _scores_in_pieces(
+                q + q_row, k + slot * key_width, there, seen, key_width,
+                DOT, PRECISION, NATIVE, BQ * GROUP_ROWS, BN, PIECE,
+            )  # fmt: skip
+        if LATENT and PIECE == 0:
             rest = _read(k + slot[:, None] * key_width + more[None, :], seen[:, None] & beyond[None, :], DOT, NATIVE)
             scores = tl.dot(others, tl.trans(rest), scores, input_precision=PRECISION)
         scores = scores * scale
