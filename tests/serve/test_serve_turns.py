@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -69,6 +70,34 @@ def test_the_cache_has_the_answers_of_all_turns(running, stream):
         assert ids != running.engine.tokenizer.encode(text, parse_special=True)
         counted = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": messages}).json()
         assert counted["input_tokens"] == usage.prompt_tokens
+
+
+def test_whoever_leaves_an_answer_goes_on_from_what_came(running):
+    """Stopped in the midst, a conversation goes on from the ids that were generated, and not from others that say the same."""
+    tokenizer = running.engine.tokenizer
+    fields = {**SETTINGS, "max_tokens": 900}  # which the server is far from when 40 have come
+    had, asked = [], []
+    while "".join(had) != "".join(had).strip() or len(tokenizer.encode("".join(had))) == len(had):
+        asked = [{"role": "user", "content": "Tell me " + "".join(np.random.default_rng().choice(list("abc "), 40))}]
+        had = []
+        with running.openai.chat.completions.create(messages=asked, **fields, stream=True, logprobs=True) as chunks:
+            for chunk in chunks:
+                had += [entry.token for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
+                if len(had) >= 40:
+                    break
+    more = [*asked, {"role": "assistant", "content": "".join(had)}, {"role": "user", "content": "more"}]
+
+    def taken():
+        ids = http.post("/tokenize", json={"messages": more}).json()["tokens"]
+        return [tokenizer.decode([token]) for token in ids[before : before + len(had)]]
+
+    with running.http as http:
+        before = len(http.post("/tokenize", json={"messages": asked}).json()["tokens"])
+        deadline = time.monotonic() + 10  # until the server has seen that nobody listens
+        while taken() != had:
+            assert time.monotonic() < deadline
+    usage = running.openai.chat.completions.create(messages=more, **SETTINGS).usage
+    assert cached(usage) >= (before + len(had) - 1) // 16 * 16
 
 
 def test_another_protocol_goes_on_from_the_same_ids(running):

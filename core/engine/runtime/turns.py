@@ -19,6 +19,7 @@ _TOKENS = 1 << 20  # remembered in all
 _ALIKE = 16  # answers to one prompt that are remembered
 _ENDS, _END = 64, 6  # how many ends of prompts are known, and their characters: what a template writes before an answer
 _LATE = 16  # tokens at an answer's end that its text may be without: a stop string, the end of a turn, half a character
+_PART = 16  # tokens, a block of the cache, from which on a part of an answer is worth other ids than tokenizing gives
 _DIGEST = 16  # bytes
 
 
@@ -66,14 +67,14 @@ class Turns:
                 self._ends.popitem(last=False)
 
     def encode(self, prompt: str, scope: bytes = b"") -> tuple[int, ...]:
-        """The ids of a rendered prompt, in which answers that are remembered stand where they stood. They say what
-        tokenizing the whole prompt says, which is done where none is found."""
+        """The ids of a rendered prompt, in which answers that are remembered, or what is left of one that was cut, stand where
+        they stood. They say what tokenizing the whole prompt says, which is done where none is found."""
         joined: list[int] = []
         at = 0
-        for place, answer in self._found(prompt, scope):
+        for place, length, ids in self._found(prompt, scope):
             joined += self._plain(prompt[at:place])
-            joined += answer.ids
-            at = place + answer.length
+            joined += ids
+            at = place + length
         if at:
             joined += self._plain(prompt[at:])
             if self._text(joined) == prompt:
@@ -82,9 +83,9 @@ class Turns:
         # a tokenizer may add spaces of its own to a prompt, which is no reason to have other ids
         return tuple(joined if at and self._text(joined) == self._text(plain) else plain)
 
-    def _found(self, prompt: str, scope: bytes) -> list[tuple[int, _Answer]]:
-        """Answers in the prompt and where they begin, one after the other; the longest of those to one prompt."""
-        found: list[tuple[int, _Answer]] = []
+    def _found(self, prompt: str, scope: bytes) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Answers in the prompt, one after the other: where they begin, their characters and their ids."""
+        found: list[tuple[int, int, tuple[int, ...]]] = []
         digest = blake2b(key=scope, digest_size=_DIGEST)
         hashed = free = 0
         for place in self._places(prompt):
@@ -94,16 +95,37 @@ class Turns:
                 continue
             key = digest.digest()
             with self._lock:
-                known = sorted(self._answers.get(key, ()), key=lambda one: -one.length)
-            for one in known:
-                if _digest(prompt[place : place + one.length]) == one.digest:
-                    found.append((place, one))
-                    free = place + one.length
-                    with self._lock:
-                        if key in self._answers:
-                            self._answers.move_to_end(key)
-                    break
+                known = list(self._answers.get(key, ()))
+            length, ids = self._longest(known, prompt, place)
+            if not ids:
+                continue
+            found.append((place, length, ids))
+            free = place + length
+            with self._lock:
+                if key in self._answers:
+                    self._answers.move_to_end(key)
         return found
+
+    def _longest(self, known: Sequence[_Answer], prompt: str, place: int) -> tuple[int, tuple[int, ...]]:
+        """The longest answer that the prompt has there, or else the longest part of one: characters and ids."""
+        for one in sorted(known, key=lambda one: -one.length):
+            if _digest(prompt[place : place + one.length]) == one.digest:
+                return one.length, one.ids
+        parts = (self._part(one, prompt[place : place + one.length]) for one in known)
+        return max(parts, key=lambda part: part[0], default=(0, ()))
+
+    def _part(self, one: _Answer, text: str) -> tuple[int, tuple[int, ...]]:
+        """The ids with which the text, and the answer, begins, if they are worth it: whoever asked left before the answer's end,
+        or has changed it."""
+        data, at, end, count = _encoded(text), 0, 0, 0
+        for number, token in enumerate(one.ids, 1):
+            said = self._tokenizer.token_bytes(token, skip_special=False)
+            if data[at : at + len(said)] != said:
+                break
+            at += len(said)
+            if at == len(data) or data[at] >> 6 != 0b10:  # a whole character
+                end, count = at, number
+        return (len(data[:end].decode("utf-8", "surrogatepass")), one.ids[:count]) if count >= _PART else (0, ())
 
     def _places(self, prompt: str) -> Iterator[int]:
         """Where a prompt ends as one that was answered has ended."""

@@ -24,3 +24,8 @@ def lane(slow: bool = False) -> Executor | None:
 async def beside(work: Callable[[], T]) -> T:
     """What ``work`` gives, done beside the event loop."""
     return await asyncio.get_running_loop().run_in_executor(lane(), work)
+
+
+def later(work: Callable[[], object]) -> None:
+    """Has ``work`` done beside the event loop; nobody waits for it."""
+    asyncio.get_running_loop().run_in_executor(lane(), work)

@@ -22,7 +22,7 @@ from engine.sampling import SamplingParams
 from .admission import Admission, Place
 from .errors import ApiError, api_error
 from .keys import ANYONE
-from .lanes import beside, lane
+from .lanes import beside, lane, later
 from .log import log
 from .metrics import Metrics
 from .tracing import current
@@ -287,6 +287,7 @@ class Generation:
         first = self._prepared[0].request
         if trace := current.get():
             trace.begun(self._model.name, first.params, first.stream, self._place)
+        unfinished: dict[int, RequestOutput] = {}
         async with aclosing(source), aclosing(self._timed(source)) as outputs:
             try:
                 async for index, output in outputs:
@@ -295,8 +296,9 @@ class Generation:
                         trace.take(index, output)
                     for completion in output.outputs:
                         _check(completion)
+                    unfinished[index] = output
                     if output.finished and self._remember is not None:
-                        await beside(partial(self._remember, output))
+                        await beside(partial(self._remember, unfinished.pop(index)))
                     yield index, output
             except Exception as error:
                 if trace:
@@ -305,6 +307,9 @@ class Generation:
             finally:
                 observed.close()
                 self.close()  # before the last event is sent: who has it may ask again at once
+                if self._remember is not None:
+                    for output in unfinished.values():
+                        later(partial(self._remember, output))
 
     async def last(self) -> list[RequestOutput]:
         """The last output of each prompt."""
