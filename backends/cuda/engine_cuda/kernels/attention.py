@@ -103,10 +103,10 @@ def attend(
     q_row = ((first + query).to(tl.int64) * kv_heads * GROUP + q_head) * key_width
     if PIECE == 0:
         queries = tl.load(q + q_row[:, None] + column[None, :], mask=there[:, None] & inside[None, :], other=0).to(DOT)
-    if LATENT and PIECE == 0:
-        more = value_width + tl.arange(0, REST)
-        beyond = more < key_width
-        others = tl.load(q + q_row[:, None] + more[None, :], mask=there[:, None] & beyond[None, :], other=0).to(DOT)
+        if LATENT:
+            more = value_width + tl.arange(0, REST)
+            beyond = more < key_width
+            others = tl.load(q + q_row[:, None] + more[None, :], mask=there[:, None] & beyond[None, :], other=0).to(DOT)
 
     most = tl.full([BQ * GROUP_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BQ * GROUP_ROWS], tl.float32)
@@ -123,14 +123,16 @@ def attend(
         keys = _read(k + slot[:, None] * key_width + column[None, :], whole, DOT, NATIVE)
         if PIECE == 0:
             scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+            if LATENT:
+                rest = _read(
+                    k + slot[:, None] * key_width + more[None, :], seen[:, None] & beyond[None, :], DOT, NATIVE
+                )
+                scores = tl.dot(others, tl.trans(rest), scores, input_precision=PRECISION)
         else:
             scores = _scores_in_pieces(
                 q + q_row, k + slot * key_width, there, seen, key_width,
                 DOT, PRECISION, NATIVE, BQ * GROUP_ROWS, BN, PIECE,
             )  # fmt: skip
-        if LATENT and PIECE == 0:
-            rest = _read(k + slot[:, None] * key_width + more[None, :], seen[:, None] & beyond[None, :], DOT, NATIVE)
-            scores = tl.dot(others, tl.trans(rest), scores, input_precision=PRECISION)
         scores = scores * scale
         if SCALED:
             key_scales = tl.load(k_scale + slot, mask=seen, other=0)
