@@ -35,17 +35,14 @@ struct alignas(64) TaskCounter {
   std::atomic<int64_t> taken{0};
 };
 
-// One thread's place in the team. `counters` hand out tasks of the running phase, by take() or by share_tasks (work_split.h);
-// a kernel may use them only where the result does not depend on who takes which task.
+// One thread's place in the team. `counters` hand out the tasks of the running phase, by Tasks (work_split.h), which a kernel may
+// use only where the result does not depend on who takes which task.
 struct Team {
   int index;
   int size;
   TaskCounter* counters;  // [size]
   uint8_t* scratch;  // of this thread, as many bytes as any kernel of its pool asks for, from one kernel to the next undefined
   uint8_t* shared;   // of all threads, likewise
-
-  // First come, first served.
-  int64_t take() const { return counters[0].taken.fetch_add(1, std::memory_order_relaxed); }
 };
 
 // A bound op. `run` is called once a phase by every thread of the team, with a barrier between phases; or, in a step where

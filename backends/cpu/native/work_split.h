@@ -17,17 +17,35 @@ inline Range share(int64_t count, const Team& team, int64_t grain = 1) {
   return {begin < count ? begin : count, end < count ? end : count};
 }
 
-// Calls visit(task) for those of `count` tasks that fall to this thread: its own contiguous share, in order, since what is done
-// beside each other is best done by one core, and then what others have left of theirs.
+// The tasks of a phase that fall to this thread, of `count`: its own contiguous share, in order, since what is done beside each
+// other is best done by one core, and then what others have left of theirs. Once a phase.
+class Tasks {
+ public:
+  Tasks(int64_t count, const Team& team) : count_(count), team_(team), owner_(team) {}
+
+  // The next one, or -1 where none is left.
+  int64_t next() {
+    for (; asked_ < team_.size; ++asked_) {
+      owner_.index = (team_.index + asked_) % team_.size;
+      const Range tasks = share(count_, owner_);
+      const int64_t task = tasks.begin + team_.counters[owner_.index].taken.fetch_add(1, std::memory_order_relaxed);
+      if (task < tasks.end) return task;
+    }
+    return -1;
+  }
+
+ private:
+  int64_t count_;
+  const Team& team_;
+  Team owner_;     // whose share is asked
+  int asked_ = 0;  // how many shares have nothing left
+};
+
+// Calls visit(task) for those of `count` tasks that fall to this thread.
 template <class Visit>
 void share_tasks(int64_t count, const Team& team, Visit visit) {
-  for (int i = 0; i < team.size; ++i) {
-    Team owner = team;
-    owner.index = (team.index + i) % team.size;
-    const Range tasks = share(count, owner);
-    const auto take = [&] { return tasks.begin + team.counters[owner.index].taken.fetch_add(1, std::memory_order_relaxed); };
-    for (int64_t task = take(); task < tasks.end; task = take()) visit(task);
-  }
+  Tasks tasks(count, team);
+  for (int64_t task = tasks.next(); task >= 0; task = tasks.next()) visit(task);
 }
 
 // So few elements are done by one thread in less time than a team takes to share them out and meet again.

@@ -112,7 +112,7 @@ class Attention final : public Kernel {
   template <class T>
   void run_tile(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk, bool widened,
                 const Workspace& work, const Queries& queries, float* partials, const Following& next, T* type) const;
-  Following following(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t threads) const;
+  Following following(const Frame& frame, const AttentionPlan& plan, const TileTask& task) const;
   void add_chunk(const Frame& frame, const AttentionPlan& plan, const TileTask& tile, int64_t chunk, float* source,
                  float* state) const;
   template <class T>
@@ -226,20 +226,23 @@ int64_t Attention::head_stride(const TileTask& block) const { return padded_rows
 template <class T>
 void Attention::run_tasks(const Frame& frame, const Team& team, const AttentionPlan& plan, T* type) {
   const Workspace work(team.scratch, layout_, width_);
-  int64_t mine = team.take();
-  plan.walk([&](const TileTask& block, int64_t first, int64_t tasks, int32_t slot) {
-    for (; mine < first + tasks; mine = team.take()) {
-      if (slot >= 0) {
-        const TileTask piece = plan.piece(block, mine - first);
-        float* const row = stored(team, slot, piece.first_chunk - block.first_chunk);
-        run_piece(frame, plan, piece, work, row + (piece.head - block.head) * head_stride(block), type);
-      } else if (block.heads > 1) {
-        run_heads_block(frame, plan, block, work, type);
-      } else {
-        run_block(frame, plan, block, work, following(frame, plan, block, team.size), type);
+  Tasks mine(plan.tasks(), team);
+  int64_t task = mine.next();
+  while (task >= 0) {  // once more from the first block on where another has left some
+    plan.walk([&](const TileTask& block, int64_t first, int64_t tasks, int32_t slot) {
+      for (; task >= first && task < first + tasks; task = mine.next()) {
+        if (slot >= 0) {
+          const TileTask piece = plan.piece(block, task - first);
+          float* const row = stored(team, slot, piece.first_chunk - block.first_chunk);
+          run_piece(frame, plan, piece, work, row + (piece.head - block.head) * head_stride(block), type);
+        } else if (block.heads > 1) {
+          run_heads_block(frame, plan, block, work, type);
+        } else {
+          run_block(frame, plan, block, work, following(frame, plan, block), type);
+        }
       }
-    }
-  });
+    });
+  }
 }
 
 // The partials of one chunk.
@@ -256,10 +259,9 @@ void Attention::run_piece(const Frame& frame, const AttentionPlan& plan, const T
   run_tile(frame, plan, piece, piece.first_chunk, widened, work, queries(work, 0), partials, {}, type);
 }
 
-// Of decodes, what this thread or another will come to soon: threads take one task after the other, a KV head each.
-Following Attention::following(const Frame& frame, const AttentionPlan& plan, const TileTask& task,
-                               int32_t threads) const {
-  const int64_t index = task.sequence * layout_.heads + task.head + threads, sequence = index / layout_.heads;
+// Of decodes, what this thread will come to next: it takes one KV head after the other.
+Following Attention::following(const Frame& frame, const AttentionPlan& plan, const TileTask& task) const {
+  const int64_t index = task.sequence * layout_.heads + task.head + 1, sequence = index / layout_.heads;
   if (task.rows > group_ || sequence >= frame.dims.S) return {};
   const int32_t start = input<int32_t>(frame, starts_)[sequence];
   const int64_t chunk = plan.first_token(start) / kChunk;

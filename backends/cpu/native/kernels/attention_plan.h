@@ -41,6 +41,13 @@ class AttentionPlan {
     most_chunks_ = threads == 1 ? INT64_MAX : total * kv_heads / (2 * threads) + 1;
   }
 
+  // How many tasks a walk has.
+  int64_t tasks() const {
+    int64_t all = 0;
+    walk([&](const TileTask&, int64_t, int64_t tasks, int32_t) { all += tasks; });
+    return all;
+  }
+
   // Calls visit(block, first task, tasks, slot) for each block in order: one task, or the pieces of a block that is cut, and
   // then a slot >= 0 for their partial results. Of a sequence the last rows, which see most, come first.
   template <class Visit>

@@ -12,8 +12,9 @@ class ProcessLogits final : public Kernel {
   explicit ProcessLogits(const KernelArgs& args) : rows_(args), out_(args.outputs.at(0)) {}
 
   void run(const Frame& frame, const Team& team, int) override {
-    for (int64_t row = team.take(); row < frame.dims.R; row = team.take())
+    share_tasks(frame.dims.R, team, [&](int64_t row) {
       rows_.process(frame, row, team.index, output<float>(frame, out_) + row * rows_.width());
+    });
   }
 
  private:

@@ -18,10 +18,11 @@ class Sample final : public Kernel {
     const auto row_of = [&](int64_t row) { return input<float>(frame, processed_) + row * width_; };
     const int64_t rows = frame.dims.R, pieces = draw_.pieces();
     if (phase == 0) {
-      for (int64_t task = team.take(); task < rows * pieces; task = team.take())
+      share_tasks(rows * pieces, team, [&](int64_t task) {
         draw_.search(frame, task / pieces, task % pieces, row_of(task / pieces));
+      });
     } else {
-      for (int64_t row = team.take(); row < rows; row = team.take()) draw_.decide(frame, row, team.index, row_of(row));
+      share_tasks(rows, team, [&](int64_t row) { draw_.decide(frame, row, team.index, row_of(row)); });
     }
   }
 
@@ -58,32 +59,32 @@ class ProcessAndSample final : public Kernel {
 
   void take_best(const Frame& frame, const Team& team) const {
     const int64_t rows = frame.dims.R;
-    for (int64_t row = team.take(); row < rows; row = team.take()) {
+    share_tasks(rows, team, [&](int64_t row) {
       BestLogit best;
       for (int64_t i = 0; i < team.size; ++i) best.take(input<BestLogit>(frame, best_)[i * rows + row]);
       draw_.take(frame, row, best);
-    }
+    });
   }
 
   void draw_whole_rows(const Frame& frame, const Team& team) const {
     float* const values = memory(team.index);
-    for (int64_t row = team.take(); row < frame.dims.R; row = team.take()) {
+    share_tasks(frame.dims.R, team, [&](int64_t row) {
       rows_.process(frame, row, team.index, values);
       for (int64_t piece = 0; piece < draw_.pieces(); ++piece) draw_.search(frame, row, piece, values);
       draw_.decide(frame, row, team.index, values);
-    }
+    });
   }
 
   void draw_together(const Frame& frame, const Team& team, int phase) const {
-    const int64_t rows = frame.dims.R, pieces = draw_.pieces(), tasks = phase == 1 ? rows * pieces : rows;
-    for (int64_t task = team.take(); task < tasks; task = team.take()) {
+    const int64_t rows = frame.dims.R, pieces = draw_.pieces();
+    share_tasks(phase == 1 ? rows * pieces : rows, team, [&](int64_t task) {
       if (phase == 0)
         rows_.process(frame, task, team.index, memory(task));
       else if (phase == 1)
         draw_.search(frame, task / pieces, task % pieces, memory(task / pieces));
       else
         draw_.decide(frame, task, team.index, memory(task));
-    }
+    });
   }
 
   LogitRows rows_;

@@ -155,14 +155,18 @@ class MoeLinear final : public Kernel {
     int32_t* const y_rows = starts + experts_ + 1;              // pairs sorted by expert
     int32_t* const x_rows = y_rows + pairs;
     sort_pairs(input<int32_t>(frame, ids_), pairs, starts, y_rows, x_rows);
-    Tasks tasks{team, team.take()};
-    for (int64_t e = 0; e < experts_; ++e) {
-      const int64_t rows = starts[e + 1] - starts[e];
-      for (int i = 0; i < count_ && rows > 0; ++i) {
-        Product product = product_of(frame, i, e);
-        product.x_rows = x_rows + starts[e];
-        product.y_rows = y_rows + starts[e];
-        multiply(product, rows, tasks, scratch);
+    Tasks mine(all_tasks(starts), team);
+    for (int64_t task = mine.next(); task >= 0;) {  // once more from the first expert on where another has left some
+      int64_t first = 0;
+      for (int64_t e = 0; e < experts_; ++e) {
+        const int64_t rows = starts[e + 1] - starts[e];
+        for (int i = 0; i < count_; first += tasks(i, rows), ++i) {
+          if (task < first || task >= first + tasks(i, rows)) continue;
+          Product product = product_of(frame, i, e);
+          product.x_rows = x_rows + starts[e];
+          product.y_rows = y_rows + starts[e];
+          multiply(product, rows, blocks(i, rows), first, task, mine, scratch);
+        }
       }
     }
   }
@@ -170,27 +174,31 @@ class MoeLinear final : public Kernel {
  private:
   static constexpr int kMost = 4;
 
-  // The tasks of a phase, numbered as they are met; `mine` is the next that this thread has taken.
-  struct Tasks {
-    const Team& team;
-    int64_t mine;
-    int64_t first = 0;
-  };
+  // Output i of so many rows: blocks, and tasks, each of a strip and a block.
+  int64_t blocks(int i, int64_t rows) const {
+    const int64_t most = block_rows(ops_[i]->activation, weights_[i]->depth);
+    return (rows + most - 1) / most;
+  }
+  int64_t tasks(int i, int64_t rows) const { return blocks(i, rows) * strips_of(weights_[i]->columns); }
 
-  static void multiply(Product& product, int64_t rows, Tasks& tasks, const Scratch& scratch) {
+  int64_t all_tasks(const int32_t* starts) const {
+    int64_t all = 0;
+    for (int64_t e = 0; e < experts_; ++e)
+      for (int i = 0; i < count_; ++i) all += tasks(i, starts[e + 1] - starts[e]);
+    return all;
+  }
+
+  // From `task` on, which becomes the next one, those of a product's tasks that are this thread's; its first is `first`.
+  static void multiply(const Product& product, int64_t rows, int64_t blocks, int64_t first, int64_t& task, Tasks& mine,
+                       const Scratch& scratch) {
     const int64_t strips = strips_of(product.columns);
-    const int64_t most = block_rows(product.ops->activation, product.depth);
-    const int64_t blocks = (rows + most - 1) / most;
-    for (int64_t block = 0; block < blocks; ++block, tasks.first += strips) {
-      if (tasks.mine >= tasks.first + strips) continue;
+    for (int64_t block = 0; block < blocks; ++block, first += strips) {
+      if (task < first || task >= first + strips) continue;
       const int64_t row0 = rows * block / blocks;
       const int64_t count = rows * (block + 1) / blocks - row0;
       product.ops->prepare(product, row0, count, scratch);
-      for (; tasks.mine < tasks.first + strips; tasks.mine = tasks.team.take()) {
-        const int64_t strip = tasks.mine - tasks.first;
-        product.after = product.matrix + (strip + tasks.team.size) * product.ops->strip_bytes(product.depth);
-        product.ops->multiply(product, row0, count, strip, strip + 1, scratch);
-      }
+      for (; task >= first && task < first + strips; task = mine.next())
+        product.ops->multiply(product, row0, count, task - first, task - first + 1, scratch);
     }
   }
 
