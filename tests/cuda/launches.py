@@ -25,6 +25,7 @@ from engine.backend.v1 import BoundCall, Call, Dims, Frame, Packed, Value
 from engine_cuda import providers, tiles
 from engine_cuda.arrays import DTYPES
 from engine_cuda.cuts import Cuts
+from engine_cuda.kernels.common import OPTIONS
 from engine_cuda.ops import cache, dense, head, rows, step
 from engine_cuda.repack import REPACKED
 from engine_cuda.weights import WHOLE_ROW, Coded, Dense
@@ -123,7 +124,7 @@ class Recorder:
     def __call__(self, kernel, grid, *args, **meta):
         assert all(size >= 0 for size in grid)
         names = list(inspect.signature(kernel.fn).parameters)
-        options = {k: meta.pop(k) for k in ("num_warps", "num_stages") if k in meta}
+        options = OPTIONS | {k: meta.pop(k) for k in ("num_warps", "num_stages") if k in meta}
         launch = Launch(kernel, {**dict(zip(names, args, strict=False)), **meta}, options)
         assert set(launch.arguments) == set(names), f"{kernel.fn.__name__}: {set(names) ^ set(launch.arguments)}"
         _, signature, constants = launch.source()

@@ -146,3 +146,16 @@ def _long_case(rng, cached, window, make):
     return make(
         f"{cached} cached, window {window}", dims, inputs, states=states, attrs={**attrs, "window": window}, kv=kv
     )
+
+
+def test_no_kernel_leaves_its_rounding_to_tritons_default(device):
+    """That of fused multiply-adds changes after Triton 3.9, and sums with it."""
+    from engine_cuda.kernels.common import INTERPRETED
+    from engine_cuda.recording import Arena, recorded
+
+    assert INTERPRETED
+    with recorded(Arena(device.copy_in(np.zeros(1, np.float32)).device)) as recording:
+        for op in ("linear", "rms_norm", "attention"):
+            check_op(device, OPS[op], np.random.default_rng())
+    assert len({launch.name for launch in recording.launches}) >= 3
+    assert all(launch.meta["enable_fp_fusion"] for launch in recording.launches)

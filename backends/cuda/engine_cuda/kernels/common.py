@@ -13,12 +13,14 @@ from ..recording import Launch, submit
 INTERPRETED = bool(knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter: fixed by TRITON_INTERPRET when this module is loaded."""
 _INTERPRETED = tl.constexpr(INTERPRETED)
+OPTIONS = {"enable_fp_fusion": True}
+"""What every kernel is compiled with. Triton changes its own choice after 3.9, and with it the last bits of sums."""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """The kernel on a grid, or nothing where that is empty."""
     if all(grid):
-        submit(Launch(kernel[grid], kernel.fn.__name__, grid, args, meta))
+        submit(Launch(kernel[grid], kernel.fn.__name__, grid, args, meta | OPTIONS))
 
 
 def power_of_two(count: int, least: int = 1) -> int:
