@@ -3,14 +3,16 @@
 usage: gpu.py [--backend cuda|rocm] [--sizes full|tiny] [--skip SECTION,...] [--store NAME]
 
 Sections: ops (the conformance kit's random cases of every op), attention (decode beside float64 and the copy bandwidth),
-matmul (4096^3 in each precision beside torch's own), weights (products of few rows with 4 bits beside the copy bandwidth),
-swap (blocks of a cache to the host's pinned pages and back, bit for bit), hip (the HIP sources through the run-time compiler,
-beside Triton's answers), model (a random llama of 8 billion parameters in bf16: decode rates beside what reading weights and
-cache at the copy bandwidth would take, the same with decode steps that are launched as they come, beside those that are
-recorded, the time to a first token, and transformers' continuous batching beside it where that is installed). Figures are
-medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it is met. A section that
-fails says so, and the exit status is 1. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that
-it runs and nothing else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
+tune (the products of the sections that follow in all ways of cutting them, the fastest of which they then take, and what that
+gave; ``table`` is what a later start reads), matmul (4096^3 in each precision beside torch's own and, of a card whose data sheet
+is known here, its dense rate), weights (products of few rows with 4 bits beside the copy bandwidth), swap (blocks of a cache to
+the host's pinned pages and back, bit for bit), hip (the HIP sources through the run-time compiler, beside Triton's answers),
+model (a random llama of 8 billion parameters in bf16: decode rates beside what reading weights and cache at the copy bandwidth
+would take, the same with decode steps that are launched as they come, beside those that are recorded, the time to a first
+token, and transformers' continuous batching beside it where that is installed; its own products are tuned first unless tune is
+left out). Figures are medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it
+is met. A section that fails says so, and the exit status is 1. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the
+CPU, which shows that it runs and nothing else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +41,8 @@ from result import write
 
 from engine import SamplingParams
 from engine.backend.registry import open_device
-from engine.backend.v1 import block_access_of
+from engine.backend.v1 import Tuning, block_access_of, tuning_of
+from engine.cli.tune import step
 from engine.ops import OPS
 from engine.testing.checks import check_op
 
@@ -72,15 +78,32 @@ TINY = Sizes(
 )  # fmt: skip
 
 
-class Run:
-    """All sections on one device."""
+DENSE_TOPS = {
+    "H100 80GB HBM3": {"bf16": 989, "int8": 1979, "fp8": 1979}, "H200": {"bf16": 989, "int8": 1979, "fp8": 1979},
+    "A100": {"bf16": 312, "int8": 624}, "MI300X": {"bf16": 1307, "int8": 2615, "fp8": 2615},
+}  # fmt: skip
+"""By a part of the card's name, 10^12 operations a second without sparsity, as its maker's data sheet has them."""
+PRODUCTS = {
+    "bf16": ("BF16", {}, "bf16"),
+    "w8a8": ("Q8_0", {"quantized_activation": "required"}, "int8"),
+    "fp8 weights": ("FP8", {}, "bf16"),
+    "fp8": ("FP8", {"quantized_activation": "fp8"}, "fp8"),
+    "q4_k weights": ("Q4_K", {}, "bf16"),
+}  # fmt: skip
+"""Of matmul: the weight's format, the op's attributes, and the precision in which it is multiplied."""
 
-    def __init__(self, backend: str, sizes: Sizes) -> None:
+
+class Run:
+    """All sections on one device. ``tuned``: whether the model's products are cut as is the fastest, too."""
+
+    def __init__(self, backend: str, sizes: Sizes, tuned: bool) -> None:
         device = open_device(backend, {})
         where = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-        self.backend, self.sizes = backend, sizes
+        self.backend, self.sizes, self.tuned = backend, sizes, tuned
         self.bench = Bench(device, where, sizes.rounds)
         self.bandwidth = self.bench.copy_bandwidth(sizes.copy)
+        name = device.describe().name
+        self.dense = next((rates for part, rates in DENSE_TOPS.items() if part in name), {})
 
     def ops(self) -> Figures:
         """Every op's random cases; what is wrong with those that fail."""
@@ -133,29 +156,48 @@ class Run:
         attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": width, "scale": width**-0.5, "block_size": BLOCK}
         return inputs, states, attrs
 
+    def tune(self) -> Figures:
+        with self._tuning(self.bench.device) as tuning:
+            for name in () if self.sizes.tiny else PRODUCTS:  # the interpreter would take an hour
+                self._product(name, self.bench.randn(self.sizes.matmul, self.sizes.matmul))[0]()
+            for _, _, once in self._few_rows():
+                once()
+        return gains(tuning) | {"table": json.loads(Path(tuning.path).read_text())}
+
+    @staticmethod
+    def _tuning(device: Any) -> AbstractContextManager[Tuning]:
+        tuning = tuning_of(device)
+        assert tuning is not None
+        return tuning()
+
     def matmul(self) -> Figures:
         """2 n^3 a second, and the same of torch's own product in that precision."""
         size, bench = self.sizes.matmul, self.bench
         x = bench.randn(size, size)
-        found: Figures = {}
-        for name, format_, attrs in (
-            ("bf16", "BF16", {}),
-            ("w8a8", "Q8_0", {"quantized_activation": "required"}),
-            ("fp8 weights", "FP8", {}),
-            ("fp8", "FP8", {"quantized_activation": "fp8"}),
-            ("q4_k weights", "Q4_K", {}),
-        ):
-            weight = bench.matrix(format_, size, size)
-            if attrs:
-                weight = one_scale(weight, 2 if format_ == "Q8_0" else 4)
-            once = bench.call("linear", {"x": x}, weights={"weight": weight}, **attrs)
+        rate = lambda once: 2e-12 * size**3 / bench.seconds(once)  # noqa: E731
+        found: Figures = {name: {"tops": rate(once)} for name, once in self._torch_products(x).items()}
+        for name, (_, _, precision) in PRODUCTS.items():
+            once, weight = self._product(name, x)
             want = x.double() @ torch.from_numpy(weight.dense()).to(bench.where).double().T
             error = distance(once(), want)
             assert error < (6e-2 if name == "fp8" else 3e-2), f"{name}: off by {error:.3g} of the greatest value"
-            found[name] = {"error": error, "tops": 2e-12 * size**3 / bench.seconds(once)}
-        for name, once in self._torch_products(x).items():
-            found[name] = {"tops": 2e-12 * size**3 / bench.seconds(once)}
+            tops = rate(once)
+            found[name] = {"error": error, "tops": tops} | self._of_dense(tops, precision)
+            if f"torch {precision}" in found:
+                found[name]["of_torch"] = tops / found[f"torch {precision}"]["tops"]
         return found
+
+    def _of_dense(self, tops: float, precision: str) -> Figures:
+        """As a part of what the card's data sheet has, where that is known."""
+        return {"of_dense": tops / self.dense[precision]} if precision in self.dense else {}
+
+    def _product(self, name: str, x: torch.Tensor) -> tuple[Callable[[], torch.Tensor], Any]:
+        """A square product that is called by this name, and its weight."""
+        format_, attrs, _ = PRODUCTS[name]
+        weight = self.bench.matrix(format_, x.shape[1], x.shape[1])
+        if attrs:
+            weight = one_scale(weight, 2 if format_ == "Q8_0" else 4)
+        return self.bench.call("linear", {"x": x}, weights={"weight": weight}, **attrs), weight
 
     def _torch_products(self, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
         wide, codes = x.to(torch.bfloat16), torch.randint(-127, 128, x.shape, dtype=torch.int8, device=x.device)
@@ -168,14 +210,20 @@ class Run:
 
     def weights(self) -> Figures:
         """Bytes of the packed matrix a second."""
-        outputs, depth, found = self.sizes.outputs, self.sizes.matmul, {}
-        for format_ in ("Q4_0", "Q4_K", "NF4"):
-            weight = self.bench.matrix(format_, outputs, depth)
-            for rows in self.sizes.rows:
-                once = self.bench.call("linear", {"x": self.bench.randn(rows, depth)}, weights={"weight": weight})
-                rate = weight.rows().nbytes / self.bench.seconds(once)
-                found[f"{format_}, {rows} rows"] = {"gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
+        found = {}
+        for name, nbytes, once in self._few_rows():
+            rate = nbytes / self.bench.seconds(once)
+            found[name] = {"gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
         return found
+
+    def _few_rows(self) -> Iterator[tuple[str, int, Callable[[], torch.Tensor]]]:
+        """Products with 4 bits: what each is called, and bytes of its weight."""
+        for format_ in ("Q4_0", "Q4_K", "NF4"):
+            weight = self.bench.matrix(format_, self.sizes.outputs, self.sizes.matmul)
+            for rows in self.sizes.rows:
+                x = self.bench.randn(rows, self.sizes.matmul)
+                once = self.bench.call("linear", {"x": x}, weights={"weight": weight})
+                yield f"{format_}, {rows} rows", weight.rows().nbytes, once
 
     def swap(self) -> Figures:
         device, (_, kv_heads, width) = self.bench.device, self.sizes.heads
@@ -242,6 +290,7 @@ class Run:
                 "kv_cache_tokens": max(case.tokens(BLOCK) for case in cases) + BLOCK,
                 "max_model_len": max(case.context for case in cases) + BLOCK,
             }
+            tuned = self._tune_model(lambda: LLM(model, backend=self.backend, **settings), cases)
             with LLM(model, backend=self.backend, **settings) as llm:
                 rates, repetitions = Rates(llm), 1 if self.sizes.tiny else 3
                 results = [rates.measure(case, repetitions, rates.refusal(case)) for case in cases]
@@ -249,11 +298,16 @@ class Run:
                 memory = llm.loaded.memory
                 token = sum(group.bytes_a_token for group in memory.groups)
                 weights = memory.weights - embedding_bytes(model)
+                numbers = weights / 2
             peers = self._transformers(model, [case for case in cases if case.decode])
         for case, result in zip(cases, results, strict=True):
             assert result.skipped is None, result.skipped
             if case.prompt:
-                found[f"prompt of {case.prompt}"] = {"first_token_s": case.prompt / float(np.median(result.prefill))}
+                seconds = case.prompt / float(np.median(result.prefill))
+                tops = 2e-12 * numbers * case.prompt / seconds
+                found[f"prompt of {case.prompt}"] = {"first_token_s": seconds, "tops": tops} | self._of_dense(
+                    tops, "bf16"
+                )
                 continue
             rate = float(np.median(result.decode))
             floor = (weights + case.batch * (case.depth + case.decode / 2) * token) / self.bandwidth
@@ -262,7 +316,16 @@ class Run:
                 found[f"transformers, {case.batch} x {case.depth}"] = {"tok_s": peers[case]["tok_s"]}
                 found[f"by transformers, {case.batch} x {case.depth}"] = {"ratio": rate / peers[case]["tok_s"]}
                 found[f"transformers' setting, {case.batch} x {case.depth}"] = peers[case]["setting"]
-        return found
+        return found | tuned
+
+    def _tune_model(self, load: Callable[[], Any], cases: list[Any]) -> Figures:
+        """Its products, of as many rows as the cases' steps have."""
+        if not self.tuned:
+            return {}
+        with load() as llm, self._tuning(llm.loaded.device) as tuning:
+            for tokens in sorted({case.prompt or case.batch for case in cases}):
+                step(llm, tokens)
+        return {"tuned": gains(tuning)}
 
     def _transformers(self, model: Path, cases: list[Any]) -> dict[Any, Figures]:
         """Its rates; nothing where it is not installed or fails, which takes nothing from the engine's own."""
@@ -323,30 +386,40 @@ def one_scale(weight: Any, nbytes: int) -> Any:
     return type(weight)("weight", (weight.format, rows.reshape(len(rows), -1), weight.shape))
 
 
+def gains(tuning: Tuning) -> Figures:
+    """Of each kernel that was measured how it is cut, and the rate beside that of the usual cut, where there is one."""
+    return {found.what: {"ratio": found.usual_s / found.best_s} for found in tuning.found if isfinite(found.usual_s)}
+
+
 SECTIONS = {
-    "ops": Run.ops, "attention": Run.attention, "matmul": Run.matmul, "weights": Run.weights, "swap": Run.swap,
-    "hip": Run.hip, "model": Run.whole_model,
+    "ops": Run.ops, "attention": Run.attention, "tune": Run.tune, "matmul": Run.matmul, "weights": Run.weights,
+    "swap": Run.swap, "hip": Run.hip, "model": Run.whole_model,
 }  # fmt: skip
 
 
 BARS = (
-    ("attention", ", 16 x", "of_copy", 0.85),
-    ("attention", ", 64 x", "of_copy", 0.85),
-    ("weights", " rows", "of_copy", 0.75),
-    ("model", "decode, 1 x", "of_floor", 0.80),
-    ("model", "decode, 64 x", "of_floor", 0.75),
-    ("model", "decode, 256 x", "of_floor", 0.75),
+    ("attention", "*, 16 x *", "of_copy", 0.85),
+    ("attention", "*, 64 x *", "of_copy", 0.85),
+    ("matmul", "w8a8", "of_dense", 0.60),
+    ("matmul", "w8a8", "of_torch", 1.0),
+    ("matmul", "fp8", "of_dense", 0.60),
+    ("matmul", "fp8", "of_torch", 1.0),
+    ("weights", "* rows", "of_copy", 0.75),
+    ("model", "decode, 1 x *", "of_floor", 0.80),
+    ("model", "decode, 64 x *", "of_floor", 0.75),
+    ("model", "decode, 256 x *", "of_floor", 0.75),
+    ("model", "prompt of *", "of_dense", 0.50),
 )
-"""A section, what a figure's name contains, the figure, and the least that it should be."""
+"""A section, the pattern of a figure's name, the figure, and the least that it should be."""
 
 
 def judged(found: Figures) -> list[Figures]:
     """Whether the bars are met by what was measured."""
     return [
         {"bar": f"{section}: {name}", "least": least, "value": figures[key], "met": figures[key] >= least}
-        for section, part, key, least in BARS
+        for section, pattern, key, least in BARS
         for name, figures in found.get(section, {}).items()
-        if part in name and isinstance(figures, dict) and key in figures
+        if fnmatchcase(name, pattern) and isinstance(figures, dict) and key in figures
     ]
 
 
@@ -375,8 +448,9 @@ def main() -> None:
     parser.add_argument("--skip", default="", help="sections to leave out")
     parser.add_argument("--store", default="", metavar="NAME")
     options = parser.parse_args()
-    run = Run(options.backend, FULL if options.sizes == "full" else TINY)
-    found, good = measure(run, [name for name in SECTIONS if name not in options.skip.split(",")])
+    sections = [name for name in SECTIONS if name not in options.skip.split(",")]
+    run = Run(options.backend, FULL if options.sizes == "full" else TINY, "tune" in sections)
+    found, good = measure(run, sections)
     print(json.dumps(found, indent=1))
     if options.store:
         write(f"gpu-{options.store}", found)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,6 +95,20 @@ def test_what_does_not_fit_the_card_is_left_out(cuts, tmp_path):
     with table.tuning() as tuning:
         table.launch(shape, start)
     assert clock.launched[-1].stages == 2 and tuning.found[0].usual_s == float("inf")
+
+
+def test_ways_are_compiled_side_by_side_before_one_is_timed(tmp_path):
+    """As on a GPU, in a process whose kernels are not interpreted."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    script = Path(__file__).with_name("compiling.py")
+    told = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    found = json.loads(told.stdout)
+    assert found["timed"] == [found["ways"]] * found["ways"] and found["ways"] > 8
+    assert found["launched"] == 1 and not found["main"] and (found["threads"] > 1 or os.cpu_count() == 1)
 
 
 def test_ways_keep_the_order_of_sums(cuts):

@@ -30,14 +30,21 @@ def _run(*options, **environment):
 
 
 @pytest.mark.slow
-def test_it_runs_on_the_cpu():
-    found = _run("--sizes", "tiny", TRITON_INTERPRET="1", ENGINE_CUDA_GRAPHS="1", ENGINE_CUDA_GRAPH_SIZES="1,2")
+def test_it_runs_on_the_cpu(tmp_path):
+    found = _run(
+        "--sizes", "tiny", TRITON_INTERPRET="1", ENGINE_CUDA_GRAPHS="1", ENGINE_CUDA_GRAPH_SIZES="1,2",
+        XDG_DATA_HOME=str(tmp_path),
+    )  # fmt: skip
     assert found["ops"]["cases"] > 0 and "interpreter" in found["device"]
     for section in ("attention", "matmul", "weights", "swap", "model"):
-        figures = [value for value in found[section].values() if isinstance(value, dict)]
+        figures = [value for key, value in found[section].items() if isinstance(value, dict) and key != "tuned"]
         assert figures and all(number > 0 for figure in figures for number in figure.values()), section
     assert any("fp8" in name for name in found["attention"]) and "launched again" in found["model"]["graphs"]
     assert {"transformers, 1 x 16", "by transformers, 2 x 16"} <= found["model"].keys()
+    tuned, table = found["tune"], found["tune"]["table"]["cuts"]
+    assert len(table) == 4 and all(any(what.startswith(name) for what in tuned) for name in table)
+    assert {what.partition(":")[0].rpartition(" ")[2] for what in found["model"]["tuned"]} == {"1", "2", "32"}
+    assert 0 < found["matmul"]["w8a8"]["of_torch"] < 1 and "of_dense" not in found["matmul"]["w8a8"]
     assert found["bars"] and not any(bar["met"] for bar in found["bars"])
 
 

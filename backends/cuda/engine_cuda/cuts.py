@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from datetime import date
 from importlib.metadata import version
@@ -19,12 +21,14 @@ from triton.testing import do_bench
 
 from engine.backend.v1 import Tuned, Tuning
 
-from .kernels.common import INTERPRETED, power_of_two
+from .kernels.common import INTERPRETED, only_compiled, power_of_two
 from .tiles import Tiles, near, of_matmul
 
 SHIPPED = Path(__file__).parent / "tables"
 MOST_ROWS = 4096
 """More rows are cut as so many."""
+UNFIT = (OutOfResources, PTXASError)
+"""What is raised of a kernel that needs more shared memory or registers than there are."""
 Seconds = Callable[[Callable[[], None]], float]
 
 
@@ -81,11 +85,14 @@ class Cuts:
 
     def _fastest(self, shape: Shape, start: Callable[[Tiles], None], found: list[Tuned]) -> Tiles:
         taken: dict[Tiles, float] = {}
-        for tiles in shape.ways():
+        ways = shape.ways()
+        if not INTERPRETED:
+            _compile(ways, start)
+        for tiles in ways:
             try:
                 taken[tiles] = self._seconds(lambda tiles=tiles: start(tiles))  # type: ignore[misc]
-            except (OutOfResources, PTXASError):
-                continue  # it needs more shared memory or registers than there are
+            except UNFIT:
+                continue
         usual = shape.usual()
         best = min(taken, key=taken.__getitem__, default=usual)
         self._found[shape.name] = best
@@ -131,6 +138,18 @@ def _numbers(given: object) -> list[int]:
     if any(size & (size - 1) for size in sizes[:4]):
         raise ValueError(f"{given} are not powers of two")
     return sizes
+
+
+def _compile(ways: list[Tiles], start: Callable[[Tiles], None]) -> None:
+    """By all processors, since each takes most of a second on one. What does not fit the card is found when it is launched."""
+
+    def one(tiles: Tiles) -> None:
+        with only_compiled(), suppress(*UNFIT):
+            start(tiles)
+
+    here = torch.cuda.current_device()
+    with ThreadPoolExecutor(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(here,)) as pool:
+        list(pool.map(one, ways))
 
 
 def _on_gpu(start: Callable[[], None]) -> float:

@@ -71,17 +71,17 @@ def _tuned(llm: LLM, steps: list[int], wait: Wait) -> Tuning:
     with tuning() as found:
         for n, tokens in enumerate(steps):
             wait.update("Tuning", n, len(steps))
-            _step(llm, tokens)
+            step(llm, tokens)
     return found
 
 
-def _step(llm: LLM, tokens: int) -> None:
+def step(llm: LLM, tokens: int) -> None:
     """One step of so many tokens, of as many sequences as there may be, whose rows the head has, too."""
     import numpy as np
 
     from engine import SamplingParams
 
-    count = min(tokens, MOST_SEQUENCES)
+    count = min(tokens, llm.loaded.config.max_num_seqs)
     lengths = [tokens // count + (n < tokens % count) for n in range(count)]
     if max(lengths) >= llm.loaded.max_model_len:
         raise UsageError(f"A step of {tokens} tokens does not fit the model's context of {llm.loaded.max_model_len}.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import triton
@@ -17,9 +20,28 @@ OPTIONS = {"enable_fp_fusion": True}
 """What every kernel is compiled with. Triton changes its own choice after 3.9, and with it the last bits of sums."""
 
 
+class _Thread(threading.local):
+    compiles = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def only_compiled() -> Iterator[None]:
+    """Within it this thread's launches compile their kernels, and run nothing."""
+    _thread.compiles = True
+    try:
+        yield
+    finally:
+        _thread.compiles = False
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """The kernel on a grid, or nothing where that is empty."""
-    if all(grid):
+    if _thread.compiles:
+        kernel.warmup(*args, grid=grid, **meta, **OPTIONS)
+    elif all(grid):
         submit(Launch(kernel[grid], kernel.fn.__name__, grid, args, meta | OPTIONS))
 
 
