@@ -54,6 +54,22 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None
 }
 
 
+def test_which_variables_a_template_looks_at():
+    optional = "{% if effort is not defined %}{% set effort = 'low' %}{% endif %}{{ effort }}"
+    template = ChatTemplate(
+        optional + "{% macro say(x) %}{{ x }}{% endmacro %}{{ say(messages) }}", tool_source="{{ tools }}"
+    )
+    found = {name for name in ("effort", "x", "say", "messages", "tools", "other") if template.reads(name)}
+    assert found == {"effort", "messages", "tools"}
+    with pytest.raises(TemplateError):
+        ChatTemplate("{% if %}").reads("x")
+
+
+def test_qwen3_can_be_told_not_to_think(shared):
+    template = _template(shared, "Qwen-Qwen3-0.6B")
+    assert template.reads("enable_thinking") and not template.reads("reasoning_effort")
+
+
 def _template(shared: Path, name: str) -> ChatTemplate:
     return ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import tiny_models
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "temperature": 0, "seed": 1}
 TAKEN = [
@@ -35,6 +36,104 @@ def test_what_changes_nothing_is_taken(running, fields):
         plain, answer = (http.post("/v1/chat/completions", json=ASK | more) for more in ({}, fields))
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"] == plain.json()["choices"]
+
+
+THINKS = (
+    "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}{{ reasoning_effort }}"
+    "{% if enable_thinking is defined and not enable_thinking %} and do not think{% endif %}" + tiny_models.TEMPLATE
+)
+
+
+@pytest.fixture(scope="module")
+def thinks(start, tmp_path_factory):
+    """A server whose template has a place for how long to think, and whether."""
+    return start(model=tiny_models.write_talker(tmp_path_factory.mktemp("thinks"), THINKS))
+
+
+def test_how_long_to_think_is_the_templates(thinks):
+    """By each protocol's name for it, which the prompt's length tells."""
+    chat, said, ollama = "/v1/chat/completions", {"input": "x", "max_output_tokens": 3}, {"num_predict": 3}
+    turns = {"messages": ASK["messages"], "stream": False, "options": ollama}
+    with thinks.http as http:
+
+        def tokens(path, fields):
+            answer = http.post(path, json={"model": "tiny"} | fields)
+            assert answer.status_code == 200, answer.text
+            found = answer.json()
+            usage = found.get("usage", found)
+            return next(usage[n] for n in ("prompt_tokens", "input_tokens", "prompt_eval_count") if n in usage) + (
+                usage.get("cache_read_input_tokens", 0)
+            )
+
+        def rendered(**variables):
+            asked = {"model": "tiny", "messages": ASK["messages"], "chat_template_kwargs": variables}
+            return http.post("/tokenize", json=asked).json()["count"]
+
+        usual, low, high = rendered(), rendered(reasoning_effort="low"), rendered(reasoning_effort="high")
+        quiet = rendered(enable_thinking=False)
+        assert len({usual, low, high, quiet}) == 4
+        assert tokens(chat, ASK) == tokens(chat, ASK | {"reasoning_effort": "medium"}) == usual
+        assert tokens(chat, ASK | {"reasoning_effort": "low"}) == low
+        assert tokens(chat, ASK | {"reasoning_effort": "none"}) == quiet
+        assert tokens("/v1/responses", said | {"reasoning": {"effort": "high"}}) == high
+        assert tokens("/v1/responses", said | {"reasoning": {"effort": None}}) == usual
+        assert tokens("/api/chat", turns | {"think": "low"}) == low
+        assert tokens("/api/chat", turns | {"think": False}) == quiet
+        assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"][2:] == ["thinking"]
+        assert tokens("/api/generate", {"prompt": "x", "think": "high", "stream": False, "options": ollama}) == high
+        messages = {"messages": ASK["messages"], "max_tokens": 3}
+        assert tokens("/v1/messages", messages | {"thinking": {"type": "disabled"}}) == quiet
+        assert tokens("/v1/messages", messages | {"thinking": {"type": "adaptive"}}) == usual
+        counted = {"messages": ASK["messages"], "thinking": {"type": "disabled"}}
+        assert tokens("/v1/messages/count_tokens", counted) == quiet
+        twice = ASK | {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}
+        refused = http.post(chat, json=twice)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "none"}, "reasoning_effort"),
+        ("/v1/chat/completions", {"reasoning_effort": "much"}, "reasoning_effort"),
+        ("/v1/responses", {"messages": None, "input": "x", "reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+    ],
+)
+def test_thoughts_that_cannot_be_asked_for(running, path, fields, param):
+    asked = {"model": "tiny"} | ({} if "input" in fields else {"messages": ASK["messages"], "max_tokens": 3}) | fields
+    with running.http as http:
+        answer = http.post(path, json={key: value for key, value in asked.items() if value is not None})
+    assert answer.status_code == 400 and param in answer.text, answer.text
+
+
+NOTHING_OF_RESPONSES = {
+    "include": [], "previous_response_id": None, "background": False, "prompt_cache_key": "x", "safety_identifier": "y",
+    "service_tier": "auto", "store": False, "truncation": "disabled", "conversation": None, "max_tool_calls": None,
+    "reasoning": None, "top_logprobs": 0, "user": "z", "metadata": {"a": "b"},
+}  # fmt: skip
+
+
+def test_what_changes_nothing_of_the_other_protocols_is_taken(running):
+    asked = {"model": "tiny", "input": "x", "max_output_tokens": 3, "temperature": 0}
+    generate = {"model": "tiny", "prompt": "x", "stream": False, "options": {"num_predict": 3, "temperature": 0}}
+    nothing = {"suffix": "", "template": "", "system": "", "raw": False, "context": [], "images": [], "format": ""}
+    messages = {"model": "tiny", "messages": ASK["messages"], "max_tokens": 3, "temperature": 0}
+    with running.http as http:
+        for path, plain, more, key in (
+            ("/v1/responses", asked, NOTHING_OF_RESPONSES, "status"),
+            ("/v1/responses", asked, {"stream_options": {"include_obfuscation": False}}, "status"),
+            ("/api/generate", generate, nothing, "response"),
+            ("/api/generate", generate, {"options": generate["options"] | {"num_ctx": 16}}, "response"),
+            ("/v1/messages", messages, {"service_tier": "auto", "thinking": {"type": "disabled"}}, "content"),
+        ):
+            one, two = (http.post(path, json=body) for body in (plain, plain | more))
+            assert one.status_code == two.status_code == 200, two.text
+            assert one.json()[key] == two.json()[key]
+        longer = http.post("/api/generate", json=generate | {"options": {"num_ctx": 1 << 20}})
+    assert (
+        longer.status_code == 400 and "num_ctx" in longer.json()["error"] and "--max-context" in longer.json()["error"]
+    )
 
 
 def test_streams_without_obfuscation(running):

@@ -57,6 +57,7 @@ def test_tools_and_thoughts(start, tmp_path):
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
     messages = [*HELLO, called, {"role": "tool", "tool_name": "weather", "content": "Sun."}]
     with running.http as http:
+        assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"][2:] == ["tools"]
         body = {"model": "tiny", "messages": messages, "tools": [TOOL], "options": OPTIONS}
         whole = http.post("/api/chat", json=body | {"stream": False}).json()["message"]
         pieces = lines(http, "/api/chat", body)
@@ -67,7 +68,9 @@ def test_tools_and_thoughts(start, tmp_path):
 def test_models_and_refusals(running):
     with running.http as http:
         assert http.get("/api/tags").json()["models"][0]["name"] == "tiny"
-        assert http.post("/api/show", json={"model": "tiny"}).json()["model_info"]["general.architecture"] == "llama"
+        shown = http.post("/api/show", json={"model": "tiny"}).json()
+        assert shown["model_info"]["general.architecture"] == "llama"
+        assert shown["capabilities"] == ["completion", "embedding"]
         assert http.get("/api/version").json()["version"]
         refused = http.post("/api/chat", json={"model": "tiny", "messages": HELLO, "options": {"mirostat": 1}})
         assert refused.status_code == 400 and "options.mirostat" in refused.json()["error"]

@@ -47,6 +47,11 @@ class ChatTemplate:
         }
         return _rendered(template, known | values | variables)
 
+    def reads(self, name: str) -> bool:
+        """Whether the template looks at a variable of this name. TemplateError if the template is invalid."""
+        sources = (self.source, self.tool_source or "")
+        return any(name in _variables(source) for source in sources)
+
 
 def _rendered(template: Template, values: dict[str, Any]) -> str:
     from engine.formats.template_sandbox import METER, Meter
@@ -60,6 +65,16 @@ def _rendered(template: Template, values: dict[str, Any]) -> str:
 def _sentence(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text.rstrip(".")
+
+
+@lru_cache(maxsize=16)
+def _variables(source: str) -> frozenset[str]:
+    from jinja2 import meta
+
+    from engine.formats.template_sandbox import environment
+
+    _compile(source)
+    return frozenset(meta.find_undeclared_variables(environment().parse(source)))
 
 
 @lru_cache(maxsize=16)

@@ -74,7 +74,7 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     """Renders, checks and takes a place; ApiError or EngineError where that cannot be done."""
     tools, forced, one_call = _tools(body)
     params = _params(body, model, forced)
-    variables = body.chat_template_kwargs
+    variables = template_variables(body, model)
     described = [tool.model_dump(exclude_none=True) for tool in tools]
     add = body.add_generation_prompt is not False
     salt = salt_of(caller, body.cache_salt or "")
@@ -98,6 +98,25 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     )
     generation = await model.begin([ids], params, caller, bool(body.stream), model.priority(body.priority), salt, text)
     return Chat(model, generation, reader, body.top_logprobs or 0)
+
+
+def template_variables(body: ChatBody, model: ServedModel) -> dict[str, Any]:
+    """What the template is told beside the conversation."""
+    given, effort = body.chat_template_kwargs or {}, body.reasoning_effort
+    if effort is None:
+        return given
+    name, value = ("enable_thinking", False) if effort == "none" else ("reasoning_effort", effort)
+    if not model.template().reads(name):
+        raise ApiError(
+            400,
+            f"The field reasoning_effort is {effort!r}, and the chat template of {model.name} has no {name}; leave it out.",
+            "reasoning_effort",
+        )
+    if name in given:
+        raise ApiError(
+            400, f"reasoning_effort and chat_template_kwargs both set {name}; leave one out.", "reasoning_effort"
+        )
+    return {**given, name: value}
 
 
 def _params(body: ChatBody, model: ServedModel, forced: StructuredOutputs | None) -> SamplingParams:

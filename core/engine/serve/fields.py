@@ -270,6 +270,10 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""How long a model may think, by OpenAI's names."""
+
+
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
@@ -281,6 +285,7 @@ class ChatBody(SamplingFields):
     tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 

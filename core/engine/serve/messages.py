@@ -14,10 +14,10 @@ from pydantic import Field
 from engine.runtime.outputs import RequestOutput
 
 from .blocks import Block, Blocks, Step, blocks
-from .chat_completions import Chat, finish_reason, prepare
+from .chat_completions import Chat, finish_reason, prepare, template_variables
 from .errors import ApiError
 from .fields import Body, ChatBody, Listed
-from .model import salt_of
+from .model import ServedModel, salt_of
 from .models import Models
 from .respond import last_outputs, note, usage
 from .sse import Event, EventStream, encoded
@@ -76,8 +76,10 @@ class Choice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class NoThinking(Body):
-    type: Literal["disabled"]
+class WhetherToThink(Body):
+    """``adaptive`` leaves it to the model, as is so anyway; a budget of tokens cannot be kept."""
+
+    type: Literal["disabled", "adaptive"]
 
 
 class CountBody(Body):
@@ -88,11 +90,14 @@ class CountBody(Body):
     system: str | Listed[Text] | None = None
     tools: Listed[ToolOfMessages] | None = None
     tool_choice: Choice | None = None
-    thinking: NoThinking | None = None
+    thinking: WhetherToThink | None = None
 
-    def fields(self) -> dict[str, Any]:
-        """As those of a chat."""
+    def fields(self, model: ServedModel) -> dict[str, Any]:
+        """As those of a chat with this model."""
         found: dict[str, Any] = {"model": self.model, "messages": [*self._system(), *self._turns()]}
+        thinks = model.template().reads("enable_thinking")
+        if thinks and self.thinking is not None and self.thinking.type == "disabled":
+            found["reasoning_effort"] = "none"
         if self.tools:
             found["tools"] = [_tool(tool) for tool in self.tools]
         if self.tool_choice is not None:
@@ -129,10 +134,11 @@ class MessagesBody(CountBody):
     top_k: int | None = None
     stop_sequences: Listed[str] | None = None
     metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
 
-    def chat(self) -> ChatBody:
+    def chat(self, model: ServedModel) -> ChatBody:
         names = ("max_tokens", "stream", "temperature", "top_p", "top_k")
-        return ChatBody(**self.fields(), stop=self.stop_sequences, **{name: getattr(self, name) for name in names})
+        return ChatBody(**self.fields(model), stop=self.stop_sequences, **{name: getattr(self, name) for name in names})
 
 
 def _joined(content: str | list[Text]) -> str:
@@ -156,7 +162,7 @@ def routes(models: Models) -> APIRouter:
     async def messages(body: MessagesBody, request: Request) -> Response:
         """An answer to a conversation, in Anthropic's form."""
         model = await models.find(body.model)
-        chat = await prepare(model, body.chat(), request.state.caller)
+        chat = await prepare(model, body.chat(model), request.state.caller)
         head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
         if body.stream:
             return EventStream(_events(chat, head, request), chat.generation.close, _named)
@@ -169,9 +175,10 @@ def routes(models: Models) -> APIRouter:
     async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
         """How many tokens the prompt of a conversation has."""
         model = await models.find(body.model)
-        chat = ChatBody(**body.fields())
+        chat = ChatBody(**body.fields(model))
         tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or ()]
-        _, ids = await model.chat_prompt(chat.templated(), tools, salt=salt_of(request.state.caller, ""))
+        salt = salt_of(request.state.caller, "")
+        _, ids = await model.chat_prompt(chat.templated(), tools, template_variables(chat, model), salt=salt)
         return {"input_tokens": len(ids)}
 
     return router

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -29,7 +29,7 @@ _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
 
 class Options(Body):
-    """Those of Ollama's options that the sampler has."""
+    """Those of Ollama's options that the sampler has, and ``num_ctx`` where the model's context is as long."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -42,21 +42,28 @@ class Options(Body):
     seed: int | None = None
     num_predict: int | None = None
     stop: str | Listed[str] | None = None
+    num_ctx: int | None = None
 
     def fields(self) -> dict[str, Any]:
         """As a chat's; -1 tokens is no limit there."""
-        found = self.model_dump(exclude_none=True)
+        found = self.model_dump(exclude_none=True, exclude={"num_ctx"})
         if found.get("num_predict") == -1:
             del found["num_predict"]
         return {_RENAMED.get(name, name): value for name, value in found.items()}
 
 
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
+"""What Ollama's own clients send where nothing is given."""
+
+
 class FunctionOfCall(Body):
     name: str
     arguments: dict[str, Any]
+    index: int | None = None
 
 
 class CallOfTurn(Body):
+    id: str | None = None
     function: FunctionOfCall
 
 
@@ -66,16 +73,25 @@ class Turn(Body):
     thinking: str | None = None
     tool_calls: Listed[CallOfTurn] | None = None
     tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: Nothing = None
 
     def message(self) -> dict[str, Any]:
         found: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_name is not None:
             found["name"] = self.tool_name
+        if self.tool_call_id is not None:
+            found["tool_call_id"] = self.tool_call_id
         if self.tool_calls:
-            functions = [call.function for call in self.tool_calls]
             found["tool_calls"] = [
-                {"function": {"name": f.name, "arguments": json.dumps(f.arguments, ensure_ascii=False)}}
-                for f in functions
+                {
+                    "id": call.id,
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json.dumps(call.function.arguments, ensure_ascii=False),
+                    },
+                }
+                for call in self.tool_calls
             ]
         return found
 
@@ -87,9 +103,14 @@ class Asked(Body):
     options: Options | None = None
     keep_alive: str | int | float | None = None
     """Taken, and without effect: a served model stays loaded."""
+    think: bool | Literal["low", "medium", "high"] | None = None
 
     def fields(self) -> dict[str, Any]:
         found: dict[str, Any] = {"stream": self.stream, **(self.options.fields() if self.options else {})}
+        if isinstance(self.think, str):
+            found["reasoning_effort"] = self.think
+        elif self.think is not None:
+            found["chat_template_kwargs"] = {"enable_thinking": self.think}
         if self.format == "json":
             found["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):
@@ -102,13 +123,11 @@ class ChatAsked(Asked):
 
     messages: Listed[Turn] = Field(min_length=1)
     tools: Listed[Tool] | None = None
-    think: bool | None = None
 
     def chat(self) -> ChatBody:
-        variables = None if self.think is None else {"enable_thinking": self.think}
         messages = [turn.message() for turn in self.messages]
         tools = None if self.tools is None else [tool.model_dump(exclude_none=True) for tool in self.tools]
-        return ChatBody(messages=messages, tools=tools, chat_template_kwargs=variables, **self.fields())  # type: ignore[arg-type]
+        return ChatBody(messages=messages, tools=tools, **self.fields())  # type: ignore[arg-type]
 
 
 class GenerateAsked(Asked):
@@ -116,7 +135,11 @@ class GenerateAsked(Asked):
 
     prompt: str = Field(min_length=1)
     system: str | None = None
-    think: bool | None = None
+    suffix: Literal[""] | None = None
+    template: Literal[""] | None = None
+    raw: Literal[False] | None = None
+    context: Nothing = None
+    images: Nothing = None
 
     def chat(self) -> ChatBody:
         turns = [Turn(role="user", content=self.prompt)]
@@ -136,7 +159,9 @@ def routes(models: Models) -> APIRouter:
     router = APIRouter()
 
     async def answer(asked: ChatAsked | GenerateAsked, request: Request) -> Response:
-        chat = await prepare(await models.find_tagged(asked.model), asked.chat(), request.state.caller)
+        model = await models.find_tagged(asked.model)
+        _check_context(asked.options, model)
+        chat = await prepare(model, asked.chat(), request.state.caller)
         form = _Form(chat, chatting=isinstance(asked, ChatAsked))
         if asked.stream:
             return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
@@ -168,15 +193,36 @@ def routes(models: Models) -> APIRouter:
     async def show(body: ShowAsked) -> dict[str, Any]:
         model = await models.find_tagged(body.model)
         family = model.llm.engine.loaded.model.family
-        able = ["completion", "embedding"] if model.llm.engine.loaded.model.generates else ["embedding"]
         info = {"general.architecture": family, f"{family}.context_length": model.max_model_len}
-        return {"details": _described(model)["details"], "model_info": info, "capabilities": able}
+        return {"details": _described(model)["details"], "model_info": info, "capabilities": _abilities(model)}
 
     @router.get("/api/version")
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
     return router
+
+
+def _check_context(options: Options | None, model: ServedModel) -> None:
+    """A context is never shortened, so that a shorter one than the model's asks for nothing."""
+    if options is not None and (options.num_ctx or 0) > model.max_model_len:
+        raise ApiError(
+            400,
+            f"num_ctx is {options.num_ctx}, and the context of {model.name} holds {model.max_model_len}; start the server"
+            " with a greater --max-context.",
+            "options.num_ctx",
+        )
+
+
+def _abilities(model: ServedModel) -> list[str]:
+    """By Ollama's names; tools and thoughts are the chat template's."""
+    loaded = model.llm.engine.loaded
+    if not loaded.model.generates:
+        return ["embedding"]
+    template = loaded.checkpoint.chat_template()
+    named = {"tools": ("tools",), "thinking": ("enable_thinking", "reasoning_effort")}
+    read = {name for names in named.values() for name in names if template is not None and template.reads(name)}
+    return ["completion", "embedding", *(able for able, names in named.items() if read.intersection(names))]
 
 
 def _described(model: ServedModel) -> dict[str, Any]:

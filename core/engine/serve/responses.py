@@ -52,6 +52,7 @@ def _head(body: ResponsesBody, model: str, request_id: str) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
+        "reasoning": None if body.reasoning is None else {"effort": body.reasoning.effort, "summary": None},
         "store": False,
         "text": {
             "format": {"type": "text"},

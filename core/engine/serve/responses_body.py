@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field
 from pydantic import Tag as Named
 
-from .fields import Body, ChatBody, Few, Listed
+from .fields import Body, ChatBody, Effort, Few, Listed
 
 
 class Part(Body):
@@ -16,6 +16,10 @@ class Part(Body):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+
+def _joined(content: str | list[Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class Said(Body):
@@ -26,8 +30,7 @@ class Said(Body):
     status: str | None = None
 
     def message(self) -> dict[str, Any]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+        return {"role": self.role, "content": _joined(self.content)}
 
 
 class Called(Body):
@@ -47,12 +50,12 @@ class Called(Body):
 class Result(Body):
     type: Literal["function_call_output"]
     call_id: str
-    output: str
+    output: str | Listed[Part]
     id: str | None = None
     status: str | None = None
 
     def message(self) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": self.call_id, "content": self.output}
+        return {"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)}
 
 
 class Thought(Body):
@@ -106,8 +109,19 @@ class NamedChoice(Body):
     name: str
 
 
+class Reasoning(Body):
+    effort: Effort | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class StreamForm(Body):
+    include_obfuscation: Literal[False] | None = None
+
+
 class ResponsesBody(Body):
-    """POST /v1/responses. Nothing is stored, so there is no earlier response to go on from."""
+    """POST /v1/responses. Nothing is stored, so there is no earlier response to go on from. Of the last ones some name the
+    caller's own things, and the others are taken where they say what is so anyway."""
 
     input: str | Listed[Item]
     model: str | None = None
@@ -120,10 +134,22 @@ class ResponsesBody(Body):
     tools: Listed[ToolOfResponses] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
-    truncation: Literal["disabled"] | None = None
+    reasoning: Reasoning | None = None
     metadata: Few[str] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    store: Literal[False] | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    include: Annotated[list[Any], Field(max_length=0)] | None = None
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    max_tool_calls: None = None
+    top_logprobs: Literal[0] | None = None
+    stream_options: StreamForm | None = None
+    service_tier: Literal["auto", "default"] | None = None
 
     def chat(self) -> ChatBody:
         """The same as a chat. ValidationError where that cannot be."""
@@ -136,6 +162,8 @@ class ResponsesBody(Body):
         choice = self.tool_choice
         named = isinstance(choice, NamedChoice)
         fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}} if named else choice  # type: ignore[union-attr]
+        if self.reasoning is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = _format(self.text.format)
         return ChatBody(**fields)
