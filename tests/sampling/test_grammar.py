@@ -238,6 +238,34 @@ def test_grammars_that_cannot_be(compiler: GrammarCompiler, wanted: dict[str, ob
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
+PATTERNS = [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(5, 40)]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": PATTERNS},
+        {"allOf": [{"type": "object", "properties": {"x": pattern}, "required": ["x"]} for pattern in PATTERNS]},
+        {"$defs": {f"d{n}": pattern | {"$ref": f"#/$defs/d{n + 1}"} for n, pattern in enumerate(PATTERNS)}
+         | {f"d{len(PATTERNS)}": {}}, "$ref": "#/$defs/d0"},
+        {"type": "integer", "multipleOf": 1_000_003},
+        {"allOf": [{"type": "integer", "multipleOf": n} for n in (3, 7, 11, 13, 17, 19, 23)]},
+    ],
+    ids=["allOf", "properties", "$ref", "multiple", "multiples"],
+)  # fmt: skip
+def test_conditions_that_are_too_many_to_combine(compiler: GrammarCompiler, schema: dict[str, object]) -> None:
+    """They cost a process of their own some seconds, and this one nothing."""
+    start, own = time.monotonic(), time.process_time()
+    with pytest.raises(RequestError, match="more conditions on one value than can be combined"):
+        matcher_of(compiler, json=schema)
+    assert time.monotonic() - start < 10 and time.process_time() - own < 1
+
+
+def test_conditions_that_can_be_combined(compiler: GrammarCompiler) -> None:
+    name = {"allOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "maxLength": 3}]}
+    matcher_of(compiler, json={"type": "object", "properties": {"pattern": name, "n": {"type": "integer", "multipleOf": 5}}})
+
+
 def test_a_model_without_an_end(tiny: Tokenizer) -> None:
     with pytest.raises(RequestError, match="needs a model that has an end of sequence"):
         matcher_of(GrammarCompiler(tiny, tiny_models.VOCAB, []), regex="a")

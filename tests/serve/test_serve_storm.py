@@ -26,6 +26,7 @@ BOMBS = [
     {"choice": [f"{n:x}" for n in range(20000)]},
     {"json": {"anyOf": [{"properties": {f"a{n}": {}, f"b{n}": {}}, "type": "object"} for n in range(900)]}},
     {"json": {"allOf": [{"anyOf": [{"properties": {f"k{i}": {"const": j}}} for j in range(3)]} for i in range(12)]}},
+    {"json": {"allOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(5, 40)]}},
     {"json": {"type": "integer", "multipleOf": 99991, "minimum": 1, "maximum": 10**17}},
     {"grammar": 'start: e\ne: e e e | e e | /[a-z]*/ | "a"'},
     {

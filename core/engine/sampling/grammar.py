@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +30,7 @@ _CACHED = 32  # compiled grammars that are kept
 _MARKER = "\x02"  # no vocabulary joins it with what follows
 _WHITESPACE = r"(\x20|\r?\n[\x20\t]{0,32})"  # between JSON's parts; without a bound a model may never end it
 _FUEL = 250_000  # for the first tokens' automaton, each step of which each sequence takes anew: about 0.1 s
+_TRIAL_SECONDS = 10.0  # by the clock; by the processor's it is given less
 _SECONDS, _SECONDS_A_TOKEN = 2.0, 0.005  # of this thread's time for a text; others wait for it
 
 
@@ -171,12 +175,49 @@ def _compile(wanted: StructuredOutputs, vocabulary: llguidance.LLTokenizer) -> l
 
     with library_errors(_unusable):
         limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
-        matcher = llguidance.LLMatcher(vocabulary, _source(wanted), log_level=0, limits=limits)
+        source = _source(wanted)
+        if wanted.json is not None and has_conditions(json.loads(str(wanted.json))):
+            _try(source)
+        matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # it tells whether there is any text
     if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
         raise RequestError(f"The grammar cannot be used: {_reason(matcher)}.")
     return matcher
+
+
+def has_conditions(schema: Any) -> bool:
+    """Whether a JSON schema may have conditions on a value that llguidance combines while it reads them: without a limit, in
+    time and memory that may double with each."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            if not _CONDITIONS.isdisjoint(part):
+                return True
+            left += part.values()
+        elif isinstance(part, list):
+            left += part
+    return False
+
+
+_CONDITIONS = frozenset({"pattern", "multipleOf", "patternProperties", "propertyNames", "not"})
+
+
+def _try(source: str) -> None:
+    """RequestError for what takes too long, or too much memory, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("trial.py"))]
+    try:
+        done = subprocess.run(
+            command, input=source.encode(), capture_output=True, timeout=_TRIAL_SECONDS, check=False
+        ).returncode
+    except subprocess.TimeoutExpired:
+        done = 1
+    if done != 0:
+        raise RequestError(
+            "The grammar cannot be used: its schema has more conditions on one value than can be combined; have fewer of"
+            " pattern and multipleOf meet there."
+        )
 
 
 def _source(wanted: StructuredOutputs) -> str:
