@@ -263,7 +263,9 @@ def test_conditions_that_are_too_many_to_combine(compiler: GrammarCompiler, sche
 
 def test_conditions_that_can_be_combined(compiler: GrammarCompiler) -> None:
     name = {"allOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "maxLength": 3}]}
-    matcher_of(compiler, json={"type": "object", "properties": {"pattern": name, "n": {"type": "integer", "multipleOf": 5}}})
+    matcher_of(
+        compiler, json={"type": "object", "properties": {"pattern": name, "n": {"type": "integer", "multipleOf": 5}}}
+    )
 
 
 def test_a_model_without_an_end(tiny: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -177,3 +178,62 @@ def test_an_answer_on_an_open_connection_waits_for_no_receipt(running):
             client.post("/tokenize", json={"prompt": "x"}).raise_for_status()
             took.append(time.perf_counter() - begun)
     assert min(took[5:]) < 0.03, took
+
+
+def test_ollamas_programs_need_not_name_the_kind_of_their_bodies(running):
+    """Nor does curl; but a page of somebody else's must, which then has to ask first."""
+    body = b'{"model": "tiny", "prompt": "x", "stream": false, "options": {"num_predict": 2}}'
+    with running.http as http:
+        for kind in (None, "text/plain", "application/x-www-form-urlencoded"):
+            headers = {} if kind is None else {"content-type": kind}
+            assert http.post("/api/generate", content=body, headers=headers).status_code == 200
+            from_page = headers | {"origin": "http://example.com"}
+            assert http.post("/api/generate", content=body, headers=from_page).status_code == 400
+            assert http.post("/v1/completions", content=body, headers=headers).status_code == 400
+
+
+def test_what_ollamas_programs_send_unasked(running):
+    options = {"num_predict": -2, "seed": -1, "mirostat": None, "stop": ["a", "e", "i", " "]}
+    with running.http as http:
+        asked = {"model": "tiny", "messages": ASK["messages"], "stream": False, "options": options}
+        assert http.post("/api/chat", json=asked).status_code == 200
+        for path, said in (("/api/generate", {}), ("/api/generate", {"prompt": ""}), ("/api/chat", {"messages": []})):
+            loaded = http.post(path, json={"model": "tiny", "keep_alive": 0} | said).json()
+            assert loaded["done"] and loaded["done_reason"] == "load"
+        assert http.post("/api/show", json={"name": "tiny"}).json()["capabilities"]
+        embedded = http.post("/api/embed", json={"model": "tiny", "input": "x", "options": {"mirostat": None}})
+        assert embedded.status_code == 200, embedded.text
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**63)])
+def test_seeds_may_be_negative(running, seed):
+    with running.http as http:
+        first, again = (
+            http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 8, "seed": seed}).json()
+            for _ in range(2)
+        )
+        assert first["choices"] == again["choices"]
+        wrong = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "seed": -(2**63) - 1})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "seed"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": {"x": [1e999]}}]}),
+        ("/v1/chat/completions", ASK | {"chat_template_kwargs": {"x": {"y": -1e999}}}),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"json": {"minimum": float("nan")}}}),
+    ],
+)
+def test_numbers_within_objects_are_finite(running, path, fields):
+    body = json.dumps({"model": "tiny"} | fields).replace("Infinity", "1e999")
+    with running.http as http:
+        answer = http.post(path, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and "not finite" in answer.json()["error"]["message"], answer.text
+
+
+def test_options_of_streams_are_for_streams(running):
+    with running.http as http:
+        for path, said in (("/v1/chat/completions", ASK), ("/v1/completions", {"model": "tiny", "prompt": "x"})):
+            answer = http.post(path, json=said | {"stream_options": {"include_usage": True}})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream_options"

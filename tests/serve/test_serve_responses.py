@@ -70,6 +70,10 @@ def test_calls_and_their_results(tooled):
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."}
     again = ask(tooled, input=[{"role": "user", "content": "Hello?"}, *whole.output, result], tools=[TOOL])
     assert len(again.output_text) == 20
+    told = [item.model_dump() for item in whole.output]  # with null for all that was not there
+    same = ask(tooled, input=[{"role": "user", "content": "Hello?"}, *told, result], tools=[TOOL])
+    assert same.output_text == again.output_text
+    openai.types.responses.Response.model_validate(same.model_dump())
     parts = result | {"output": [{"type": "input_text", "text": "S"}, {"type": "input_text", "text": "un."}]}
     same = ask(tooled, input=[{"role": "user", "content": "Hello?"}, *whole.output, parts], tools=[TOOL])
     assert (same.output_text, same.usage.input_tokens) == (again.output_text, again.usage.input_tokens)

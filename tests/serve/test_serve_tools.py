@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 import tiny_models
@@ -203,3 +204,18 @@ def test_tools_may_be_told_and_not_called(tooled):
     answer = ask(tooled, tool_choice="none", max_tokens=4)
     assert answer.choices[0].message.tool_calls is None
     assert answer.usage.prompt_tokens < ask(tooled, tool_choice="auto", max_tokens=4).usage.prompt_tokens
+
+
+@pytest.mark.parametrize("wanted", ["required", {"type": "function", "function": {"name": "visit"}}])
+def test_references_within_a_tools_schema(tooled, wanted):
+    """As pydantic writes models within models: they are the tool's, wherever its schema comes to stand."""
+    place = {"type": "object", "properties": {"days": {"enum": [1, 2, 3]}, "next": {"$ref": "#/$defs/Place"}},
+             "required": ["days"], "additionalProperties": False}  # fmt: skip
+    whole = {"type": "object", "properties": {"to": {"$ref": "#/$defs/Place"}, "self": {"$ref": "#"}}, "required": ["to"],
+             "additionalProperties": False, "$defs": {"Place": place}}  # fmt: skip
+    visit = {"type": "function", "function": {"name": "visit", "parameters": whole}}
+    for seed in range(5):
+        message = ask(tooled, tools=[CLOCK, visit], tool_choice=wanted, seed=seed, max_tokens=400).choices[0].message
+        [call] = message.tool_calls
+        if call.function.name == "visit" and call.function.arguments.endswith("}}"):
+            jsonschema.validate(json.loads(call.function.arguments), whole)

@@ -13,8 +13,8 @@ BYTES = 1 << 30  # beyond what the process has when it begins
 class Letters:
     """A vocabulary of bytes: conditions on a value meet before any token is looked at."""
 
-    tokens = [bytes([byte]) for byte in range(256)] + [b"</s>"]  # noqa: RUF012 - llguidance asks for it
-    special_token_ids = [256]  # noqa: RUF012
+    tokens = (*(bytes([byte]) for byte in range(256)), b"</s>")
+    special_token_ids = (256,)
     eos_token_id = 256
     bos_token_id = None
 

@@ -31,11 +31,12 @@ def routes(models: Models) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """An answer to a conversation."""
+        with_usage = body.with_usage
         model = await models.find(body.model)
         chat = await prepare(model, body, request.state.caller)
         head = {"id": f"chatcmpl-{request.state.request_id}", "created": int(time.time()), "model": model.name}
         if body.stream:
-            return EventStream(_events(chat, head, request, body.with_usage), chat.generation.close)
+            return EventStream(_events(chat, head, request, with_usage), chat.generation.close)
         output = (await last_outputs(request, chat.generation))[0]
         choices = [chat.choice(completion) for completion in output.outputs]
         return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage([output])})
@@ -153,17 +154,30 @@ def _tools(body: ChatBody) -> tuple[list[Tool], StructuredOutputs | None, bool]:
         wanted = [tool for tool in tools if tool.function.name == choice.function.name]
         if not wanted:
             raise ApiError(400, f"tool_choice names {choice.function.name}, and there is no such tool.", "tool_choice")
-    return tools, StructuredOutputs(json={"anyOf": [_call_schema(tool) for tool in wanted]}), True
+    return tools, StructuredOutputs(json={"anyOf": [_call_schema(tool, n) for n, tool in enumerate(wanted)]}), True
 
 
-def _call_schema(tool: Tool) -> dict[str, Any]:
-    arguments = tool.function.parameters or {"type": "object"}
+def _call_schema(tool: Tool, place: int) -> dict[str, Any]:
+    """Of a call of the tool, at this place among others."""
+    arguments = _moved(tool.function.parameters or {"type": "object"}, f"#/anyOf/{place}/properties/arguments")
     return {
         "type": "object",
         "properties": {"name": {"const": tool.function.name}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """A schema that has become a part of another, where its references begin at ``to``."""
+    if isinstance(schema, list):
+        return [_moved(part, to) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(part, to) for name, part in schema.items()}
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        moved["$ref"] = to + reference[1:]
+    return moved
 
 
 def finish_reason(completion: CompletionOutput, calls: bool) -> str | None:

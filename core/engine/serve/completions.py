@@ -31,6 +31,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Texts or token ids, continued."""
+        with_usage = body.with_usage
         model = await models.find(body.model)
         work = await prepare(model, body, request.state.caller)
         head = {
@@ -40,7 +41,7 @@ def routes(models: Models) -> APIRouter:
             "model": model.name,
         }
         if body.stream:
-            return EventStream(_events(work, head, request, body.with_usage), work.generation.close)
+            return EventStream(_events(work, head, request, with_usage), work.generation.close)
         outputs = await last_outputs(request, work.generation)
         choices = [
             choice

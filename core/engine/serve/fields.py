@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from engine.errors import RequestError
@@ -43,15 +52,34 @@ def _few(given: Any) -> Any:
 Few = Annotated[dict[str, T], BeforeValidator(_few)]
 
 
+def _finite(given: dict[str, Any]) -> dict[str, Any]:
+    left: list[Any] = [given]
+    while left:
+        part = left.pop()
+        if isinstance(part, float) and not isfinite(part):
+            raise PydanticCustomError("finite_number", "it has a number that is not finite")
+        left += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return given
+
+
+Loose = Annotated[dict[str, Any], AfterValidator(_finite)]
+"""An object of the caller's, such as a schema; its numbers are finite, as JSON's are."""
+
+
 class Body(BaseModel):
-    """Types are not bent, numbers are finite, and fields that are not known are refused."""
+    """Types are not bent, numbers are finite, and fields that are not known are refused, unless they are null: clients send
+    answers back as they hold them, with all that was not there."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _has_few_fields(cls, given: Any) -> Any:
-        return _few(given)
+        given = _few(given)
+        if not isinstance(given, dict) or all(value is not None for value in given.values()):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in given.items() if value is not None or name in known}
 
 
 class StreamOptions(Body):
@@ -64,7 +92,7 @@ class JsonSchema(Body):
 
     name: str
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Loose | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -87,7 +115,7 @@ ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discrim
 class Form(Body):
     """vLLM's ``structured_outputs``: exactly one of these."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_: Loose | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Many[str] | None = None
     grammar: str | None = None
@@ -137,6 +165,8 @@ class SamplingFields(Body):
         own = {name: getattr(self, name) for name in _SAMPLING}
         said = {name: value for name, value in (own | others).items() if value is not None}
         given = {**recommended, **said}
+        if self.seed is not None and -(1 << 63) <= self.seed < 0:  # OpenAI's seeds are signed
+            given["seed"] = self.seed + (1 << 64)
         if self.logit_bias is not None:
             given["logit_bias"] = _biases(self.logit_bias)
         if (form := self.form()) is not None:
@@ -252,7 +282,7 @@ def _parsed(call: FunctionCall) -> dict[str, Any]:
 class Function(Body):
     name: str = Field(min_length=1)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Loose | None = None
     strict: bool | None = None
 
 
@@ -286,7 +316,7 @@ class ChatBody(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Loose | None = None
     add_generation_prompt: bool | None = None
 
     def templated(self) -> list[dict[str, Any]]:

@@ -27,6 +27,15 @@ _BODY_S = 60.0
 """A body must have come by then."""
 
 
+def _of_ollama(scope: Scope) -> Scope:
+    """Ollama's programs, and curl, do not say that a body is JSON. Pages of others could send such a body, too, without asking
+    before, so that what has an origin must say so."""
+    headers = MutableHeaders(raw=list(scope["headers"]))
+    if "origin" not in headers:
+        headers["content-type"] = "application/json"
+    return {**scope, "headers": headers.raw}
+
+
 class Gate:
     """Around an application: ``scope["state"]`` gets ``request_id``, ``caller`` and ``figures``, a dict for the log. The
     body is read whole before the application sees the request."""
@@ -50,6 +59,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         start = time.monotonic()
+        scope = _of_ollama(scope) if scope["path"].startswith("/api/") else scope
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex

@@ -16,7 +16,7 @@ from engine.runtime.outputs import RequestOutput
 from .blocks import Block, Blocks, Step, blocks
 from .chat_completions import Chat, finish_reason, prepare, template_variables
 from .errors import ApiError
-from .fields import Body, ChatBody, Listed
+from .fields import Body, ChatBody, Listed, Loose
 from .model import ServedModel, salt_of
 from .models import Models
 from .respond import last_outputs, note, usage
@@ -42,7 +42,7 @@ class ToolUse(Body):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Loose
     cache_control: dict[str, Any] | None = None
 
 
@@ -65,7 +65,7 @@ class Turn(Body):
 class ToolOfMessages(Body):
     name: str
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: Loose
     type: Literal["custom"] | None = None
     cache_control: dict[str, Any] | None = None
 

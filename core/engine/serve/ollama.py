@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from engine import __version__
 from engine.runtime.outputs import RequestOutput
@@ -45,10 +45,12 @@ class Options(Body):
     num_ctx: int | None = None
 
     def fields(self) -> dict[str, Any]:
-        """As a chat's; -1 tokens is no limit there."""
+        """As a chat's. There a seed of -1 is any, and so many tokens are no limit: up to the context's end."""
         found = self.model_dump(exclude_none=True, exclude={"num_ctx"})
-        if found.get("num_predict") == -1:
+        if found.get("num_predict") in (-1, -2):
             del found["num_predict"]
+        if found.get("seed") == -1:
+            del found["seed"]
         return {_RENAMED.get(name, name): value for name, value in found.items()}
 
 
@@ -121,7 +123,7 @@ class Asked(Body):
 class ChatAsked(Asked):
     """POST /api/chat."""
 
-    messages: Listed[Turn] = Field(min_length=1)
+    messages: Listed[Turn]
     tools: Listed[Tool] | None = None
 
     def chat(self) -> ChatBody:
@@ -133,7 +135,7 @@ class ChatAsked(Asked):
 class GenerateAsked(Asked):
     """POST /api/generate: a message of a person alone, with ``system`` before it."""
 
-    prompt: str = Field(min_length=1)
+    prompt: str = ""
     system: str | None = None
     suffix: Literal[""] | None = None
     template: Literal[""] | None = None
@@ -150,9 +152,10 @@ class GenerateAsked(Asked):
 
 
 class ShowAsked(Body):
-    """POST /api/show."""
+    """POST /api/show; ``name`` is what older clients say for ``model``."""
 
-    model: str
+    model: str = Field(validation_alias=AliasChoices("model", "name"))
+    verbose: bool | None = None
 
 
 def routes(models: Models) -> APIRouter:
@@ -160,9 +163,12 @@ def routes(models: Models) -> APIRouter:
 
     async def answer(asked: ChatAsked | GenerateAsked, request: Request) -> Response:
         model = await models.find_tagged(asked.model)
+        chatting = isinstance(asked, ChatAsked)
+        if not (asked.messages if isinstance(asked, ChatAsked) else asked.prompt):
+            return JSONResponse(_loaded(model, chatting))
         _check_context(asked.options, model)
         chat = await prepare(model, asked.chat(), request.state.caller)
-        form = _Form(chat, chatting=isinstance(asked, ChatAsked))
+        form = _Form(chat, chatting)
         if asked.stream:
             return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
         output = (await last_outputs(request, chat.generation))[0]
@@ -201,6 +207,13 @@ def routes(models: Models) -> APIRouter:
         return {"version": __version__}
 
     return router
+
+
+def _loaded(model: ServedModel, chatting: bool) -> dict[str, Any]:
+    """What says nothing asks that the model be loaded, as it is by now."""
+    said = {"message": {"role": "assistant", "content": ""}} if chatting else {"response": ""}
+    now = datetime.now(UTC).isoformat()
+    return {"model": model.name, "created_at": now, **said, "done": True, "done_reason": "load"}
 
 
 def _check_context(options: Options | None, model: ServedModel) -> None:

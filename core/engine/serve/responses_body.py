@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field
 from pydantic import Tag as Named
 
-from .fields import Body, ChatBody, Effort, Few, Listed
+from .fields import Body, ChatBody, Effort, Few, Listed, Loose
 
 
 class Part(Body):
@@ -88,7 +88,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Loose | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -100,7 +100,7 @@ class ToolOfResponses(Body):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Loose | None = None
     strict: bool | None = None
 
 
