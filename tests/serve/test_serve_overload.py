@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import numpy as np
@@ -221,15 +225,25 @@ def test_admission_counts_what_enters_and_leaves():
     asyncio.run(play())
 
 
-def test_sigterm_lets_running_requests_finish(talker, tmp_path):
-    """In a process of its own: the stream goes on to its end, what is new gets 503, and the exit is clean."""
-    command = [sys.executable, "-m", "engine.cli.main", "serve", str(talker), "--port", "0", "--name", "tiny"]
-    command += ["--max-context", "16384", "--backend", "cpu"]
+@contextmanager
+def served_apart(model, *options):
+    """A server in a process of its own, the lines that it writes, and its address."""
+    command = [sys.executable, "-m", "engine.cli.main", "serve", str(model), "--port", "0", "--name", "tiny"]
+    command += ["--max-context", "16384", "--backend", "cpu", *options]
     environment = {name: value for name, value in os.environ.items() if name != "ENGINE_SERVE_KEYS"}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         lines = iter(server.stderr.readline, "")
-        url = next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+        yield server, lines, next(found[0] for line in lines if (found := re.search(r"http://\S+", line)))
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()
+
+
+def test_sigterm_lets_running_requests_finish(talker, tmp_path):
+    """In a process of its own: the stream goes on to its end, what is new gets 503, and the exit is clean."""
+    with served_apart(talker) as (server, lines, url):
         with httpx.Client(base_url=url, timeout=60) as http, httpx.Client(base_url=url, timeout=60) as other:
             assert other.get("/health/ready").status_code == 200
             with http.stream("POST", "/v1/completions", json=ASK | {"max_tokens": 2500}) as response:
@@ -244,7 +258,44 @@ def test_sigterm_lets_running_requests_finish(talker, tmp_path):
                 left = [line for line in events if line]
             assert left[-1] == "data: [DONE]" and '"finish_reason":"length"' in left[-2]
         assert server.wait(60) == 0
-    finally:
-        server.kill()
-        server.wait()
-        server.stderr.close()
+
+
+def test_what_outlasts_the_drain_ends_with_a_reason(talker):
+    """A stream by an event, a whole answer by 503; a body that does not come holds nobody up."""
+    asked = ASK | {"max_tokens": 16000}
+    with served_apart(talker, "--drain", "1") as (server, lines, url), httpx.Client(base_url=url, timeout=60) as http:
+        address = httpx.URL(url)
+        with socket.create_connection((address.host, address.port)) as half, ThreadPoolExecutor(1) as pool:
+            half.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"prompt')
+            whole = pool.submit(httpx.post, f"{url}/v1/completions", json=asked | {"stream": False}, timeout=60)
+            with http.stream("POST", "/v1/completions", json=asked) as response:
+                events = response.iter_lines()
+                next(events)
+                begun = time.monotonic()
+                server.send_signal(signal.SIGTERM)
+                left = [line for line in events if line]
+            ended = json.loads(left[-1].removeprefix("data: "))
+            assert ended["error"]["code"] == "shutting_down", left[-1]
+            assert whole.result().status_code == 503 and whole.result().json()["error"]["code"] == "shutting_down"
+            assert server.wait(30) == 0 and time.monotonic() - begun < 10
+        assert not any("Traceback" in line for line in lines)
+
+
+def test_readers_that_stop_reading_hold_no_places(start, talker):
+    """What they asked for is done, and waits for them; the places are others'."""
+    running = start(model=talker, max_num_seqs=2, max_model_len=16384, kv_cache_tokens=20000)
+    asked = json.dumps(ASK | {"max_tokens": 3000, "logprobs": 5}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(asked)}\r\n\r\n"
+    address = httpx.URL(running.url)
+    with ExitStack() as stack:
+        for _ in range(3):
+            reader = stack.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect((address.host, address.port))
+            reader.sendall(head.encode() + asked)
+        with running.http as http:
+            begun = time.monotonic()
+            running.wait_until(lambda: running.models.known(None).admission.running)
+            assert http.post("/v1/completions", json=SHORT).status_code == 200
+            assert time.monotonic() - begun < 60
+            running.wait_until(lambda: not running.models.known(None).admission.running)

@@ -149,6 +149,10 @@ class Prepared:
             async for output in outputs:
                 yield output
 
+    async def ended(self) -> None:
+        """Waits until the engine has done all of it, whether or not its outputs are taken."""
+        await self._latest.ended.wait()
+
     async def last(self) -> RequestOutput:
         """The last of ``outputs``."""
         async with aclosing(self.outputs()) as outputs:
@@ -206,6 +210,7 @@ class _Latest:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._there = asyncio.Event()
+        self.ended = asyncio.Event()
         self._lock = threading.Lock()
         self._output: RequestOutput | None = None
 
@@ -215,6 +220,8 @@ class _Latest:
             waking, self._output = self._output is None, output
         if waking:
             self._loop.call_soon_threadsafe(self._there.set)
+        if output.finished:
+            self._loop.call_soon_threadsafe(self.ended.set)
 
     async def get(self) -> RequestOutput:
         await self._there.wait()

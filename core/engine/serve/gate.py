@@ -87,6 +87,11 @@ class Gate:
                 await self._app(asked, whole, tell)
         except ClientGoneError:
             figures["gone"] = True
+        except asyncio.CancelledError:  # by uvicorn alone, which has waited for as long as it may and ends
+            figures["cut"] = True
+            if not status:
+                ended = ApiError(503, "The server is shutting down.", code="shutting_down", retry_s=5)
+                await ended.response(scope["path"])(scope, receive, tell)
         except Exception as error:
             log_defect(error, request_id)
             if not status:

@@ -288,6 +288,7 @@ class Generation:
         if trace := current.get():
             trace.begun(self._model.name, first.params, first.stream, self._place)
         unfinished: dict[int, RequestOutput] = {}
+        ending = asyncio.ensure_future(self._leave_when_done())
         async with aclosing(source), aclosing(self._timed(source)) as outputs:
             try:
                 async for index, output in outputs:
@@ -306,10 +307,17 @@ class Generation:
                 raise
             finally:
                 observed.close()
+                ending.cancel()
                 self.close()  # before the last event is sent: who has it may ask again at once
                 if self._remember is not None:
                     for output in unfinished.values():
                         later(partial(self._remember, output))
+
+    async def _leave_when_done(self) -> None:
+        """The place is others' once the engine is done, though a slow reader may not have taken what there is."""
+        for prepared in self._prepared:
+            await prepared.ended()
+        self._place.leave()
 
     async def last(self) -> list[RequestOutput]:
         """The last output of each prompt."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from math import ceil
 from types import FrameType
 
 import uvicorn
@@ -66,13 +68,17 @@ class Server(uvicorn.Server):
 
     async def _drain(self) -> None:
         log("draining", running=sum(admission.running for admission in self._admissions))
+        end = time.monotonic() + self._drain_s
         try:
             async with asyncio.timeout(self._drain_s):
                 for admission in self._admissions:
                     await admission.idle.wait()
         except TimeoutError:
             log("drain_timeout", running=sum(admission.running for admission in self._admissions))
-            self.config.timeout_graceful_shutdown = 1
+            for model in self._models.loaded:  # what still runs ends with a fault that says why
+                await asyncio.to_thread(model.llm.engine.close)
+        # For what is not at work here: bodies that are on their way, and answers that nobody reads.
+        self.config.timeout_graceful_shutdown = max(1, ceil(end - time.monotonic()))
         self.should_exit = True
 
 
