@@ -111,3 +111,14 @@ def test_models_make_room_for_each_other(start, talker):
         assert loaded() == ["tiny", "third"]
     running.wait_until(lambda: not any(model.users for model in served.values()))
     assert client.completions.create(model="second", **ASK).usage.completion_tokens == 8
+
+
+def test_a_model_beyond_the_budget_turns_nobody_out(start, talker):
+    """It is refused at once, for good: none is asked to come again."""
+    running = start(further={"second": talker}, options={"memory_budget": 1.0})
+    running.models.by_name["second"].bytes = 2 << 30  # as it was when it had been loaded once
+    with running.http as http:
+        refused = http.post("/v1/completions", json={"model": "second", "prompt": "a"})
+        assert refused.status_code == 503 and "retry-after" not in refused.headers
+        assert "more than the memory budget of 1 GiB" in refused.json()["error"]["message"]
+        assert [model["name"] for model in http.get("/api/ps").json()["models"]] == ["tiny"]

@@ -199,6 +199,27 @@ def test_callers_take_turns():
     assert asyncio.run(order()).index("rare") <= 1
 
 
+def test_the_lowest_priority_begins_first():
+    """Of all callers, in the order in which they came where it is the same, and before what waits already."""
+
+    async def order() -> list[int]:
+        admission = Admission(capacity=1, max_queue=100)
+        first = admission.enter("a", 1)
+        places = [
+            admission.enter(caller, 1, priority)
+            for caller, priority in zip("abbaba", (5, 5, -1, 0, 5, -1), strict=True)
+        ]
+        begun = []
+        first.leave()
+        while len(begun) < len(places):
+            place = next(p for p in places if p.begun is not None and p not in begun)
+            begun.append(place)
+            place.leave()
+        return [place.priority for place in begun]
+
+    assert asyncio.run(order()) == [-1, -1, 0, 5, 5, 5]
+
+
 def test_admission_counts_what_enters_and_leaves():
     """Random places come and go in any order: never more than the capacity run, and in the end nothing is held."""
     rng = np.random.default_rng()
@@ -284,7 +305,7 @@ def test_what_outlasts_the_drain_ends_with_a_reason(talker):
 def test_readers_that_stop_reading_hold_no_places(start, talker):
     """What they asked for is done, and waits for them; the places are others'."""
     running = start(model=talker, max_num_seqs=2, max_model_len=16384, kv_cache_tokens=20000)
-    asked = json.dumps(ASK | {"max_tokens": 3000, "logprobs": 5}).encode()
+    asked = json.dumps(ASK | {"max_tokens": 3000, "logprobs": 32}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(asked)}\r\n\r\n"
     address = httpx.URL(running.url)
     with ExitStack() as stack:

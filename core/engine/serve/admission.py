@@ -14,10 +14,11 @@ _SHARE_OF_NEWEST = 0.1  # in the mean time that a request takes
 
 
 class Place:
-    """A request's place in the queue, and then among the running ones. ``weight``: how many sequences it has."""
+    """A request's place in the queue, and then among the running ones. ``weight``: how many sequences it has. The lowest
+    ``priority`` goes first."""
 
-    def __init__(self, admission: Admission, caller: str, weight: int) -> None:
-        self.caller, self.weight = caller, weight
+    def __init__(self, admission: Admission, caller: str, weight: int, priority: int = 0) -> None:
+        self.caller, self.weight, self.priority = caller, weight, priority
         self.begun: float | None = None
         self._admission = admission
         self._turn = asyncio.Event()
@@ -63,8 +64,8 @@ class Admission:
     def running(self) -> int:
         return self.capacity - self._free
 
-    def enter(self, caller: str, weight: int) -> Place:
-        """A place at the end of the caller's queue. ApiError 429 where there is none, 503 when the server shuts down."""
+    def enter(self, caller: str, weight: int, priority: int = 0) -> Place:
+        """A place in the caller's queue, behind all that are not of less importance. ApiError 429 where there is none, 503 when the server shuts down."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_s=5)
         if weight > self.capacity:
@@ -74,9 +75,10 @@ class Admission:
         waiting = self.waiting
         if (waiting or weight > self._free) and waiting + weight > self._max_queue:
             raise self._refusal(f"The server is full: {self.running} sequences run and {waiting} wait")
-        place = Place(self, caller, weight)
+        place = Place(self, caller, weight, priority)
         self._held[caller] += 1
-        self._queues.setdefault(caller, deque()).append(place)
+        queue = self._queues.setdefault(caller, deque())
+        queue.insert(sum(other.priority <= priority for other in queue), place)
         self.idle.clear()
         self._grant()
         return place
@@ -88,9 +90,10 @@ class Admission:
         return ApiError(429, f"{why}; try again in {retry} s.", code="rate_limit_exceeded", retry_s=retry)
 
     def _grant(self) -> None:
-        """Lets requests begin, one of each caller in turn; one that needs more room than there is holds the others up."""
+        """Lets requests begin, of those with the lowest priority one of each caller in turn; one that needs more room than there
+        is holds the others up."""
         while self._queues:
-            caller, queue = next(iter(self._queues.items()))
+            caller, queue = min(self._queues.items(), key=lambda item: item[1][0].priority)
             if queue[0].weight > self._free:
                 return
             place = queue.popleft()

@@ -88,7 +88,7 @@ async def begin(
     it is wrong or there is no room; ``Generation.close`` must be called in the end."""
     start = time.monotonic()
     weight = min(len(inputs), max(model.admission.capacity // 2, 1))
-    place = model.admission.enter(caller, weight)
+    place = model.admission.enter(caller, weight, priority)
     try:
         gate = asyncio.Semaphore(weight)
         prepared = [await model.llm.prepare_embedding(given, params, priority, salt, gate) for given in inputs]

@@ -76,8 +76,8 @@ class ServedModel:
         if not self.loaded:
             self._begin(self._opened_engine())
 
-    async def ready(self, fits: Callable[[int], Awaitable[bool]] | None = None) -> None:
-        """Returns once the model is loaded. ApiError 503 where it cannot be, or does not fit: ``fits`` takes its bytes."""
+    async def ready(self, make_room: Callable[[ServedModel], Awaitable[None]] | None = None) -> None:
+        """Returns once the model is loaded. ApiError 503 where it cannot be, or ``make_room`` finds none for it."""
         async with self._loading:
             if self.loaded:
                 return
@@ -85,14 +85,13 @@ class ServedModel:
                 engine = await asyncio.to_thread(self._opened_engine)
             except EngineError as error:
                 raise ApiError(503, f"{self.name} cannot be loaded: {error}", "model", "model_not_loaded") from error
-            if fits is not None and not await fits(self.bytes):
-                await asyncio.to_thread(self._opened.close)
-                raise self.no_room()
+            if make_room is not None:
+                try:
+                    await make_room(self)
+                except ApiError:
+                    await asyncio.to_thread(self._opened.close)
+                    raise
             self._begin(engine)
-
-    def no_room(self) -> ApiError:
-        why = f"{self.name} takes {self.bytes / 2**30:.2f} GiB, for which the memory budget has no room now"
-        return ApiError(503, f"{why}; try again later, or another model.", "model", "model_not_loaded", retry_s=5)
 
     def _opened_engine(self) -> Engine:
         try:
@@ -217,7 +216,7 @@ class ServedModel:
         stream = stream and params.samples == params.n
         for prompt in prompts:
             self._check_length(len(prompt), params)
-        place = self.admission.enter(caller, len(prompts) * params.samples)
+        place = self.admission.enter(caller, len(prompts) * params.samples, priority)
         try:
             threads = lane(slow=params.structured_outputs is not None)
             prepared = [

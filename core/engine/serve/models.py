@@ -56,21 +56,26 @@ class Models:
             await model.ready()
             return model
         async with self._making_room:
-            if not model.loaded and not await self._fits(model.bytes):
-                raise model.no_room()
-            await model.ready(self._fits)  # what it takes is known for certain once it is there
+            if not model.loaded:
+                await self._make_room(model)
+            await model.ready(self._make_room)  # what it takes is known for certain once it is there
         return model
 
-    async def _fits(self, added: int) -> bool:
-        """Whether there is room for so many bytes; models without a request are unloaded for it, the one last used longest
-        ago first."""
+    async def _make_room(self, wanted: ServedModel) -> None:
+        """Unloads models without a request, the one last used longest ago first, until there is room. ApiError 503 where there
+        is none now, or never."""
         assert self._budget is not None
-        while added + sum(model.bytes for model in self.loaded) > self._budget:
+        takes = f"{wanted.name} takes {wanted.bytes / 2**30:.2f} GiB"
+        if wanted.bytes > self._budget:
+            why = f"{takes}, more than the memory budget of {self._budget / 2**30:g} GiB"
+            why += "; raise --memory-budget, or lower --kv-tokens."
+            raise ApiError(503, why, "model", "model_not_loaded")
+        while wanted.bytes + sum(model.bytes for model in self.loaded) > self._budget:
             idle = [model for model in self.loaded if not model.users]
             if not idle:
-                return False
+                why = f"{takes}, for which the memory budget has no room now; try again later, or another model."
+                raise ApiError(503, why, "model", "model_not_loaded", retry_s=5)
             await min(idle, key=lambda model: model.used_at).retire()
-        return True
 
     async def retire_idle(self) -> None:
         """Unloads models that nobody has used for long enough."""
