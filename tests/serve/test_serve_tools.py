@@ -46,6 +46,19 @@ TEXTS = {
         "",
         [("weather", ARGUMENTS), ("clock", "{}")],
     ),
+    "arguments as a string": (
+        '<tool_call>{"name": "clock", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        [("clock", '{"a": 1}')],
+    ),
+    "arguments as a list": ('{"name": "clock", "parameters": [1, {"a": 2}]}', "", [("clock", '[1, {"a": 2}]')]),
+    "escapes that are none": (
+        '{"name": "\\q", "arguments": "\\q"}',
+        '{"name": "\\q", "arguments": "\\q"}',
+        [],
+    ),
+    "arguments with an escape that is none": ('{"name": "clock", "arguments": "\\q"}', "", [("clock", '"\\q"')]),
+    "no arguments": ('{"name": "clock", "arguments": null}', "", [("clock", "{}")]),
     "name last": ('{"arguments": {"a": 1}, "name": "clock"}', "", [("clock", '{"a": 1}')]),
     "cut": ('<tool_call>\n{"name": "weather", "arguments": {"city": "lo', "", [("weather", '{"city": "lo')]),
     "text": ("Just a text, with {braces} and <tool_ no call.", "Just a text, with {braces} and <tool_ no call.", []),
@@ -219,3 +232,13 @@ def test_references_within_a_tools_schema(tooled, wanted):
         [call] = message.tool_calls
         if call.function.name == "visit" and call.function.arguments.endswith("}}"):
             jsonschema.validate(json.loads(call.function.arguments), whole)
+
+
+def test_an_answer_in_a_form_is_no_call(tooled):
+    """Though it may look like one."""
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {"const": {"name": "clock", "arguments": {}}}},
+    }
+    message = ask(tooled, response_format=form).choices[0].message
+    assert not message.tool_calls and json.loads(message.content) == {"name": "clock", "arguments": {}}

@@ -65,7 +65,8 @@ class Admission:
         return self.capacity - self._free
 
     def enter(self, caller: str, weight: int, priority: int = 0) -> Place:
-        """A place in the caller's queue, behind all that are not of less importance. ApiError 429 where there is none, 503 when the server shuts down."""
+        """A place in the caller's queue, behind all of no higher ``priority``. ApiError 429 where there is none, 503 when the
+        server shuts down."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_s=5)
         if weight > self.capacity:

@@ -91,8 +91,11 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
             "messages",
             "context_length_exceeded",
         )
+    formed = (
+        forced is None and params.structured_outputs is not None
+    )  # such an answer is no call, whatever it looks like
     reader = Reader(
-        frozenset(tool.function.name for tool in tools),
+        frozenset(() if formed else (tool.function.name for tool in tools)),
         inside=text.rstrip().endswith(OPEN),
         plain=params.structured_outputs is not None,
         one_call=one_call,

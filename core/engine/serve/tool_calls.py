@@ -105,13 +105,24 @@ def _object(text: str, at: int, known: Set[str]) -> tuple[PartialCall | None, in
     for key, start, stop in _members(text, at):
         value = text[start:stop]
         if key == "name" and name is None and stop is not None and value.startswith('"'):
-            name = json.loads(value, strict=False)
+            name = _string(value)
         elif key in _ARGUMENTS and arguments is None and value.startswith("{"):
             arguments = value
+        elif key in _ARGUMENTS and arguments is None and stop is not None and value != "null":
+            # Some write the object as a string; whatever else stands there is the caller's to refuse.
+            arguments = _string(value) if value.startswith('"') else value
     if name not in known or (arguments is None and end is None):
         return None, end
     assert name is not None
     return PartialCall(name, arguments if arguments is not None else "{}"), end
+
+
+def _string(text: str) -> str:
+    """What a JSON string says, or itself where its escapes are none."""
+    try:
+        return str(json.loads(text, strict=False))
+    except ValueError:
+        return text
 
 
 def _members(text: str, at: int) -> list[tuple[str, int, int | None]]:
