@@ -85,8 +85,8 @@ def _run_native(
     segment.run(counts, [np.ascontiguousarray(array) for _, array in bound], [array for _, array in wanted])
 
 
-def poisoned(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """An array of 0xff bytes: NaN as floats, -1 as integers."""
+def poisoned(shape: tuple[int, ...], dtype: type, byte: int = 0xFF) -> np.ndarray:
+    """An array of the same bytes, by default 0xff: NaN as floats, -1 as integers."""
     array = np.empty(shape, dtype)
-    array.reshape(-1).view(np.uint8)[:] = 0xFF
+    array.reshape(-1).view(np.uint8)[:] = byte
     return array

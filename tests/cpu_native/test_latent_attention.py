@@ -29,15 +29,18 @@ class Latent:
         self.k = [rng.standard_normal((c, self.dim), np.float32) for c in self.contexts]
         self.q = [rng.standard_normal((n, self.heads * self.dim), np.float32) for n in self.lengths]
 
-    def run(self, block_size=16, dtype="f16", isa=ISAS[0], threads=2, only=None, window=0):
-        """The kernel's outputs of each query span (sequence, first, end), and the reference's of all."""
+    def run(self, block_size=16, dtype="f16", isa=ISAS[0], threads=2, only=None, window=0, poison=0xFF):
+        """The kernel's outputs of each query span (sequence, first, end), and the reference's of all.
+
+        What was never written to the cache has the byte `poison`.
+        """
         spans = only or [(s, 0, n) for s, n in enumerate(self.lengths)]
         width = max(-(-c // block_size) for c in self.contexts) + 1
         blocks = width * len(self.contexts) + 2
         pages = np.random.default_rng().permutation(blocks)[: width * len(self.contexts)].astype(np.int32)
         pages = pages.reshape(-1, width)
         # A token's key is a row, so the layouts "plain", "cpu.lanes" and "cpu.pairs" are one.
-        states = [poisoned((blocks, block_size, 1, self.dim), HOST_DTYPES[dtype].type)]
+        states = [poisoned((blocks, block_size, 1, self.dim), HOST_DTYPES[dtype].type, poison)]
         states += [poisoned((blocks, block_size, 1), np.float32)] if dtype.startswith("int") else []
         cache = {"kv_heads": 1, "head_dim": self.dim, "block_size": block_size, "kv_dtype": DTYPES.index(dtype)}
         cache["latent"] = 1
@@ -127,6 +130,15 @@ def test_the_largest_sums_of_whole_numbers_stay_whole(isa, dtype):
     latent.k[0][:], latent.q[0][:] = 1, 1 / 64
     latent.k[0][::2] = 0.5
     for got, want in zip(*latent.run(16, dtype, isa), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_what_only_fills_a_tile_may_leave_32_bits(isa):
+    """Sums with tokens that a block never got are thrown away, and no overflow of signed numbers."""
+    latent = Latent([16], [1], 1, 64, 64)
+    latent.q[0].reshape(-1, 2)[:] = 1, 0  # so that halves of a sum fit, and both together do not
+    for got, want in zip(*latent.run(16, "int16", isa, poison=0x40), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 

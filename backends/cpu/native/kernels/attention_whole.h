@@ -126,7 +126,8 @@ void tile_score_pairs(const int32_t* q, const T* const* tiles, const T* const* a
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
     for (int j = 0; j < N; ++j) {
-      if constexpr (kSums == 2) sum[0][r][j] += sum[1][r][j];
+      if constexpr (kSums == 2)  // may wrap, as within dot_pairs
+        sum[0][r][j] = bit_cast<i32x16>(bit_cast<u32x16>(sum[0][r][j]) + bit_cast<u32x16>(sum[1][r][j]));
       store(scores + r * kChunk + 16 * j, sum[0][r][j]);
     }
 }
