@@ -38,10 +38,29 @@ def test_forms_reasoning_and_a_model_by_name(chat, server, tmp_path):
 def test_refusals_and_broken_connections_are_one_sentence_and_lose_nothing(chat, server):
     server.scripts = [["first"], [429], ["half", BREAK], ["last"]]
     done = chat("--attach", server.url, given="one\ntwo\nthree\nfour\n")
-    assert done.status == 0 and done.out.split() == ["first", "half", "last"]
+    assert done.status == 2 and done.out.split() == ["first", "half", "last"]
     assert "The server refuses with 429: it is too much." in done.err and "broke off" in done.err
     said = [m["content"] for m in server.requests[-1]["messages"]]
     assert said == ["one", "first", "three", "half", "four"]
+
+
+@pytest.mark.parametrize("again", ["/regen", "/edit other"])
+@pytest.mark.parametrize("failing", [[429], [BREAK], ["half", BREAK]])
+def test_a_turn_stays_until_another_answer_is_there(chat, server, again, failing):
+    server.scripts = [["first"], failing, ["then"]]
+    done = chat("--attach", server.url, given=f"one\n{again}\nmore\n")
+    assert done.status == 2 and "The turn before stays as it was." in done.err
+    assert [m["content"] for m in server.requests[-1]["messages"]] == ["one", "first", "more"]
+    kept = json.loads(chat("--export", "json").out)["messages"]
+    assert [m["content"] for m in kept] == ["one", "first", "more", "then"]
+
+
+@pytest.mark.parametrize("given", ['"""\nnot closed\n', "goes on \\\n", "goes on \\"])
+def test_a_piped_message_without_its_end_is_refused(chat, server, given):
+    server.scripts = [["first"]]
+    done = chat("--attach", server.url, given=f"one\n{given}")
+    assert done.status == 2 and done.out == "first\n" and "The input ends within a message" in done.err
+    assert len(server.requests) == 1
 
 
 def test_a_context_that_the_server_tells_is_kept_to(chat, server):
@@ -49,7 +68,7 @@ def test_a_context_that_the_server_tells_is_kept_to(chat, server):
     server.scripts = [["x " * 3], ["y"], ["z"]]
     many = "word " * 30
     done = chat("--attach", server.url, "--context-full", "stop", given=f"{many}\nmore\n")
-    assert "nothing was sent" in done.err or "context is" in done.err
+    assert done.status == 2 and ("nothing was sent" in done.err or "context is" in done.err)
     assert len(server.requests) == 1
 
 

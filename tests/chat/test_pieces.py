@@ -13,7 +13,7 @@ from engine.chat.conversation import Conversation, Message, ToolCall
 from engine.chat.markdown import finished_blocks
 from engine.chat.screen import visible
 from engine.chat.settings import ToolSetting, change, load_settings
-from engine.chat.terminal import message, unfinished
+from engine.chat.terminal import message, shortest, unfinished
 from engine.chat.toolcalls import parse_calls
 from engine.chat.tools import DECLINED, Tools
 from engine.errors import UsageError
@@ -66,6 +66,11 @@ def test_blocks_that_are_finished_stay_as_they_are():
 def test_messages_of_several_lines():
     assert unfinished('"""a') and unfinished('"""') and unfinished("a\\") and not unfinished('"""a"""')
     assert message('"""\na\nb"""') == "a\nb" and message("a\\\nb") == "a\nb" and message("plain") == "plain"
+
+
+def test_letters_that_choose_are_one_choice_s_alone():
+    assert list(shortest(("summarize", "drop", "stop"))) == ["su", "d", "st"]
+    assert list(shortest(("yes", "no"))) == ["y", "n"]
 
 
 def test_nothing_that_moves_the_cursor_is_shown():

@@ -119,6 +119,30 @@ def test_a_full_disk_is_told_and_what_was_kept_stays(tmp_path):
 def test_what_is_no_database_is_told(tmp_path):
     (tmp_path / "c.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StoreError, match="cannot be used for conversations: file is not a database"):
-        Store(tmp_path / "c.db")
+        Store(tmp_path / "c.db").open()
     with pytest.raises(StoreError, match="cannot be used"):
-        Store(tmp_path / "c.db" / "d.db")
+        Store(tmp_path / "c.db" / "d.db").list()
+
+
+def test_a_database_is_tried_again_until_it_can_be_used(tmp_path):
+    (tmp_path / "folder").write_text("no folder yet")
+    store = Store(tmp_path / "folder" / "c.db")
+    for attempt in (store.open, store.list, lambda: store.save(Conversation())):
+        with pytest.raises(StoreError, match="cannot be used"):
+            attempt()
+    (tmp_path / "folder").unlink()
+    store.save(Conversation(messages=[Message("user", "kept")]))
+    assert store.list()[0].name == "kept" and store.is_open
+
+
+def test_what_was_kept_can_be_read_where_nothing_can_be_written(tmp_path):
+    """A folder in the place of a file that SQLite makes beside a database stands for a medium that is read alone."""
+    store = Store(tmp_path / "c.db")
+    store.save(Conversation(messages=[Message("user", "kept")]))
+    store.close()
+    (tmp_path / "c.db-shm").mkdir()
+    again = Store(tmp_path / "c.db")
+    talk = again.load()
+    assert talk.messages[0].content == "kept" and again.list()[0].name == "kept"
+    with pytest.raises(StoreError, match="readonly"):
+        again.save(talk)

@@ -151,7 +151,7 @@ def test_a_full_context_is_warned_of_and_the_person_chooses(terminal, talker):
             break
         child.wait_prompt()
     assert "% full" in child.text(), "no warning came"
-    child.wait(r"\[s\]ummarize, \[d\]rop, \[s\]top")
+    child.wait(r"\[su\]mmarize, \[d\]rop, \[st\]op")
     child.line("stop")
     child.wait("nothing was sent")
     child.wait_prompt()

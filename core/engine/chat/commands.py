@@ -168,32 +168,32 @@ def _list(chat: Chat, rest: str) -> None:
 
 
 def _regen(chat: Chat, rest: str) -> None:
-    chat.say(_undone(chat))
+    chat.session.say_again(_last_message(chat))
 
 
-def _undone(chat: Chat) -> str:
+def _last_message(chat: Chat) -> str:
+    talk = chat.session.talk
+    begin = talk.last_turn()
+    if begin is None:
+        raise UsageError("There is no message yet.")
+    return talk.messages[begin].content
+
+
+def _undo(chat: Chat, rest: str) -> None:
     said = chat.session.talk.undo()
     if said is None:
         raise UsageError("There is no turn yet.")
     chat.session.forget_usage()
-    return said
-
-
-def _undo(chat: Chat, rest: str) -> None:
-    said = _undone(chat)
     chat.session.save()
     tell(f"Taken back: {said}")
 
 
 def _edit(chat: Chat, rest: str) -> None:
-    turns = chat.session.talk.turns()
-    if not turns:
-        raise UsageError("There is no message to edit yet.")
-    text = rest or chat.terminal.edit(chat.session.talk.messages[turns[-1]].content)
+    before = _last_message(chat)
+    text = rest or chat.terminal.edit(before)
     if not text.strip():
         raise UsageError("The message is empty; nothing is changed.")
-    _undone(chat)
-    chat.say(text)
+    chat.session.say_again(text)
 
 
 def _clear(chat: Chat, rest: str) -> None:

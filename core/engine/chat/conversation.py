@@ -95,13 +95,17 @@ class Conversation:
         """Where each turn begins, among the messages that the model is shown."""
         return [i for i in range(self.start, len(self.messages)) if self.messages[i].role == "user"]
 
+    def last_turn(self) -> int | None:
+        """Where the last turn begins, whether or not the model is shown it; None if there is none."""
+        return max((i for i, message in enumerate(self.messages) if message.role == "user"), default=None)
+
     def undo(self) -> str | None:
         """Take the last turn back, and give what the person had said in it; None if there is none."""
-        turns = [i for i, message in enumerate(self.messages) if message.role == "user"]
-        if not turns:
+        begin = self.last_turn()
+        if begin is None:
             return None
-        said = self.messages[turns[-1]].content
-        del self.messages[turns[-1] :]
+        said = self.messages[begin].content
+        del self.messages[begin:]
         if self.start > len(self.messages):
             self.start, self.summary = 0, None
         return said

@@ -46,20 +46,21 @@ def open_source(settings: Any, model: str | None) -> Source:
 
 
 def open_store(settings: Any) -> Store | None:
-    """Where conversations are kept; None, and a sentence, where that cannot be used."""
+    """Where conversations are kept, and a sentence where that cannot be used now; None with --no-save."""
     if not settings.save:
         return None
+    store = Store(settings.database)
     try:
-        return Store(settings.database)
+        store.open()
     except StoreError as error:
         note(f"{error} The chat goes on unsaved.")
-        return None
+    return store
 
 
 def resumed(store: Store | None, number: int | None) -> Conversation:
     """A conversation that is kept; the last one without a number. Raises StoreError."""
     if store is None:
-        raise StoreError("There is no conversation to go on with, since none can be read.")
+        raise StoreError("There is no conversation to go on with where none is kept (--no-save).")
     return store.load(number)
 
 
@@ -71,18 +72,19 @@ def run(
     form: StructuredOutputs | None,
     prompt: str | None,
     files: Sequence[Path],
-) -> None:
-    """Answer ``prompt`` and leave, or converse. ``files`` go before the first message. Raises EngineError."""
+) -> bool:
+    """Answer ``prompt`` and leave, or converse. ``files`` go before the first message. False where something that was piped in
+    has been refused. Raises EngineError."""
     talk.model = source.reference
     session = Session(source, settings, talk, store, Piped().choose, form=form, tools=Tools(settings.tools))
     session.attached = "".join(as_attachment(file) for file in files)
     if sys.stdout.isatty() and not _dumb():
         session.screen = _screen(settings)
     try:
-        if prompt is not None:
-            _once(session, prompt)
-        else:
-            _converse(session)
+        if prompt is None:
+            return _converse(session)
+        _once(session, prompt)
+        return True
     finally:
         session.source.close()
         if store is not None:
@@ -107,6 +109,7 @@ def _screen(settings: Any) -> Any:
 def _once(session: Session, prompt: str) -> None:
     if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         session.choose = _typed(session).choose
+    session.once = True
     session.say(prompt)
     if session.stopped:
         raise KeyboardInterrupt
@@ -118,8 +121,9 @@ def _typed(session: Session) -> Typed:
     return Typed(history_file(), session.status, words(), session.settings.editing)
 
 
-def _converse(session: Session) -> None:
-    """Reads and answers messages until /exit, the end of the input, or two Ctrl-C."""
+def _converse(session: Session) -> bool:
+    """Reads and answers messages until /exit, the end of the input, or two Ctrl-C. False where something that was piped in
+    has been refused."""
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     terminal: Terminal = _typed(session) if typed else Piped()
     session.choose = terminal.choose
@@ -129,12 +133,12 @@ def _converse(session: Session) -> None:
     if session.talk.messages:
         retell(session.talk)
     with terminal.quiet():
-        leaving = False
+        leaving = refused = False
         while True:
             try:
                 line = terminal.read()
             except EOFError:
-                return
+                return typed or not refused
             except KeyboardInterrupt:
                 if leaving:
                     raise
@@ -144,8 +148,9 @@ def _converse(session: Session) -> None:
             try:
                 obey(chat, line) if line.startswith("/") else chat.say(line)
             except LeaveError:
-                return
+                return typed or not refused
             except EngineError as error:
+                refused = True
                 note(str(error))
             except KeyboardInterrupt:  # of a command
                 session.stopped = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, RequestError, UsageError
 
 from .answer import Answer, Ask, Source, Usage
 from .context import ContextFullError, make_room
@@ -40,12 +40,13 @@ class Session:
     unsaved: bool = False
     attached: str = ""  # what /read has put before the next message
     stopped: bool = False
+    once: bool = False  # it is left after one answer
     _latest: Answer = field(default_factory=Answer)
     _used: int | None = None
     _warned: bool = False
 
     def __post_init__(self) -> None:
-        self.unsaved = self.store is None
+        self.unsaved = self.store is None or not self.store.is_open
 
     def setting(self, name: str) -> Any:
         """A setting's value: how to sample is the model's own recommendation where nobody has said otherwise."""
@@ -97,6 +98,25 @@ class Session:
                 self.save()
         return answered
 
+    def say_again(self, text: str) -> bool:
+        """The last turn once more, with this message; as ``say``. The turn stays as it was unless it is answered without a
+        fault. Raises EngineError, and UsageError if there is no turn."""
+        talk = self.talk
+        before = list(talk.messages), talk.start, talk.summary
+        if talk.undo() is None:
+            raise UsageError("There is no turn yet.")
+        self.forget_usage()
+        answered = False
+        try:
+            answered = self.say(text)
+        finally:
+            if not answered:
+                talk.messages, talk.start, talk.summary = before
+                self.forget_usage()
+                self.save()
+                note("The turn before stays as it was.")
+        return answered
+
     def _answer_rounds(self) -> None:
         for _ in range(self.settings.tool_rounds):
             self._make_room()
@@ -123,24 +143,25 @@ class Session:
     def stream(self, ask: Ask, show: bool = True) -> Answer:
         """The whole answer, or what has come of it when Ctrl-C stopped it. Raises EngineError."""
         answer = self._latest = Answer()
-        screen = self.screen(self.settings.think) if show else None
-        try:
-            if screen is not None:
-                screen.update(answer, self.status())
-            with interruptible() as wait, closing(self.source.answer(ask)) as answers:
-                for answer in wait(answers):
-                    self._latest = answer
-                    if screen is not None:
-                        screen.update(answer, self.status(answer.usage))
+        with interruptible() as wait:  # to the screen's end: a second Ctrl-C leaves no line of it half drawn
+            screen = self.screen(self.settings.think) if show else None
+            try:
+                if screen is not None:
+                    screen.update(answer, self.status())
+                with closing(self.source.answer(ask)) as answers:
+                    for answer in wait(answers):
+                        self._latest = answer
+                        if screen is not None:
+                            screen.update(answer, self.status(answer.usage))
+            finally:
                 self.stopped = wait.stopped
-        finally:
-            if answer.usage.prompt_tokens is not None and show:
-                self._used = answer.usage.prompt_tokens + (answer.usage.answer_tokens or 0)
-                self.usages.append(answer.usage)
-            if screen is not None:
-                screen.close(self._ending(answer))
+                if answer.usage.prompt_tokens is not None and show:
+                    self._used = answer.usage.prompt_tokens + (answer.usage.answer_tokens or 0)
+                    self.usages.append(answer.usage)
+                if screen is not None:
+                    screen.close(self._ending(answer))
         if self.stopped and show:
-            note("Stopped; Ctrl-C once more leaves.")
+            note("Stopped." if self.once else "Stopped; Ctrl-C once more leaves.")
         elif answer.finish_reason == "length":
             limit = (
                 f"the context of {self.source.limit} tokens is full" if answer.usage.limit_reached else "--max-tokens"

@@ -45,39 +45,31 @@ class Listed:
 
 
 class Store:
-    """The conversations of one database. Several processes may use it at once."""
+    """The conversations of one database, opened when it is first used. Several processes may use it at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _told(path):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            new = not path.exists()
-            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-            if new:
-                path.chmod(0o600)  # what people say to a model is theirs
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found > _VERSION:
-                raise StoreError(f"{path} is of a newer release of engine; use that, or another --database.")
-            if found < _VERSION:
-                self._write_ahead()
-                self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-            self._db.execute("PRAGMA synchronous = FULL")
+        self._connection: sqlite3.Connection | None = None
         self._saved: tuple[int, int, tuple[Message, ...]] = (0, 0, ())  # id, version and messages as they are kept
 
-    def _write_ahead(self) -> None:
-        """Sets the journal's mode, for whose locks SQLite does not wait."""
-        end = time.monotonic() + _BUSY_S
-        while True:
-            try:
-                self._db.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
-                    raise
-            time.sleep(0.01)
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def open(self) -> None:
+        """Raises StoreError where it cannot be; then the next use tries again."""
+        with _told(self.path):
+            self._db.execute("SELECT 1")
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = _opened(self.path)
+        return self._connection
 
     def close(self) -> None:
-        self._db.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def save(self, talk: Conversation) -> str | None:
         """Keep a conversation as it is, and give it an id if it has none. A sentence if it had been continued elsewhere
@@ -169,6 +161,42 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = not path.exists()
+    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    try:
+        if new:
+            path.chmod(0o600)  # what people say to a model is theirs
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        if found > _VERSION:
+            raise StoreError(f"{path} is of a newer release of engine; use that, or another --database.")
+        if found < _VERSION:
+            _write_ahead(db)
+            db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        db.execute("PRAGMA synchronous = FULL")
+    except BaseException as error:
+        db.close()
+        # Where no file can be made beside it, as on a medium that cannot be written, it can still be read.
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CANTOPEN and path.is_file() and not new:
+            return sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, isolation_level=None)
+        raise
+    return db
+
+
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Sets the journal's mode, for whose locks SQLite does not wait."""
+    end = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+        time.sleep(0.01)
 
 
 @contextmanager

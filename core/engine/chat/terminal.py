@@ -36,6 +36,15 @@ def message(text: str) -> str:
     return text.replace("\\\n", "\n")
 
 
+def shortest(choices: Sequence[str]) -> dict[str, str]:
+    """The fewest first letters that are one choice's alone."""
+    found = {}
+    for choice in choices:
+        letters = next(n for n in range(1, len(choice) + 1) if sum(c.startswith(choice[:n]) for c in choices) == 1)
+        found[choice[:letters]] = choice
+    return found
+
+
 class Terminal(Protocol):
     """Where messages come from."""
 
@@ -59,7 +68,13 @@ class Piped:
         try:
             text = input()
             while unfinished(text):
-                text += "\n" + input()
+                try:
+                    text += "\n" + input()
+                except EOFError:
+                    raise UsageError(
+                        f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
+                        " backslash."
+                    ) from None
         except UnicodeDecodeError as error:
             raise UsageError(f"The input is not {error.encoding}: {error.reason}.") from error
         return message(text)
@@ -117,14 +132,14 @@ class Typed:
         from prompt_toolkit import prompt
 
         print(visible(question), file=sys.stderr, flush=True)
-        wanted = ", ".join(f"[{choice[0]}]{choice[1:]}" for choice in choices)
+        wanted = ", ".join(f"[{short}]{choice[len(short) :]}" for short, choice in shortest(choices).items())
         while True:
             try:
                 typed = prompt(f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style).strip().lower()
             except (EOFError, KeyboardInterrupt):
                 return choices[-1]
             found = [choice for choice in choices if typed and choice.startswith(typed)]
-            if found:
+            if len(found) == 1:
                 return found[0]
 
     def edit(self, text: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engine.cli.options import MODEL_HELP, EngineOptions, FormOptions, SamplingOptions, given_options
 from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine.chat.store import Store
 
 _OWN = ("system", "max_tokens", "attach", "think", "reasoning", "markdown", "context_full", "save", "database")
 
@@ -93,21 +96,23 @@ def chat(
     """
     from engine.chat.loop import open_source, open_store, resumed, run
     from engine.chat.settings import ENGINE, SAMPLING, load_settings
+    from engine.chat.store import Store
 
     settings = load_settings(given_options(context, (*_OWN, *SAMPLING, *ENGINE)))
     settings.model = model or settings.model
-    store = open_store(settings)
     if listing or search is not None or export is not None or delete is not None:
-        _records(store, search or "", export, number, delete)
+        _records(Store(settings.database), search or "", export, number, delete)
         return
     # what is wrong with them is told before the model loads
     outputs = form.outputs()
     sampling.params(max_tokens=max_tokens)
     message = None if prompt is None else f"{prompt}{_stdin()}"
+    store = open_store(settings)
     talk = resumed(store, number) if resume or number is not None else _new()
     talk.system = settings.system if settings.system is not None else talk.system
     source = open_source(settings, settings.model or (None if settings.attach else talk.model or None))
-    run(settings, talk, source, store, outputs, message, file or ())
+    if not run(settings, talk, source, store, outputs, message, file or ()):
+        raise typer.Exit(2)
 
 
 def _new() -> Any:
@@ -129,18 +134,15 @@ def _stdin() -> str:
     return f"\n\n{text.rstrip()}" if text.strip() else ""
 
 
-def _records(store: Any, search: str, export: str | None, number: int | None, delete: int | None) -> None:
-    from engine.chat.loop import resumed
+def _records(store: Store, search: str, export: str | None, number: int | None, delete: int | None) -> None:
     from engine.chat.store import exported
 
-    if store is None:
-        raise UsageError("There are no conversations to be read.")
     if delete is not None:
         store.delete(delete)
     elif export is not None:
         if export not in ("md", "json"):
             raise UsageError(f"--export is {export!r}; it must be md or json.")
-        sys.stdout.write(exported(resumed(store, number), export))
+        sys.stdout.write(exported(store.load(number), export))
     else:
         for each in store.list(search, most=1000):
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.updated))
