@@ -67,6 +67,7 @@ def test_commands_change_what_is_sent(chat, talker, tmp_path):
     assert "<system>be brief<user>three<assistant>" in done.err
     assert "temperature = 0.5" in done.err and "temperature is 'warm'" in done.err
     assert "no setting 'nothing'" in done.err and "There is no command /exti" in done.err
+    assert "does not know whether to reason" in done.err
     assert "see text alone" in done.err and "not asked for" in done.err and "none cannot be read" in done.err
     assert "out.md is there already" in done.err and "three" in (tmp_path / "out.md").read_text()
     assert re.search(r"1 +[\d-]+ [\d:]+ +2 messages  the title", done.err)
@@ -114,10 +115,11 @@ def test_what_the_template_refuses_is_told(chat, talker):
 
 
 def test_reasoning_of_a_template_that_begins_it(chat, tmp_path):
-    template = tiny_models.TEMPLATE.replace("<assistant>{% endif", "<assistant><think>\n{% endif")
+    template = tiny_models.TEMPLATE.replace("<assistant>{% endif", "<assistant>{% if enable_thinking != false %}<think>\n{% endif %}{% endif")
     thinker = tiny_models.write_talker(tmp_path, template)
     regex = "[ab]{5}</think>\n\n[cd]{5}"
-    hidden = chat(thinker, "-p", "x", "--regex", regex, *REFERENCE)
+    hidden = chat(thinker, "-p", "x", "--reasoning", "--regex", regex, *REFERENCE)
+    assert "changes nothing" not in hidden.err
     assert re.fullmatch("[cd]{5}\n", hidden.out)
     assert re.fullmatch(
         "[ab]{5}\n\n[cd]{5}\n", chat(thinker, "-p", "x", "--think", "show", "--regex", regex, *REFERENCE).out
@@ -132,6 +134,7 @@ def test_a_tool_of_a_model_that_runs_here_is_not_run_where_nobody_can_be_asked(c
     )
     call = re.escape('<tool_call>{"name": "now", "arguments": {}}</tool_call>')
     done = chat(talker, "-p", "x", "--regex", call, *REFERENCE)
+    assert "no place for tools, so it is told of none" in done.err
     assert "The model asks for the tool now()" in done.err and "now is not run" in done.err
     assert not (home / "ran").exists()
     roles = [m["role"] for m in json.loads(chat("--export", "json").out)["messages"]]

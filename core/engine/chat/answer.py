@@ -69,6 +69,9 @@ class Source(Protocol):
     def sampling(self) -> Mapping[str, Any]:
         """How its makers would have it sampled, by the names of the settings."""
 
+    def hears(self, variable: str) -> bool:
+        """Whether what is told under this name can reach the model, as far as that is known: whether its template reads it."""
+
     def count(self, ask: Ask) -> int | None:
         """Tokens of the prompt; None if that is not known before it is sent."""
 

@@ -254,6 +254,7 @@ def _think(chat: Chat, rest: str) -> None:
     settings = chat.session.settings
     if rest in ("on", "off"):
         settings.reasoning = rest == "on"
+        chat.session.warn_of_the_unheard()
     elif rest:
         change(settings, "think", rest)
     asked = {None: "as the model's template has it", True: "asked for", False: "not asked for"}[settings.reasoning]

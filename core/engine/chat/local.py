@@ -47,6 +47,10 @@ class Local:
     def sampling(self) -> Mapping[str, Any]:
         return self._llm.loaded.checkpoint.sampling
 
+    def hears(self, variable: str) -> bool:
+        template = self._llm.loaded.checkpoint.chat_template()
+        return template is not None and template.reads(variable)
+
     def close(self) -> None:
         self._open.close()
 

@@ -81,6 +81,7 @@ def run(
     if sys.stdout.isatty() and not _dumb():
         session.screen = _screen(settings)
     try:
+        session.warn_of_the_unheard()
         if prompt is None:
             return _converse(session)
         _once(session, prompt)
@@ -170,6 +171,7 @@ def _change_model(session: Session, name: str) -> None:
     session.source.close()
     try:
         session.source = open_source(settings, name)
+        session.warn_of_the_unheard()
     except EngineError:
         session.source = open_source(settings, before)
         raise

@@ -62,6 +62,13 @@ class Session:
         shown = self.talk.sent() if messages is None else messages
         return Ask(shown, options, self.form, self.tools.described(), variables)
 
+    def warn_of_the_unheard(self) -> None:
+        """Say what is asked for and cannot reach the model."""
+        if self.tools.described() and not self.source.hears("tools"):
+            note("The model's chat template has no place for tools, so it is told of none.")
+        if self.settings.reasoning is not None and not self.source.hears("enable_thinking"):
+            note("The model's chat template does not know whether to reason, so asking for it changes nothing.")
+
     def status(self, usage: Usage | None = None) -> str:
         """The status line; of an answer that is coming, where its ``usage`` is given."""
         last = usage or (self.usages[-1] if self.usages else Usage())
