@@ -115,7 +115,8 @@ def test_what_the_template_refuses_is_told(chat, talker):
 
 
 def test_reasoning_of_a_template_that_begins_it(chat, tmp_path):
-    template = tiny_models.TEMPLATE.replace("<assistant>{% endif", "<assistant>{% if enable_thinking != false %}<think>\n{% endif %}{% endif")
+    opened = "{% if enable_thinking != false %}<think>\n{% endif %}"
+    template = tiny_models.TEMPLATE.replace("<assistant>{% endif", f"<assistant>{opened}{{% endif")
     thinker = tiny_models.write_talker(tmp_path, template)
     regex = "[ab]{5}</think>\n\n[cd]{5}"
     hidden = chat(thinker, "-p", "x", "--reasoning", "--regex", regex, *REFERENCE)

@@ -45,7 +45,7 @@ def test_what_perplexity_prints(engine, llama, text, cpu):
 @pytest.mark.parametrize(("kind", "method"), [("nf4", "bitsandbytes"), ("INT8", "compressed-tensors")])
 def test_folders(engine, llama, tmp_path, kind, method):
     done = engine("quantize", llama, tmp_path / "out", "-t", kind)
-    assert (done.status, done.err) == (0, "")
+    assert done.status == 0 and ("keep their form" in done.err) == (kind == "nf4")  # 96 inputs are no multiple of 64
     assert method in (tmp_path / "out" / "config.json").read_text()
 
 

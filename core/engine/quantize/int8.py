@@ -9,6 +9,9 @@ from engine.backend.v1 import Array
 from engine.formats.quantformats import Floats
 from engine.formats.safetensors_writer import StoredTensor
 
+BLOCK = 32
+"""Inputs that a layer has a multiple of, for the kernels that compute with it."""
+
 
 def stored(name: str, shape: tuple[int, ...]) -> tuple[StoredTensor, ...]:
     """What ``name`` (...weight) [N, K] becomes."""

@@ -22,6 +22,7 @@ from engine.quantize.output import check_target, copy_others, replacing_folder
 from engine.quantize.to_gguf import Progress, Result
 
 Kind = Literal["NF4", "INT8"]
+_INPUTS = {"NF4": nf4.BLOCK, "INT8": int8.BLOCK}
 _PIECE = 1 << 22
 """Weights that are decoded at a time; a multiple of NF4's blocks."""
 
@@ -51,6 +52,12 @@ def quantize_to_folder(
             f"{kind} is made of a Hugging Face folder with unquantized weights; {checkpoint.path} is none."
         )
     chosen, skipped = _linears(load_model(checkpoint))
+    odd = {name for name in chosen if checkpoint.tensors[name].shape[-1] % _INPUTS[kind]}
+    chosen, skipped = chosen - odd, sorted({*skipped, *(_module(name) for name in odd)})
+    if not chosen:
+        raise ModelError(
+            f"No layer of {checkpoint.path} has a multiple of {_INPUTS[kind]} inputs, which {kind} needs; take a type of GGUF."
+        )
     groups = [
         _group(tensor, kind, nested) if name in chosen else _copied(tensor)
         for name, tensor in checkpoint.tensors.items()
@@ -65,7 +72,17 @@ def quantize_to_folder(
         described = dict(checkpoint.metadata) | {"quantization_config": config}
         (part / "config.json").write_text(json.dumps(described, indent=2))
         _write_shards(groups, part, shard_bytes, before, progress)
-    return Result(before, after, ())
+    return Result(before, after, (_kept(odd, kind),) if odd else ())
+
+
+def _kept(names: set[str], kind: Kind) -> str:
+    first = min(names)
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{first}{more} keep their form: {kind} needs a multiple of {_INPUTS[kind]} inputs, and they have another number."
+
+
+def _module(tensor: str) -> str:
+    return tensor.removesuffix(".weight")
 
 
 def _linears(model: Model) -> tuple[set[str], list[str]]:
@@ -87,7 +104,7 @@ def _linears(model: Model) -> tuple[set[str], list[str]]:
         names = {tensor.name for tensor in weight.tensors}
         kept = call in program.head or call.outputs[0].id in routers
         (skipped if kept else chosen).update(names)
-    modules = sorted({name.removesuffix(".weight") for name in skipped - chosen} | {"lm_head"})
+    modules = sorted({_module(name) for name in skipped - chosen} | {"lm_head"})
     return chosen - skipped, modules
 
 
