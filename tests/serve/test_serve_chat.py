@@ -150,6 +150,89 @@ def test_echo_and_token_ids(running):
     assert by_text.logprobs.text_offset == sorted(by_text.logprobs.text_offset)
 
 
+def complete(running, **fields):
+    response = running.http.post("/v1/completions", json={"model": "tiny", "max_tokens": 6} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_token_that_ends_the_text_is_scored(running):
+    """Programs that score prompts drop the last token, which was generated: it must be there."""
+    ids = list(running.engine.encode("Once upon"))
+    (end,) = running.engine.encode("b")[-1:]
+    fields = {"stop_token_ids": [end], "logit_bias": {str(end): 100}, "temperature": 0, "echo": True, "logprobs": 1}
+    answer = complete(running, prompt=ids, **fields)
+    (choice,) = answer["choices"]
+    scored = choice["logprobs"]
+    assert choice["finish_reason"] == "stop"
+    assert len(scored["token_logprobs"]) == len(ids) + answer["usage"]["completion_tokens"]
+    assert scored["text_offset"][-1] == len(choice["text"])  # it adds no text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_without_an_answer(running, stream):
+    prompts = ["Once upon a time", "and h\u00e9 said"]
+    fields = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 2}
+    if stream:
+        chunks = running.openai.completions.create(model="tiny", stream=True, **fields)
+        choices = [choice.model_dump() for chunk in chunks for choice in chunk.choices]
+    else:
+        answer = complete(running, **fields)
+        choices = answer["choices"]
+        assert answer["usage"]["completion_tokens"] == 0
+    assert sorted(choice["text"] for choice in choices) == sorted(prompts)
+    for choice in choices:
+        ids = running.engine.encode(choice["text"])
+        assert len(choice["logprobs"]["token_logprobs"]) == len(ids) and choice["finish_reason"] == "length"
+    refused = running.http.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 0})
+    assert refused.status_code == 400 and "max_tokens" in refused.json()["error"]["message"]
+
+
+def test_text_offsets_count_characters(running):
+    """Each of the tokens that make up a character together begins where the character does."""
+    said = "\u00e9\u6771\U0001f642"
+    fields = {"structured_outputs": {"choice": [said]}, "max_tokens": 30, "logprobs": 0, "echo": True}
+    (choice,) = complete(running, prompt="h\u00e9 ", **fields)["choices"]
+    assert choice["text"] == "h\u00e9 " + said
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert any("\ufffd" in token for token in tokens), "no character was of several tokens"
+    assert set(offsets) == set(range(len(choice["text"]))) and offsets == sorted(offsets)
+
+
+def test_a_character_that_is_cut_is_left_out(running):
+    """Of four bytes, each a token, max_tokens lets some come: they are no text."""
+    form = {"structured_outputs": {"choice": ["\U0001f642"]}}
+    whole = complete(running, prompt="a", max_tokens=30, **form)
+    assert whole["choices"][0]["text"] == "\U0001f642"
+    for count in range(1, whole["usage"]["completion_tokens"] - 1):
+        (choice,) = complete(running, prompt="a", max_tokens=count, **form)["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("", "length")
+
+
+def test_more_prompts_than_may_run_take_turns(running):
+    """As embeddings do: 64 sequences run, and a list may be longer."""
+    capacity = next(iter(running.models.by_name.values())).admission.capacity
+    prompts = [f"prompt {n}" for n in range(capacity + 20)]
+    fields = {"prompt": prompts, "max_tokens": 3, "temperature": 0, "n": 2}
+    answer = complete(running, **fields)
+    texts = [choice["text"] for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+    assert len(texts) == 2 * len(prompts) and answer["usage"]["completion_tokens"] == 3 * len(texts)
+    for n in (0, len(prompts) - 1):
+        alone = complete(running, **fields | {"prompt": prompts[n], "n": 1})["choices"][0]["text"]
+        assert texts[2 * n : 2 * n + 2] == [alone, alone]
+    running.wait_until_free()
+
+
+def test_turns_within_a_list_do_not_wait_for_a_slow_reader(running):
+    """Its place is given back when the engine is done with the last of its prompts."""
+    capacity = next(iter(running.models.by_name.values())).admission.capacity
+    prompts = [f"prompt {n}" for n in range(capacity + 20)]
+    body = {"model": "tiny", "prompt": prompts, "max_tokens": 3, "stream": True}
+    with running.http.stream("POST", "/v1/completions", json=body) as response:
+        running.wait_until_free()
+        assert sum(b"finish_reason" in line.encode() for line in response.iter_lines()) >= len(prompts)
+
+
 def test_forms(running):
     schema = {
         "type": "object",

@@ -71,6 +71,16 @@ TEXTS = {
         [("clock", '{"x": "<tool_call>"}')],
     ),
     "JSON, then a call": (f'{{"a": 1}} <tool_call>{CALL}</tool_call>', '{"a": 1}', [("weather", ARGUMENTS)]),
+    "text between": (
+        f'<tool_call>{CALL}</tool_call>\nNow the other < one:\n<tool_call>{{"name": "clock", "arguments": {{}}}}</tool_call> ok',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "one that is none between": (
+        f'<tool_call>{CALL}<tool_call>{{"name": "x"}}<tool_call>no<tool_call>{{"name": "clock"}}',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
     "list that is none": ("[1, 2] are numbers", "[1, 2] are numbers", []),
 }
 

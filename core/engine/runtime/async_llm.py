@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class AsyncLLM:
         salt: bytes = b"",
         gate: asyncio.Semaphore | None = None,
     ) -> Prepared:
-        """``prepare`` for an embedding. ``gate``: held while it is in the engine. Raises RequestError or AdmissionError."""
+        """``prepare`` for an embedding. Raises RequestError or AdmissionError."""
         latest = _Latest()
         make = partial(self.engine.embedding, plain(prompt), params, latest.put, priority, salt)
         return Prepared(self.engine, await asyncio.to_thread(make), latest, gate)
@@ -106,9 +106,11 @@ class AsyncLLM:
         stream: bool = True,
         salt: bytes = b"",
         threads: Executor | None = None,
+        gate: asyncio.Semaphore | None = None,
     ) -> Prepared:
         """A request whose prompt is tokenized and whose parameters are checked, on one of ``threads``; ``outputs`` admits
-        it. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
+        it. Requests of different ``salt`` share no cached prefix. ``gate``: held while it is in the engine. Raises
+        RequestError."""
         latest = _Latest()
         given = plain(prompt)
 
@@ -118,7 +120,7 @@ class AsyncLLM:
             return self.engine.request(text, ids, params, latest.put, request_id, priority, stream, salt)
 
         made = await asyncio.get_running_loop().run_in_executor(threads, make)
-        return Prepared(self.engine, made, latest)
+        return Prepared(self.engine, made, latest, gate)
 
     async def abort(self, request_id: str) -> None:
         await asyncio.to_thread(self.engine.abort, request_id)
@@ -140,14 +142,32 @@ class Prepared:
         self.request = request
         self._engine = engine
         self._latest = latest
-        self._gate = gate or nullcontext()
+        self._gate = gate
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """Admits the request and gives its outputs; may be called once. Leaving the iterator aborts the request. Raises
         AdmissionError if it can never fit."""
-        async with self._gate, aclosing(self._outputs()) as outputs:
-            async for output in outputs:
-                yield output
+        leave = await self._enter()
+        try:
+            async with aclosing(self._outputs()) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            leave()
+
+    async def _enter(self) -> Callable[[], None]:
+        """Passes the gate. Others may once the engine has done the request, whoever reads its outputs, or the caller leaves."""
+        if self._gate is None:
+            return lambda: None
+        await self._gate.acquire()
+        held = [self._gate]
+
+        def leave() -> None:
+            while held:
+                held.pop().release()
+
+        self._latest.when_ended = leave
+        return leave
 
     async def ended(self) -> None:
         """Waits until the engine has done all of it, whether or not its outputs are taken."""
@@ -211,6 +231,7 @@ class _Latest:
         self._loop = asyncio.get_running_loop()
         self._there = asyncio.Event()
         self.ended = asyncio.Event()
+        self.when_ended: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._output: RequestOutput | None = None
 
@@ -221,7 +242,11 @@ class _Latest:
         if waking:
             self._loop.call_soon_threadsafe(self._there.set)
         if output.finished:
-            self._loop.call_soon_threadsafe(self.ended.set)
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self.ended.set()
+        self.when_ended()
 
     async def get(self) -> RequestOutput:
         await self._there.wait()

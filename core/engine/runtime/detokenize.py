@@ -36,10 +36,11 @@ class Continuation:
         return self._grow(self.detokenizer.push(token))
 
     def end(self, reason: str, why: str | int | None) -> None:
-        """The scheduler's side ended it. What the detokenizer still held comes out."""
+        """The scheduler's side ended it. What the detokenizer still held comes out, unless it is the part of a character that
+        the text was cut in."""
         if self.finish_reason is not None:
             return
-        if self.detokenizer is not None and self._grow(self.detokenizer.flush()):
+        if reason != "length" and self.detokenizer is not None and self._grow(self.detokenizer.flush()):
             return
         self.finish_reason, self.stop_reason = reason, why
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +17,7 @@ from .errors import ApiError
 from .fields import MAX_LISTED, CompletionBody
 from .model import Generation, ServedModel, salt_of
 from .models import Models
-from .respond import last_outputs, note, shown_tokens, text_logprobs, usage
+from .respond import TextOffsets, last_outputs, note, text_logprobs, usage
 from .sse import Event, EventStream
 from .tracing import current
 
@@ -42,7 +42,7 @@ def routes(models: Models) -> APIRouter:
         }
         if body.stream:
             return EventStream(_events(work, head, request, with_usage), work.generation.close)
-        outputs = await last_outputs(request, work.generation)
+        outputs = [work.asked(output) for output in await last_outputs(request, work.generation)]
         choices = [
             choice
             for prompt, output in enumerate(outputs)
@@ -64,13 +64,30 @@ class Work:
     n: int
     echo: bool
     logprobs: int | None
+    skip_special: bool
+    only_echo: bool
+
+    def asked(self, output: RequestOutput) -> RequestOutput:
+        """Without the token that the engine made where none was asked for."""
+        if not self.only_echo:
+            return output
+        outputs = tuple(
+            replace(c, text="", token_ids=(), logprobs=c.logprobs and (), finish_reason=c.finish_reason and "length")
+            for c in output.outputs
+        )
+        return replace(output, outputs=outputs)
 
 
 async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work:
     """Tokenizes, checks and takes a place; ApiError or EngineError where that cannot be done."""
     echo = bool(body.echo)
+    only_echo = echo and body.max_tokens == 0  # the engine makes one token at least, which is not given
     params = body.sampling(
-        model.recommended, best_of=body.best_of, logprobs=body.logprobs, prompt_logprobs=body.logprobs if echo else None
+        model.recommended,
+        best_of=body.best_of,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if echo else None,
+        max_tokens=1 if only_echo else body.max_tokens,
     )
     if body.stream and params.samples > params.n:
         raise ApiError(400, "best_of above n chooses at the end, and cannot be streamed.", "best_of")
@@ -81,7 +98,7 @@ async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work
     priority = model.priority(body.priority)
     salt = salt_of(caller, body.cache_salt or "")
     generation = await model.begin(ids, params, caller, bool(body.stream), priority, salt)
-    return Work(model, generation, prompts, params.n, echo, body.logprobs)
+    return Work(model, generation, prompts, params.n, echo, body.logprobs, bool(params.skip_special_tokens), only_echo)
 
 
 def _listed(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -102,8 +119,8 @@ async def _events(work: Work, head: dict[str, Any], request: Request, with_usage
     streams: dict[tuple[int, int], _Choice] = {}
     last: dict[int, RequestOutput] = {}
     async with aclosing(work.generation.outputs()) as outputs:
-        async for prompt, output in outputs:
-            last[prompt] = output
+        async for prompt, made in outputs:
+            output = last[prompt] = work.asked(made)
             for completion in output.outputs:
                 stream = streams.setdefault((prompt, completion.index), _Choice(work, prompt))
                 for choice in stream.advance(output, completion):
@@ -123,7 +140,8 @@ class _Choice:
         self._text = ""
         self._begun = self._ended = False
         self._scored = 0
-        self._offset = 0
+        tokenizer = work.model.llm.engine.tokenizer
+        self._offsets = TextOffsets(tokenizer, work.skip_special, continuation=True)
 
     def advance(self, output: RequestOutput, completion: CompletionOutput) -> list[dict[str, Any]]:
         """What is new, none where nothing is."""
@@ -148,11 +166,14 @@ class _Choice:
         best = self._work.logprobs
         if best is None or completion.logprobs is None:
             return None
-        start, self._scored = self._scored, shown_tokens(completion)
-        ids, known = list(completion.token_ids[start : self._scored]), list(completion.logprobs[start : self._scored])
+        tokenizer = self._work.model.llm.engine.tokenizer
+        start, self._scored = self._scored, len(completion.token_ids)
+        found: dict[str, list[Any]] = {}
         if begins:
-            ids = [*output.prompt_token_ids, *ids]
-            known = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *known]
-        found = text_logprobs(self._work.model.llm.engine.tokenizer, ids, known, best, self._offset)
-        self._offset += sum(map(len, found["tokens"]))
-        return found
+            ids, skip = output.prompt_token_ids, self._work.skip_special
+            known = output.prompt_logprobs or [None] * len(ids)
+            found = text_logprobs(tokenizer, ids, known, best, TextOffsets(tokenizer, True, continuation=False))
+            echoed = len(self._work.prompts[self._prompt][0])
+            self._offsets = TextOffsets(tokenizer, skip, continuation=True, at=echoed)
+        new = text_logprobs(tokenizer, completion.token_ids[start:], completion.logprobs[start:], best, self._offsets)
+        return {name: [*found.get(name, ()), *values] for name, values in new.items()}

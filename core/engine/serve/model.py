@@ -209,18 +209,20 @@ class ServedModel:
         salt: bytes = b"",
         conversation: str | None = None,
     ) -> Generation:
-        """Takes a place for a request with one or several prompts; ``conversation`` is the text of one whose answers are to
-        be known in its next turn. ApiError or EngineError where it is wrong or there is no room; ``Generation.close`` must be
-        called in the end."""
+        """Takes a place for a request with one or several prompts, of which so many run at a time as there is room for at all;
+        ``conversation`` is the text of one whose answers are to be known in its next turn. ApiError or EngineError where it
+        is wrong or there is no room; ``Generation.close`` must be called in the end."""
         start = time.monotonic()
         stream = stream and params.samples == params.n
         for prompt in prompts:
             self._check_length(len(prompt), params)
-        place = self.admission.enter(caller, len(prompts) * params.samples, priority)
+        together = max(min(len(prompts), self.admission.capacity // params.samples), 1)
+        place = self.admission.enter(caller, together * params.samples, priority)
         try:
+            gate = None if together == len(prompts) else asyncio.Semaphore(together)
             threads = lane(slow=params.structured_outputs is not None)
             prepared = [
-                await self.llm.prepare(list(prompt), params, None, priority, stream, salt, threads)
+                await self.llm.prepare(list(prompt), params, None, priority, stream, salt, threads, gate)
                 for prompt in prompts
             ]
         except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -78,20 +78,31 @@ def chat_logprobs(tokenizer: Tokenizer, completion: CompletionOutput, start: int
     return {"content": content, "refusal": None}
 
 
+class TextOffsets:
+    """Where the text of each token begins, in characters from ``at`` on; tokens of one character begin where it does."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, continuation: bool, at: int = 0) -> None:
+        self._pieces = tokenizer.detokenizer(continuation, skip_special)
+        self.at = at
+
+    def take(self, token: int) -> int:
+        start = self.at
+        self.at += len(self._pieces.push(token))
+        return start
+
+
 def text_logprobs(
-    tokenizer: Tokenizer, ids: Iterable[int], known: Iterable[Logprobs | None], best: int, offset: int
-) -> dict[str, Any]:
-    """Of plain completions, in OpenAI's older form; ``offset`` is where the first token's text begins."""
-    tokens, offsets, chosen, top = [], [], [], []
+    tokenizer: Tokenizer, ids: Sequence[int], known: Sequence[Logprobs | None], best: int, offsets: TextOffsets
+) -> dict[str, list[Any]]:
+    """Of plain completions, in OpenAI's older form."""
+    tokens, chosen, top = [], [], []
     for token, logprobs in zip(ids, known, strict=True):
-        text = token_text(tokenizer, token)
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(tokenizer.token_bytes(token).decode("utf-8", "replace"))  # control tokens are not in the text
+        tokens.append(token_text(tokenizer, token))
         chosen.append(None if logprobs is None else _finite(logprobs[token]))
         found = {} if logprobs is None else {token_text(tokenizer, i): _finite(p) for i, p in _best(logprobs, best)}
         top.append(None if logprobs is None else found)
-    return {"tokens": tokens, "text_offset": offsets, "token_logprobs": chosen, "top_logprobs": top}
+    begins = [offsets.take(token) for token in ids]
+    return {"tokens": tokens, "text_offset": begins, "token_logprobs": chosen, "top_logprobs": top}
 
 
 def _best(known: Logprobs, count: int) -> list[tuple[int, float]]:

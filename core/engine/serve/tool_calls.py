@@ -12,7 +12,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 
-TAG, END_TAG = "<tool_call>", "</tool_call>"  # Hermes, Qwen
+TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
 _MARKS = ("[TOOL_CALLS]", "<|python_tag|>")  # Mistral, Llama 3
 _SPACE = re.compile(r"[\s;,]*")
 _BLANK = re.compile(r"\s*")
@@ -53,20 +53,19 @@ def read_calls(text: str, known: Set[str], finished: bool) -> tuple[str, tuple[P
 
 
 def _tagged(text: str, known: Set[str]) -> tuple[PartialCall, ...]:
-    """Calls between tags, up to the first that is none."""
+    """Calls between tags; what stands between them otherwise, and calls after the first that are none, are left out."""
     calls: list[PartialCall] = []
     at = 0
-    while text.startswith(TAG, at):
+    while at >= 0:
         start = _BLANK.match(text, at + len(TAG)).end()  # type: ignore[union-attr]
         call, end = _object(text, start, known)
-        if call is None:
+        if call is not None:
+            calls.append(call)
+        elif not calls or (end is None and text[start : start + 1] in ("", "{")):  # it may still become one
             break
-        calls.append(call)
-        if end is None:
+        if call is not None and end is None:
             break
-        at = _BLANK.match(text, end).end()  # type: ignore[union-attr]
-        if text.startswith(END_TAG, at):
-            at = _BLANK.match(text, at + len(END_TAG)).end()  # type: ignore[union-attr]
+        at = text.find(TAG, start if end is None else end)
     return tuple(calls)
 
 
