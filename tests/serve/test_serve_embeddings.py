@@ -133,9 +133,12 @@ def test_ollama_s_forms(running, local):
         assert answer["total_duration"] > 0 and answer["model"] == "tiny"
         one = http.post("/api/embeddings", json={"model": "tiny", "prompt": TEXTS[2]}).json()
         assert (np.array([one["embedding"]], np.float32) == local(TEXTS[2:])).all()
+        usual = {"model": "tiny", "input": "a", "truncate": True, "options": {"num_ctx": 512, "mirostat": None}}
+        assert http.post("/api/embed", json=usual).status_code == 200
         for wrong, said in (
-            ({"input": "a", "truncate": True}, "truncate"),
-            ({"input": "a", "options": {"num_ctx": 5}}, "options.num_ctx"),
+            ({"input": "a", "options": {"num_ctx": 1025}}, "num_ctx is 1025"),
+            ({"input": "a", "options": {"temperature": 1}}, "options.temperature"),
+            ({"input": "word " * 2000, "truncate": True}, "context holds 1024"),
             ({"input": ""}, "empty"),
             ({"input": "word " * 2000}, "context holds 1024"),
         ):

@@ -64,6 +64,33 @@ def test_stop_sequences_and_counts(running):
     assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
+def test_what_the_assistant_has_begun_goes_on(running):
+    """A last message of its own is the beginning of the answer, which has what follows alone."""
+    begun = [*HELLO, {"role": "assistant", "content": "It is q"}]
+    fields = {"messages": begun, "continue_final_message": True}
+    with running.http as http:
+        ids = http.post("/tokenize", json=fields).json()["tokens"]
+        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "<user>Hello?<assistant>It is q"
+        greedy = {"model": "tiny", "temperature": 0, "max_tokens": 12}
+        expected = http.post("/v1/completions", json={"prompt": ids, **greedy}).json()["choices"][0]["text"]
+        chat = http.post("/v1/chat/completions", json={**fields, **greedy}).json()["choices"][0]["message"]["content"]
+        options = {"temperature": 0, "num_predict": 12}
+        ollama = http.post(
+            "/api/chat", json={"model": "tiny", "messages": begun, "stream": False, "options": options}
+        ).json()
+        other = http.post("/v1/chat/completions", json={"messages": begun, **greedy}).json()["choices"][0]["message"]
+        for wrong, said in (
+            ({"messages": HELLO, "continue_final_message": True}, "no text of the assistant's"),
+            ({**fields, "add_generation_prompt": True}, "set one to false"),
+        ):
+            refused = http.post("/v1/chat/completions", json=wrong | greedy)
+            assert refused.status_code == 400 and said in refused.json()["error"]["message"]
+    answer = client(running).messages.create(**seeded(messages=begun, max_tokens=12))
+    assert answer.content[0].text == chat == ollama["message"]["content"] == expected != other["content"]
+    counted = client(running).messages.count_tokens(model="tiny", messages=begun).input_tokens
+    assert counted == len(ids)
+
+
 def test_forced_calls(tooled):
     fields = seeded(max_tokens=300, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"})
     whole = client(tooled).messages.create(**fields)

@@ -57,7 +57,11 @@ def test_tools_and_thoughts(start, tmp_path):
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
     messages = [*HELLO, called, {"role": "tool", "tool_name": "weather", "content": "Sun."}]
     with running.http as http:
-        assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"][2:] == ["tools"]
+        assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"][2:] == ["tools", "thinking"]
+        begun = [*HELLO, {"role": "assistant", "content": "So"}]
+        goes_on = {"model": "tiny", "messages": begun, "think": True, "stream": False, "options": OPTIONS}
+        answer = http.post("/api/chat", json=goes_on).json()["message"]
+        assert len(answer["content"]) == 15 and "thinking" not in answer  # what is there is no thought
         body = {"model": "tiny", "messages": messages, "tools": [TOOL], "options": OPTIONS}
         whole = http.post("/api/chat", json=body | {"stream": False}).json()["message"]
         pieces = lines(http, "/api/chat", body)
@@ -72,6 +76,9 @@ def test_models_and_refusals(running):
         assert shown["model_info"]["general.architecture"] == "llama"
         assert shown["capabilities"] == ["completion", "embedding"]
         assert http.get("/api/version").json()["version"]
+        thoughtless = http.post("/api/chat", json={"model": "tiny", "messages": HELLO, "think": True})
+        assert thoughtless.status_code == 400 and "knows no thinking" in thoughtless.json()["error"]
+        assert http.post("/api/chat", json={"model": "tiny", "messages": HELLO, "think": False}).status_code == 200
         refused = http.post("/api/chat", json={"model": "tiny", "messages": HELLO, "options": {"mirostat": 1}})
         assert refused.status_code == 400 and "options.mirostat" in refused.json()["error"]
         assert http.post("/api/chat", json={"model": "other", "messages": HELLO}).status_code == 404

@@ -77,12 +77,11 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     params = _params(body, model, forced)
     variables = template_variables(body, model)
     described = [tool.model_dump(exclude_none=True) for tool in tools]
-    add = body.add_generation_prompt is not False
     salt = salt_of(caller, body.cache_salt or "")
     messages = body.templated()
     if trace := current.get():
         trace.asked(messages)
-    text, ids = await model.chat_prompt(messages, described, variables, add, salt)
+    text, ids = await model.chat_prompt(messages, described, variables, body.ending, salt)
     room = model.max_model_len - len(ids)
     if params.max_tokens is None and room < 1:
         raise ApiError(

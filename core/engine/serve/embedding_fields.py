@@ -8,7 +8,7 @@ from pydantic import Field
 
 from engine.formats.pooling import Pooling
 
-from .fields import Body, Listed, Prompts
+from .fields import Body, ContextOption, Listed, Prompts
 
 
 class EmbeddingBody(Body):
@@ -26,18 +26,14 @@ class EmbeddingBody(Body):
     cache_salt: str | None = None
 
 
-class NoOptions(Body):
-    """Ollama's options: an embedding has none."""
-
-
 class EmbedAsked(Body):
-    """POST /api/embed. ``truncate`` cannot be true: a text is never cut."""
+    """POST /api/embed. Clients set ``truncate`` unasked; a text is never cut, and one that is too long is refused."""
 
     model: str
     input: str | Listed[str]
-    truncate: Literal[False] | None = None
+    truncate: bool | None = None
     dimensions: int | None = None
-    options: NoOptions | None = None
+    options: ContextOption | None = None
     keep_alive: str | int | float | None = None
     """Taken, and without effect: a served model stays loaded."""
 
@@ -47,5 +43,5 @@ class OneEmbedAsked(Body):
 
     model: str
     prompt: str = Field(min_length=1)
-    options: NoOptions | None = None
+    options: ContextOption | None = None
     keep_alive: str | int | float | None = None

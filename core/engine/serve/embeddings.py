@@ -62,6 +62,7 @@ def routes(models: Models) -> APIRouter:
         """The same in Ollama's form."""
         start = time.monotonic()
         model = await models.find_tagged(body.model)
+        model.check_context(body.options)
         outputs = await embed(model, _listed(body.input), PoolingParams(dimensions=body.dimensions), request)
         answer = {
             "model": model.name,
@@ -75,6 +76,7 @@ def routes(models: Models) -> APIRouter:
     async def api_embeddings(body: OneEmbedAsked, request: Request) -> Response:
         """One text's, in Ollama's older form."""
         model = await models.find_tagged(body.model)
+        model.check_context(body.options)
         outputs = await embed(model, [body.prompt], PoolingParams(), request)
         return await _json({}, "embedding", lambda: _plain(stacked(outputs))[0])
 

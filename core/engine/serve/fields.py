@@ -304,6 +304,23 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """How long a model may think, by OpenAI's names."""
 
 
+Ending = Literal["answer", "none", "continued"]
+"""What follows a conversation in its prompt: where an answer begins, or nothing, or nothing within its last message."""
+
+
+def ending_of(add_generation_prompt: bool | None, continue_final_message: bool | None) -> Ending:
+    """By vLLM's two fields. ApiError 400 where both are true."""
+    if continue_final_message:
+        if add_generation_prompt:
+            raise ApiError(
+                400,
+                "add_generation_prompt begins an answer, and continue_final_message goes on with one; set one to false.",
+                "continue_final_message",
+            )
+        return "continued"
+    return "none" if add_generation_prompt is False else "answer"
+
+
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions."""
 
@@ -318,6 +335,11 @@ class ChatBody(SamplingFields):
     reasoning_effort: Effort | None = None
     chat_template_kwargs: Loose | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def ending(self) -> Ending:
+        return ending_of(self.add_generation_prompt, self.continue_final_message)
 
     def templated(self) -> list[dict[str, Any]]:
         return [message.templated() for message in self.messages]
@@ -343,9 +365,16 @@ class TokenizeBody(Body):
     messages: Listed[Message] | None = None
     tools: Listed[Tool] | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ContextOption(Body):
+    """Ollama's ``num_ctx``."""
+
+    num_ctx: int | None = None
 
 
 class DetokenizeBody(Body):

@@ -95,6 +95,8 @@ class CountBody(Body):
     def fields(self, model: ServedModel) -> dict[str, Any]:
         """As those of a chat with this model."""
         found: dict[str, Any] = {"model": self.model, "messages": [*self._system(), *self._turns()]}
+        if self.messages[-1].role == "assistant":
+            found["continue_final_message"] = True
         thinks = model.template().reads("enable_thinking")
         if thinks and self.thinking is not None and self.thinking.type == "disabled":
             found["reasoning_effort"] = "none"
@@ -178,7 +180,7 @@ def routes(models: Models) -> APIRouter:
         chat = ChatBody(**body.fields(model))
         tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or ()]
         salt = salt_of(request.state.caller, "")
-        _, ids = await model.chat_prompt(chat.templated(), tools, template_variables(chat, model), salt=salt)
+        _, ids = await model.chat_prompt(chat.templated(), tools, template_variables(chat, model), chat.ending, salt)
         return {"input_tokens": len(ids)}
 
     return router

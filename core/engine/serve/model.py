@@ -10,6 +10,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
+from engine.chat.answer import CLOSE, OPEN
 from engine.errors import EngineError, RequestError
 from engine.formats.chat_template import ChatTemplate
 from engine.runtime.async_llm import AsyncLLM, Prepared
@@ -21,6 +22,7 @@ from engine.sampling import SamplingParams
 
 from .admission import Admission, Place
 from .errors import ApiError, api_error
+from .fields import ContextOption, Ending
 from .keys import ANYONE
 from .lanes import beside, lane, later
 from .log import log
@@ -157,22 +159,39 @@ class ServedModel:
             raise ApiError(400, f"{self.name} has no chat template; use /v1/completions.", code="no_chat_template")
         return found
 
+    def check_context(self, options: ContextOption | None) -> None:
+        """A context is never shortened, so that a shorter one than the model's asks for nothing. ApiError 400 for a longer."""
+        if options is not None and (options.num_ctx or 0) > self.max_model_len:
+            raise ApiError(
+                400,
+                f"num_ctx is {options.num_ctx}, and the context of {self.name} holds {self.max_model_len}; start the server"
+                " with a greater --max-context.",
+                "options.num_ctx",
+            )
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        ending: Ending = "answer",
     ) -> str:
-        """The prompt of a conversation. ApiError 400 where the template has no place for tools that are given."""
+        """The prompt of a conversation. ApiError 400 where the template has no place for tools that are given, or nothing can
+        be continued."""
+        if ending == "continued":
+            begun = _begun(messages[-1])
+            prompt = self.render(messages[:-1], tools, variables)
+            # where the template opens reasoning, what is there comes after it
+            return f"{prompt.rstrip()}\n\n{CLOSE}\n\n{begun}" if prompt.rstrip().endswith(OPEN) else prompt + begun
         given = dict(variables or {})
         if wrong := next((name for name in RESERVED if name in given), None):
             raise ApiError(400, f"chat_template_kwargs may not set {wrong}.", "chat_template_kwargs")
         template = self.template()
-        plain = template.render(messages, add_generation_prompt, **given)
+        begin = ending == "answer"
+        plain = template.render(messages, begin, **given)
         if not tools:
             return plain
-        text = template.render(messages, add_generation_prompt, list(tools), **given)
+        text = template.render(messages, begin, list(tools), **given)
         if text == plain:
             raise ApiError(400, f"The chat template of {self.name} has no tools; leave them out.", "tools")
         return text
@@ -182,7 +201,7 @@ class ServedModel:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        ending: Ending = "answer",
         salt: bytes = b"",
     ) -> tuple[str, tuple[int, ...]]:
         """The prompt of a conversation as text and as ids, in which answers that were given under ``salt`` have those that
@@ -190,7 +209,7 @@ class ServedModel:
         turns = self.turns
 
         def make() -> tuple[str, tuple[int, ...]]:
-            text = self.render(messages, tools, variables, add_generation_prompt)
+            text = self.render(messages, tools, variables, ending)
             return text, turns.encode(text, salt)
 
         return await beside(make)
@@ -243,6 +262,18 @@ class ServedModel:
                 f" {self.name} holds {self.max_model_len}.",
                 code="context_length_exceeded",
             )
+
+
+def _begun(message: Mapping[str, Any]) -> str:
+    """What there is of an answer that is to go on. ApiError 400 where that is no text."""
+    if message["role"] != "assistant" or message.get("tool_calls") or not message["content"].strip():
+        raise ApiError(
+            400,
+            "The last message is to be continued, and it is no text of the assistant's; end with one."
+            " Or end with a message to answer.",
+            "messages",
+        )
+    return str(message["content"])
 
 
 def _remember(turns: Turns, conversation: str, salt: bytes, output: RequestOutput) -> None:

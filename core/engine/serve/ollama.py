@@ -14,12 +14,13 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import AliasChoices, Field
 
 from engine import __version__
+from engine.chat.answer import OPEN
 from engine.runtime.outputs import RequestOutput
 
 from .answers import Parts
 from .chat_completions import Chat, prepare
 from .errors import ApiError
-from .fields import Body, ChatBody, Listed, Tool
+from .fields import Body, ChatBody, ContextOption, Listed, Tool
 from .model import ServedModel
 from .models import Models
 from .respond import last_outputs, note
@@ -28,7 +29,7 @@ from .sse import Event, EventStream
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
 
-class Options(Body):
+class Options(ContextOption):
     """Those of Ollama's options that the sampler has, and ``num_ctx`` where the model's context is as long."""
 
     temperature: float | None = None
@@ -42,7 +43,6 @@ class Options(Body):
     seed: int | None = None
     num_predict: int | None = None
     stop: str | Listed[str] | None = None
-    num_ctx: int | None = None
 
     def fields(self) -> dict[str, Any]:
         """As a chat's. There a seed of -1 is any, and so many tokens are no limit: up to the context's end."""
@@ -129,7 +129,8 @@ class ChatAsked(Asked):
     def chat(self) -> ChatBody:
         messages = [turn.message() for turn in self.messages]
         tools = None if self.tools is None else [tool.model_dump(exclude_none=True) for tool in self.tools]
-        return ChatBody(messages=messages, tools=tools, **self.fields())  # type: ignore[arg-type]
+        goes_on = self.messages[-1].role == "assistant"
+        return ChatBody(messages=messages, tools=tools, continue_final_message=goes_on, **self.fields())  # type: ignore[arg-type]
 
 
 class GenerateAsked(Asked):
@@ -166,7 +167,9 @@ def routes(models: Models) -> APIRouter:
         chatting = isinstance(asked, ChatAsked)
         if not (asked.messages if isinstance(asked, ChatAsked) else asked.prompt):
             return JSONResponse(_loaded(model, chatting))
-        _check_context(asked.options, model)
+        model.check_context(asked.options)
+        if asked.think is True and "thinking" not in _abilities(model):
+            raise ApiError(400, f"think is true, and the chat template of {model.name} knows no thinking.", "think")
         chat = await prepare(model, asked.chat(), request.state.caller)
         form = _Form(chat, chatting)
         if asked.stream:
@@ -193,7 +196,7 @@ def routes(models: Models) -> APIRouter:
     @router.get("/api/ps")
     async def loaded() -> dict[str, Any]:
         """The models that are in memory."""
-        return {"models": [{**_described(model), "size_vram": model.bytes} for model in models.loaded]}
+        return {"models": [_in_memory(model) for model in models.loaded]}
 
     @router.post("/api/show")
     async def show(body: ShowAsked) -> dict[str, Any]:
@@ -216,17 +219,6 @@ def _loaded(model: ServedModel, chatting: bool) -> dict[str, Any]:
     return {"model": model.name, "created_at": now, **said, "done": True, "done_reason": "load"}
 
 
-def _check_context(options: Options | None, model: ServedModel) -> None:
-    """A context is never shortened, so that a shorter one than the model's asks for nothing."""
-    if options is not None and (options.num_ctx or 0) > model.max_model_len:
-        raise ApiError(
-            400,
-            f"num_ctx is {options.num_ctx}, and the context of {model.name} holds {model.max_model_len}; start the server"
-            " with a greater --max-context.",
-            "options.num_ctx",
-        )
-
-
 def _abilities(model: ServedModel) -> list[str]:
     """By Ollama's names; tools and thoughts are the chat template's."""
     loaded = model.llm.engine.loaded
@@ -235,7 +227,10 @@ def _abilities(model: ServedModel) -> list[str]:
     template = loaded.checkpoint.chat_template()
     named = {"tools": ("tools",), "thinking": ("enable_thinking", "reasoning_effort")}
     read = {name for names in named.values() for name in names if template is not None and template.reads(name)}
-    return ["completion", "embedding", *(able for able, names in named.items() if read.intersection(names))]
+    able = {what for what, names in named.items() if read.intersection(names)}
+    if template is not None and OPEN in template.source:  # it thinks whether or not it is asked to
+        able.add("thinking")
+    return ["completion", "embedding", *sorted(able, reverse=True)]
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
@@ -248,6 +243,12 @@ def _described(model: ServedModel) -> dict[str, Any]:
         found["size"] = loaded.memory.weights
         found["details"] = {"format": kind, "family": family, "families": [family], "parent_model": ""}
     return found
+
+
+def _in_memory(model: ServedModel) -> dict[str, Any]:
+    """Clients show which share of ``size`` lies in memory of the device's own."""
+    own = model.llm.engine.loaded.device.describe().own_memory
+    return {**_described(model), "size": model.bytes, "size_vram": model.bytes if own else 0}
 
 
 class LinesStream(EventStream):

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from .errors import ApiError
-from .fields import DetokenizeBody, TokenizeBody
+from .fields import DetokenizeBody, TokenizeBody, ending_of
 from .lanes import beside
 from .model import salt_of
 from .models import Models
@@ -26,8 +26,9 @@ def routes(models: Models) -> APIRouter:
         if body.messages is not None:
             messages = [message.templated() for message in body.messages]
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-            variables, add = body.chat_template_kwargs, body.add_generation_prompt
-            _, ids = await model.chat_prompt(messages, tools, variables, add, salt_of(request.state.caller, ""))
+            ending = ending_of(body.add_generation_prompt, body.continue_final_message)
+            salt = salt_of(request.state.caller, "")
+            _, ids = await model.chat_prompt(messages, tools, body.chat_template_kwargs, ending, salt)
         else:
             ids = await model.encode(body.prompt or "", body.add_special_tokens)
         tokenizer = model.llm.engine.tokenizer
