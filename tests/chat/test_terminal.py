@@ -90,6 +90,16 @@ def test_ctrl_c_stops_a_model_that_runs_here_and_again_leaves(terminal, talker):
     assert kept.messages == 4
 
 
+def test_a_long_prompt_shows_how_far_it_has_been_read(terminal, talker, tmp_path):
+    (tmp_path / "long.txt").write_text("word " * 1600)
+    child = terminal(talker, *GREEDY, "--backend", "reference", "--max-tokens", 5)
+    child.line(f"/read {tmp_path / 'long.txt'}")
+    child.wait("goes before")
+    child.line("hello")
+    child.wait(r"reading \d{4} tokens, \d+ %")
+    child.wait("--max-tokens is 5")
+
+
 def _database(child):
     import os
     from pathlib import Path

@@ -138,6 +138,21 @@ def test_generate_shows_every_output_on_the_way(llm):
     assert [out for out in seen if out.finished and out.request_id == outputs[0].request_id] == [outputs[0]]
 
 
+def test_a_stream_tells_how_far_the_prompt_has_been_read(llama, backend, slowly, monkeypatch):
+    monkeypatch.setattr("engine.runtime.llm._READING_S", 0.002)
+    read = []
+    settings = {"threads": 2, "kv_cache_tokens": 512, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+    with LLM(llama, backend=backend, **settings) as llm:
+        prompt = [1, *range(20, 120)] * 2
+        for _ in llm.stream(prompt, greedy(), reading=lambda done, total: read.append((done, total))):
+            count = len(read)  # it has ended by the first output
+        assert count == len(read)
+    assert {total for _, total in read} == {len(prompt)}
+    done = [each for each, _ in read]
+    assert done == sorted(done) and len(set(done)) > 3 and 0 < done[-1] < len(prompt)
+    assert all(each % 16 == 0 for each in done)
+
+
 def test_leaving_a_stream_aborts_the_request(llm):
     stream = llm.stream(PROMPT, greedy(max_tokens=200))
     next(stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,8 @@ from .conversation import ToolCall
 
 OPEN, CLOSE = "<think>", "</think>"
 Wire = Mapping[str, Any]
+Reading = Callable[[int, int], None]
+"""Takes the number of a prompt's tokens that have been read, and that of all."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ class Source(Protocol):
     def count(self, ask: Ask) -> int | None:
         """Tokens of the prompt; None if that is not known before it is sent."""
 
-    def answer(self, ask: Ask) -> Generator[Answer, None, None]:
-        """The answer as it comes, each time whole. Closing the generator stops it. Raises EngineError."""
+    def answer(self, ask: Ask, reading: Reading) -> Generator[Answer, None, None]:
+        """The answer as it comes, each time whole; before that ``reading`` is told how far the prompt has been read, where
+        that is known. Closing the generator stops it. Raises EngineError."""
 
     def exact(self, ask: Ask) -> list[str]:
         """Exactly what would be sent, for a person to read."""

@@ -13,7 +13,7 @@ from engine.errors import RequestError, UsageError
 from engine.hub.names import short_name
 from engine.runtime.turns import Turns
 
-from .answer import OPEN, Answer, Ask, Usage, Wire, split_reasoning
+from .answer import OPEN, Answer, Ask, Reading, Usage, Wire, split_reasoning
 from .toolcalls import parse_calls
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Local:
     def count(self, ask: Ask) -> int:
         return len(self._prompt(ask)[1])
 
-    def answer(self, ask: Ask) -> Generator[Answer, None, None]:
+    def answer(self, ask: Ask, reading: Reading) -> Generator[Answer, None, None]:
         from engine import SamplingParams
 
         text, ids = self._prompt(ask)
@@ -73,7 +73,7 @@ class Local:
         inside = text.rstrip().endswith(OPEN)
         output: RequestOutput | None = None
         try:
-            with closing(self._llm.stream(list(ids), params)) as outputs:
+            with closing(self._llm.stream(list(ids), params, reading=reading)) as outputs:
                 for output in outputs:
                     yield self._answer(output, ask, inside, most == room)
         finally:

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from engine.errors import EngineError, RequestError, UsageError
 
-from .answer import Answer, Ask, Usage, split_reasoning
+from .answer import Answer, Ask, Reading, Usage, split_reasoning
 from .conversation import ToolCall
 
 _CONNECT_S, _SILENCE_S = 10.0, 600.0
@@ -90,7 +90,7 @@ class Remote:
             body |= _form(ask.form)
         return body
 
-    def answer(self, ask: Ask) -> Generator[Answer, None, None]:
+    def answer(self, ask: Ask, reading: Reading) -> Generator[Answer, None, None]:
         start = time.monotonic()
         connection, response = self._send("POST", "/chat/completions", self._body(ask))
         gathered = _Gathered(start)

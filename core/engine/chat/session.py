@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -155,7 +156,7 @@ class Session:
             try:
                 if screen is not None:
                     screen.update(answer, self.status())
-                with closing(self.source.answer(ask)) as answers:
+                with closing(self.source.answer(ask, partial(self._show_reading, screen))) as answers:
                     for answer in wait(answers):
                         self._latest = answer
                         if screen is not None:
@@ -176,6 +177,11 @@ class Session:
             why = limit if answer.usage.limit_reached else f"{limit} is {self.settings.max_tokens}"
             note(f"The answer is cut: {why}.")
         return answer
+
+    def _show_reading(self, screen: Screen | None, done: int, total: int) -> None:
+        if screen is not None:
+            share = f", {100 * done // total} %" if done else ""
+            screen.update(Answer(), f"{self.source.name}, reading {total} tokens{share}")
 
     def _ending(self, answer: Answer) -> str:
         tokens = answer.usage.answer_tokens

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class Streamed:
         """The request's last output. Raises RequestError when it ended by a fault."""
         self.output = None
         shown = 0
-        with Wait("Reading the prompt") as wait, closing(self._outputs(prompt, params, parse_special)) as outputs:
+        with Wait("Reading the prompt") as wait, closing(self._outputs(prompt, params, parse_special, wait)) as outputs:
             for self.output in outputs:
                 if self._echo and sys.stdout.isatty():
                     wait.close()
@@ -112,7 +113,7 @@ class Streamed:
         return self.output
 
     def _outputs(
-        self, prompt: str | Sequence[int], params: Params, parse_special: bool
+        self, prompt: str | Sequence[int], params: Params, parse_special: bool, wait: Wait
     ) -> Generator[RequestOutput, None, None]:
         """Those of a request as they come; the last alone where it is chosen at the end."""
         from engine import SamplingParams
@@ -122,7 +123,8 @@ class Streamed:
         elif params.samples > params.n:
             yield from self._llm.generate([prompt], params)
         else:
-            yield from self._llm.stream(prompt, params, parse_special)
+            reading = partial(wait.update, "Reading the prompt")
+            yield from self._llm.stream(prompt, params, parse_special, reading)
 
 
 def _count(output: RequestOutput) -> int:

@@ -309,6 +309,7 @@ class EngineCore:
         values = result.tokens.tolist()
         tokens = {seq: values[n + held.get(seq, 0)] for seq, n in emitted.items()}
         failed = {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(flight, result) if code}
+        self._note_reading(flight.step)
         self._score(flight, result)
         failed |= take_states(flight.step, result.embeddings, self._pooler)
         for update in self.scheduler.complete(flight.step, tokens, failed, held):
@@ -321,6 +322,11 @@ class EngineCore:
             member = self._members.get(row.seq_id)
             spared = code == NO_TOKEN and member is not None and member.beams
             yield row, 0 if spared or row.guessed else code
+
+    def _note_reading(self, step: ScheduledStep) -> None:
+        for part in step.sequences:
+            if not part.emits and (member := self._members.get(part.seq_id)):
+                member.request.num_read = part.start + part.count
 
     def _score(self, flight: _InFlight, result: StepResult) -> None:
         """Notes the logprobs of prompt tokens; all have come before the first token of the output."""

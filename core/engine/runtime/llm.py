@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from .prompt import Prompt, listed, plain
 from .request import Request
 
 Message = Mapping[str, Any]
+_READING_S = 0.1  # between two looks at how far a prompt has been read
 P = TypeVar("P", SamplingParams, BeamSearchParams)
 
 
@@ -114,22 +116,29 @@ class LLM:
         return found.render(list(messages), **template)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams, parse_special: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        parse_special: bool = False,
+        reading: Callable[[int, int], None] | None = None,
     ) -> Generator[RequestOutput, None, None]:
-        """One request's outputs as they come. Closing the iterator aborts the request."""
+        """One request's outputs as they come. Closing the iterator aborts the request. Until the first, ``reading`` is called
+        now and then with the number of the prompt's tokens that have been read, and that of all."""
         given = plain(prompt)
         ids = self.engine.encode(given, parse_special)
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        request_id = self.engine.submit(given if isinstance(given, str) else None, ids, params, outputs.put)
-        finished = False
+        request = self.engine.request(given if isinstance(given, str) else None, ids, params, outputs.put)
+        self.engine.admit(request)
+        finished, waiting = False, None if reading is None else partial(_tell, reading, request)
         try:
             while not finished:
-                output = self._next(outputs)
+                output = self._next(outputs, waiting)
+                waiting = None
                 finished = output.finished
                 yield output
         finally:
             if not finished:
-                self.engine.abort(request_id)
+                self.engine.abort(request.request_id)
 
     def _run(
         self,
@@ -170,12 +179,17 @@ class LLM:
                     self.engine.abort(request_id)
         return [finished[request_id] for request_id in ids]
 
-    def _next(self, outputs: queue.SimpleQueue[RequestOutput]) -> RequestOutput:
+    def _next(
+        self, outputs: queue.SimpleQueue[RequestOutput], waiting: Callable[[], None] | None = None
+    ) -> RequestOutput:
+        """The next output; until it is there ``waiting`` is called now and then."""
         while True:
             try:
-                return outputs.get(timeout=1.0)
+                return outputs.get(timeout=1.0 if waiting is None else _READING_S)
             except queue.Empty:
                 self.engine.check_progress()
+                if waiting is not None:
+                    waiting()
 
     def close(self) -> None:
         """End all requests and free the device."""
@@ -188,6 +202,10 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _tell(reading: Callable[[int, int], None], request: Request) -> None:
+    reading(request.num_read, len(request.prompt_ids))
 
 
 def _params(given: P | Sequence[P] | None, default: P, count: int) -> list[P]:

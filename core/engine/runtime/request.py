@@ -45,6 +45,8 @@ class Request:
     salt: bytes = b""
     """Keeps its cached prefix apart from that of requests with another salt."""
     num_cached: int = 0
+    num_read: int = 0
+    """Tokens of the prompt that steps have computed or the cache had, while it is read."""
     arrival: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
