@@ -42,6 +42,9 @@ class Timing:
     seconds: float = 0.0
     refused: str | None = None
 
+    def __str__(self) -> str:
+        return "reference" if self.refused else f"{self.seconds * 1e6:.1f} us"
+
     @property
     def bandwidth(self) -> float:
         return self.work.bytes / self.seconds if self.seconds else 0.0
@@ -64,8 +67,13 @@ class Limits:
         return floor / timing.seconds if timing.seconds else 0.0
 
 
-def measure(device: Device, works: Iterator[Work]) -> list[Timing]:
-    return [_timed(device, OPS[work.op], work) for work in works]
+def measure(device: Device, works: Iterator[Work], told: Callable[[str], None]) -> list[Timing]:
+    """The times of all; ``told`` hears each as it comes, since they take minutes."""
+    timings = []
+    for work in works:
+        timings.append(_timed(device, OPS[work.op], work))
+        told(f"{work.op}, {work.case.name}: {timings[-1]}")
+    return timings
 
 
 def limits_of(timings: list[Timing]) -> Limits:
