@@ -123,12 +123,12 @@ def _new() -> Any:
 
 def _stdin() -> str:
     """What is piped in, to follow the message."""
-    from engine.cli.running import read_stdin
+    from engine.cli.running import decode_utf8
 
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin.isatty():
         return ""
     try:
-        text = read_stdin()
+        text = decode_utf8(sys.stdin.buffer.read(), "The input")
     except OSError:  # nothing can be read from it
         return ""
     return f"\n\n{text.rstrip()}" if text.strip() else ""

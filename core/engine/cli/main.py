@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from engine import __version__
+from engine.cli import streams
 from engine.cli.options import expanded
 from engine.errors import EngineError
 
@@ -77,7 +78,7 @@ def _find(place: str) -> Any:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit status: 0; 2 for wrong usage or bad input; 130 for Ctrl-C; 1 for a defect or a closed pipe.
+    """The exit status: 0; 2 for wrong usage or bad input; 130 for Ctrl-C; 1 for a defect, a closed pipe or a full disk.
 
     A fault is one line on stderr; with ENGINE_DEBUG=1 its traceback comes before it.
     """
@@ -89,30 +90,40 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush to at exit
+        streams.silence(sys.stdout)
         return FAULT
     except EngineError as error:
         return _fault(WRONG_USAGE, str(error))
     except typer.TyperException as error:
         return _fault(WRONG_USAGE, f"{error.format_message().rstrip('.')}. See engine {' '.join((*known, '--help'))}.")
     except Exception as error:
-        reason = str(error) or "no reason given"
-        return _fault(FAULT, f"{type(error).__name__}: {reason} (a defect; ENGINE_DEBUG=1 shows where)")
+        return _unforeseen(error, arguments)
     return int(status or 0)
 
 
+def _unforeseen(error: Exception, arguments: Sequence[str]) -> int:
+    """What no command turned into a sentence: the system's refusals, arguments that are no text, and defects."""
+    if isinstance(error, OSError) and (sentence := streams.refused(error)):
+        return _fault(FAULT, sentence)
+    if isinstance(error, UnicodeError) and (shown := streams.not_utf8(arguments)):
+        return _fault(WRONG_USAGE, f'The argument "{shown}" is not UTF-8, which only the name of a file may be.')
+    reason = str(error) or "no reason given"
+    return _fault(FAULT, f"{type(error).__name__}: {reason} (a defect; ENGINE_DEBUG=1 shows where)")
+
+
 def _fault(status: int, sentence: str) -> int:
-    if os.environ.get("ENGINE_DEBUG") == "1":
-        traceback.print_exc()
-    print(f"engine: {' '.join(sentence.split())}", file=sys.stderr)
+    try:
+        if os.environ.get("ENGINE_DEBUG") == "1":
+            traceback.print_exc()
+        print(f"engine: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    except OSError:  # the status says it alone
+        streams.silence(sys.stderr)
     return status
 
 
 def main() -> None:
     """The console script."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    streams.prepare()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -50,7 +50,7 @@ def new(
 
 def write_project(name: str, folder: Path) -> list[str]:
     """Writes the project into a folder that is new or empty; the paths written, within it. UsageError if the name or the
-    folder will not do."""
+    folder will not do, or cannot be written to."""
     from engine.backend.registry import discover
 
     if not _NAME.fullmatch(name):
@@ -65,8 +65,11 @@ def write_project(name: str, folder: Path) -> list[str]:
     for source, place in _FILES.items():
         path = place.replace(_EXAMPLE, name)
         target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(starter(source, name))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(starter(source, name))
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from error
         written.append(path)
     return written
 

@@ -64,8 +64,11 @@ def read_text_file(file: Path) -> str:
 
 
 def read_stdin() -> str:
-    """All of stdin, as it is."""
-    return decode_utf8(sys.stdin.buffer.read(), "The input")
+    """All of stdin, as it is; UsageError if it cannot be read or is no UTF-8."""
+    try:
+        return decode_utf8(sys.stdin.buffer.read(), "The input")
+    except OSError as error:
+        raise UsageError(f"The input cannot be read: {error.strerror or error}.") from error
 
 
 def decode_utf8(data: bytes, what: str) -> str:
