@@ -16,7 +16,7 @@ from engine.chat.settings import ToolSetting, change, load_settings
 from engine.chat.terminal import message, shortest, unfinished
 from engine.chat.toolcalls import parse_calls
 from engine.chat.tools import DECLINED, Tools
-from engine.errors import UsageError
+from engine.errors import RequestError, UsageError
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -109,6 +109,25 @@ def test_a_wrong_file_is_told(tmp_path, monkeypatch, text, said):
     monkeypatch.setenv("ENGINE_CONFIG", str(tmp_path / "config.toml"))
     with pytest.raises(UsageError, match=said):
         load_settings({})
+
+
+def test_a_file_that_is_named_has_to_be_there(tmp_path, monkeypatch):
+    assert load_settings({}).temperature == 1.0
+    monkeypatch.setenv("ENGINE_CONFIG", str(tmp_path / "nothing.toml"))
+    with pytest.raises(UsageError, match=r"ENGINE_CONFIG is .*nothing\.toml, and there is no such file"):
+        load_settings({})
+
+
+def test_settings_that_no_request_could_have_are_refused_at_once(monkeypatch):
+    settings = load_settings({})
+    for name, value in (("top_p", "7"), ("temperature", "-3"), ("max_tokens", str(1 << 40)), ("seed", "-1")):
+        with pytest.raises(RequestError, match=f"^{name} is .*; it must be"):
+            change(settings, name, value)
+        monkeypatch.setenv(f"ENGINE_{name.upper()}", value)
+        with pytest.raises(RequestError, match=f"^{name} is"):
+            load_settings({})
+        monkeypatch.delenv(f"ENGINE_{name.upper()}")
+    assert (settings.top_p, settings.temperature, settings.max_tokens, settings.seed) == (1.0, 1.0, None, None)
 
 
 def twice(number: int, word: str = "x") -> dict[str, object]:

@@ -228,3 +228,7 @@ def test_n_grams_and_typical_p(engine, llama):
 )
 def test_beams_go_with_some_options_only(refusal, llama, arguments, sentence):
     assert sentence in refusal("generate", llama, "Once", *arguments, *REFERENCE)
+
+
+def test_collectives_that_there_are_not_are_refused_with_one_rank_too(refusal, llama):
+    assert "There are no collectives 'glo'" in refusal("generate", llama, "a", "--collectives", "glo", *REFERENCE)

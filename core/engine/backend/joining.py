@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -53,12 +54,22 @@ def find_collectives(name: str) -> CollectivesManifest:
     else:
         chosen = next((f for f in all_found if f.name == name), None)
         if chosen is None:
-            known = ", ".join(f.name for f in all_found) or "none"
-            raise BackendError(f"There are no collectives {name!r}; installed are: {known}.")
+            raise _unknown(name, [f.name for f in all_found])
         if not chosen.probe.available:
             raise BackendError(f"The collectives {name} cannot be used: {chosen.probe.reason}")
     assert chosen.manifest is not None
     return chosen.manifest
+
+
+def check_name(name: str) -> None:
+    """BackendError if no collectives are called so, "auto" apart. Whether they can be used is told where they are."""
+    known = sorted({point.name for point in entry_points(group=GROUP)})
+    if name != "auto" and name not in known:
+        raise _unknown(name, known)
+
+
+def _unknown(name: str, known: Sequence[str]) -> BackendError:
+    return BackendError(f"There are no collectives {name!r}; installed are: {', '.join(known) or 'none'}.")
 
 
 def join_group(group: Group, name: str = "auto") -> Collectives:

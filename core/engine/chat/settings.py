@@ -16,12 +16,13 @@ from engine.cli.settings_file import fields_of, read_toml, told
 from engine.errors import UsageError
 
 ENVIRONMENT = "ENGINE_"
+_FILE = f"{ENVIRONMENT}CONFIG"
 _LISTED = "engine chat --help and docs/configuration.md list them"
 
 
 def config_file() -> Path:
     """Where the settings' file is; ENGINE_CONFIG names another."""
-    named = os.environ.get(f"{ENVIRONMENT}CONFIG")
+    named = os.environ.get(_FILE)
     return Path(named) if named else Path(platformdirs.user_config_dir("engine", appauthor=False)) / "config.toml"
 
 
@@ -95,32 +96,47 @@ LIVE = (
 
 
 def load_settings(flags: Mapping[str, Any]) -> Any:
-    """The settings: flags before the environment, that before the file, that before defaults. Raises UsageError."""
+    """The settings: flags before the environment, that before the file, that before defaults. Raises UsageError, or
+    RequestError where no request could have them."""
     return _checked({**_from_file(config_file()), **_from_environment(), **flags})
 
 
 def _checked(values: Mapping[str, Any]) -> Any:
     try:
-        return Settings(**values)
+        settings = Settings(**values)
     except ValidationError as error:
         raise UsageError(told(error, _LISTED)) from error
+    _check_sampling(settings)
+    return settings
+
+
+def _check_sampling(settings: Any) -> None:
+    """Raises RequestError where a request of these settings would be refused."""
+    SamplingOptions(**{name: getattr(settings, name) for name in SAMPLING}).params(max_tokens=settings.max_tokens)
 
 
 def change(settings: Any, name: str, text: str) -> None:
-    """Set one of LIVE from what a person typed. Raises UsageError."""
+    """Set one of LIVE from what a person typed. Raises UsageError, or RequestError where no request could have it."""
     if name not in LIVE:
         raise UsageError(f"There is no setting {name!r} to change here; there are {', '.join(LIVE)}.")
     value: Any = None if text.lower() in ("none", "") and _optional(name) else _typed(name, text)
+    changed = settings.model_copy()
     try:
-        setattr(settings, name, value)
+        setattr(changed, name, value)
     except ValidationError as error:
         raise UsageError(told(error, _LISTED)) from error
+    _check_sampling(changed)
+    setattr(settings, name, value)
 
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         return read_toml(path)
     except FileNotFoundError:
+        if os.environ.get(_FILE):
+            raise UsageError(
+                f"{_FILE} is {path}, and there is no such file; name one that is there, or none."
+            ) from None
         return {}
 
 

@@ -105,7 +105,6 @@ def chat(
         return
     # what is wrong with them is told before the model loads
     outputs = form.outputs()
-    sampling.params(max_tokens=max_tokens)
     message = None if prompt is None else f"{prompt}{_stdin()}"
     store = open_store(settings)
     talk = resumed(store, number) if resume or number is not None else _new()

@@ -87,9 +87,12 @@ class EngineOptions:
     ] = None
 
     def settings(self, kv_dtype: str = "auto") -> dict[str, Any]:
-        """The same as keywords of ``LLM``, for one conversation at a time; ``kv_dtype`` where none is given."""
+        """The same as keywords of ``LLM``, for one conversation at a time; ``kv_dtype`` where none is given. BackendError
+        for collectives that there are not, which one rank alone would never ask for."""
+        from ..backend.joining import check_name
         from ..runtime.config import USUAL_POOL_TOKENS
 
+        check_name(self.collectives)
         return {
             "backend": self.backend,
             "place": self.place,
