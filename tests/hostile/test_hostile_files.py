@@ -41,7 +41,14 @@ class Launcher:
 
 
 @pytest.fixture(scope="module")
-def launchers() -> Iterator[list[Launcher]]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Commands keep and read nothing of the person who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield tiny_models.own_home(tmp_path_factory.mktemp("home"), patch)
+
+
+@pytest.fixture(scope="module")
+def launchers(home: Path) -> Iterator[list[Launcher]]:
     made = [Launcher() for _ in range(2)]
     yield made
     for each in made:
@@ -104,12 +111,13 @@ def _faults(launchers: list[Launcher], kinds: dict, good: GGUF | Folder, tmp_pat
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_the_good_models_run(
-    command: str, launchers: list[Launcher], folder: Folder, gguf_model: GGUF, tmp_path: Path
+    command: str, launchers: list[Launcher], folder: Folder, gguf_model: GGUF, home: Path, tmp_path: Path
 ) -> None:
     for good in (folder, gguf_model):
         path = good.write(tmp_path)
         status, _, _, errors = launchers[0].run(*_arguments(CHAT_KINDS[0] if command == "chat" else "", path))
         assert status == 0, errors
+    assert command != "chat" or list(home.rglob("chats.db")), "the chats are kept in somebody's own folder"
 
 
 def test_the_memory_measured_is_the_commands(launchers: list[Launcher]) -> None:
