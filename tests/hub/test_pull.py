@@ -39,6 +39,20 @@ def test_a_pulled_model_is_listed_shown_run_and_removed(hub, engine, gguf):
     assert gone.returncode == 0 and not listed(engine), gone.stderr
 
 
+def test_showing_a_model_that_is_not_here_downloads_nothing(hub, engine, refusal):
+    said = refusal("show", "anna/tiny-GGUF:Q8_0")
+    assert "anna/tiny-GGUF:Q8_0 is not here" in said and said.endswith("engine pull anna/tiny-GGUF:Q8_0 gets it.")
+    assert hub.sent == 0 and not listed(engine)
+
+
+@pytest.mark.parametrize("name", ["anna/tiny-GGUF:Q8_0", "anna/tiny"])
+def test_what_is_pulled_again_is_said_to_be_here(hub, engine, name):
+    first, again = engine("pull", name), engine("pull", name)
+    assert "Downloading" in first.stderr and "here already" not in first.stderr
+    assert "Downloading" not in again.stderr and "is here already" in again.stderr, again.stderr
+    assert first.stdout == again.stdout
+
+
 def test_huggingface_hub_finds_what_was_pulled(hub, engine, gguf):
     assert engine("pull", "anna/tiny-GGUF:Q8_0").returncode == 0
     hub.sent = 0

@@ -12,7 +12,7 @@ import typer
 
 from engine.cli.options import AsJson, Model
 from engine.cli.progress import Wait
-from engine.cli.running import find_model, note
+from engine.cli.running import note
 
 if TYPE_CHECKING:
     from engine.formats.checkpoint import Checkpoint
@@ -97,7 +97,7 @@ def rm(name: Name) -> None:
 
 
 def show(model: Model, *, as_json: AsJson = False) -> None:
-    """Show what a model is, without loading it.
+    """Show what a model is, without loading it. A name's model has to be here: engine pull gets it.
 
     \b
     Examples:
@@ -105,8 +105,9 @@ def show(model: Model, *, as_json: AsJson = False) -> None:
       engine show owner/repo:Q4_K_M --json
     """
     from engine.formats import open_checkpoint
+    from engine.hub import located_here
 
-    path = find_model(model)
+    path = located_here(model)
     found = _described(path, open_checkpoint(path))
     if as_json:
         print(json.dumps(found, ensure_ascii=False))

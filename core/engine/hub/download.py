@@ -47,6 +47,12 @@ def download(repository: Repository, variant: Variant, progress: Progress | None
     return first.parent if variant.label == FOLDER else first
 
 
+def holds(repository: Repository, variant: Variant) -> bool:
+    """Whether all files of the model are here, as the hub has them now."""
+    snapshot = repo_folder(repository.name.repo) / "snapshots" / repository.commit
+    return all((snapshot / file.path).is_file() for file in variant.files)
+
+
 def _check_room(repository: Repository, variant: Variant) -> None:
     blobs = repo_folder(repository.name.repo) / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)

@@ -23,13 +23,30 @@ def located(model: str | Path, progress: Progress | None = None, say: Say | None
 
     What is neither stays a path, for whoever opens it to refuse. Raises HubError.
     """
-    text = os.fspath(model)
-    name = None if path_exists(text) else parse_name(text)
+    name = _name(model)
     if name is None:
-        return Path(text)
+        return Path(model)
     from .cache import find
 
     return find(name) or pull(name, progress, say).path
+
+
+def located_here(model: str) -> Path:
+    """The model's path as ``located`` finds it, without the hub. Raises HubError for a name that is not in the cache."""
+    name = _name(model)
+    if name is None:
+        return Path(model)
+    from .cache import find
+
+    found = find(name)
+    if found is None:
+        raise HubError(f"{model} is not here, and nothing is downloaded to show it; engine pull {model} gets it.")
+    return found
+
+
+def _name(model: str | Path) -> HubName | None:
+    text = os.fspath(model)
+    return None if path_exists(text) else parse_name(text)
 
 
 def path_exists(text: str) -> bool:
@@ -52,7 +69,7 @@ def pull(name: HubName, progress: Progress | None = None, say: Say | None = None
     """Downloads a model. Without a type, the best that ``free`` bytes of memory hold (the machine's if None) is taken, and
     ``say`` hears which and why. Raises HubError."""
     from ..backend.host import available_memory  # a model that is here, and a start, need none of these
-    from .download import download
+    from .download import download, holds
     from .remote import look_up
     from .variants import Choice, choose, named, size, variants
 
@@ -69,6 +86,7 @@ def pull(name: HubName, progress: Progress | None = None, say: Say | None = None
         variant = named(found, wanted, name.repo)
         choice = Choice(variant, f"{variant.label}, {size(variant.size)}")
     if say is not None:
-        say(f"Downloading {name.repo}, {choice.why}.")
+        here = holds(repository, choice.variant)
+        say(f"{name.repo} is here already: {choice.why}." if here else f"Downloading {name.repo}, {choice.why}.")
     path = download(repository, choice.variant, progress)
     return Pulled(path, HubName(name.repo, choice.variant.label))
