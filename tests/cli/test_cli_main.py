@@ -153,3 +153,12 @@ def test_each_command_has_examples_of_options_that_exist():
             known = {option for parameter in used.params for option in (*parameter.opts, *parameter.secondary_opts)}
             for word in words[2:]:
                 assert not word.startswith("-") or word == "-" or word.partition("=")[0] in known, f"{word} in {line}"
+
+
+def test_python_runs_the_package_as_the_command():
+    def output(*command: str) -> tuple[int, str, str]:
+        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    for arguments in (["--help"], ["nothing"]):
+        assert output("engine", *arguments) == output("engine.cli.main", *arguments)
