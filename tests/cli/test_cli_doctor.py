@@ -118,6 +118,12 @@ def test_a_model_placed_on_a_backend_with_gaps(engine, toy, llama):
     assert all(segment["transfers"] for segment in model["segments"] if segment["place"] == "device")
 
 
+def test_a_number_of_threads_that_no_pool_has_is_a_sentence(engine, cpu):
+    done = engine("doctor", "--backend", cpu, "--threads", "10000")
+    assert done.status == 2 and "ValueError" not in done.err
+    assert done.err.startswith("engine: The backend cpu could not be opened: A pool has between 1 and 1024 threads")
+
+
 def test_the_same_for_reading(engine, toy, llama):
     done = engine("doctor", llama, "--backend", toy)
     assert (done.status, done.err) == (0, "")
@@ -129,6 +135,7 @@ def test_the_same_for_reading(engine, toy, llama):
         "2 attention: toy has no provider",
     ):
         assert part in done.out
+    assert re.search(r"^  embedding\.\d+ +\w+ +\d+ ops", done.out, re.MULTILINE)
     assert " = linear(" not in done.out
     listed = engine("doctor", llama, "--backend", toy, "--program")
     assert " = linear(" in listed.out

@@ -121,7 +121,7 @@ def test_text_is_streamed_whole_and_the_rest_goes_to_stderr(engine, llama):
         (["text", "--logprobs", "1"], "--json"),
         (["text", "--n", "2"], "--json"),
         (["text", "--temperature", "-1"], "temperature"),
-        (["text", "--max-tokens", "0"], "max_tokens"),
+        (["text", "--max-tokens", "0"], "--max-tokens is 0"),
         (["text", "--max-tokens", "300"], "context"),
         (["text", "--kv-dtype", "f12"], "f12"),
         (["text", "--block-size", "7"], "7"),
@@ -220,10 +220,10 @@ def test_n_grams_and_typical_p(engine, llama):
         (("--beams", 2, "--temperature", 0.5), "--temperature is for sampling, and --beams samples nothing"),
         (("--beams", 2, "--typical-p", 0.5), "--typical-p is for sampling"),
         (("--beams", 2, "--best-of", 3), "--beams goes without --best-of"),
-        (("--beams", 2, "--early-stopping", "soon"), "early_stopping is 'soon'"),
+        (("--beams", 2, "--early-stopping", "soon"), "--early-stopping is 'soon'"),
         (("--length-penalty", 2), "--length-penalty and --early-stopping are for --beams"),
         (("--prompt-logprobs", 2), "--prompt-logprobs need --json"),
-        (("--beams", 2, "--n", 3, "--json"), "num_return_sequences is 3"),
+        (("--beams", 2, "--n", 3, "--json"), "--n is 3"),
     ],
 )
 def test_beams_go_with_some_options_only(refusal, llama, arguments, sentence):

@@ -89,6 +89,26 @@ def test_wrong_usage_is_one_line(refusal, arguments, said):
     assert said in refusal(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "MODEL", "a", "--max-context", "0"], "--max-context is 0; it must"),
+        (["generate", "MODEL", "a", "--max-context", "99999"], "--max-context is 99999, but the model"),
+        (["generate", "MODEL", "a", "--max-batch-tokens", "0"], "--max-batch-tokens is 0"),
+        (["generate", "MODEL", "a", "--tensor-parallel", "0"], "--tensor-parallel is 0"),
+        (["generate", "MODEL", "a", "--threads", "0"], "--threads is 0"),
+        (["generate", "MODEL", "a", "--beams", "0"], "--beams is 0"),
+        (["generate", "MODEL", "a", "--n", "0", "--json"], "--n is 0"),
+        (["generate", "MODEL", "a", "--top-p", "7"], "--top-p is 7.0"),
+        (["generate", "MODEL", "a", "--min-tokens", "900"], "--min-tokens (900) is above --max-tokens (256)"),
+        (["serve", "MODEL", "--max-seqs", "0"], ": --max-seqs is 0"),
+        (["generate", "no/max_tokens/there.gguf", "a"], "no/max_tokens/there.gguf is neither"),
+    ],
+)
+def test_faults_name_options(refusal, llama, arguments, said):
+    assert said in refusal(*(llama if word == "MODEL" else word for word in arguments))
+
+
 def _raising(error: BaseException):
     def app(*arguments: object, **settings: object) -> None:
         raise error

@@ -25,7 +25,7 @@ def test_a_folder_and_its_gguf_say_the_same(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({**KEPT, "do_sample": True, "eos_token_id": [2]}))
     assert open_checkpoint(folder).sampling == KEPT
     assert run(["quantize", str(folder), str(out), "-t", "F32"]) == 0
-    assert open_checkpoint(out).sampling == pytest.approx(KEPT)
+    assert open_checkpoint(out).sampling == KEPT  # 0.6, and not 0.6000000238418579
     assert open_checkpoint(out).sampling["top_k"] == 20
 
 

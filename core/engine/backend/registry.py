@@ -131,6 +131,6 @@ def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device
     try:
         return chosen.manifest.open(index, options)
     except Exception as error:
-        raise BackendError(
-            line(f"The backend {chosen.name} could not be opened: {type(error).__name__}: {error}")
-        ) from error
+        # what a backend says of an option's value is a sentence; of all else the kind says more
+        kind = "" if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: "
+        raise BackendError(line(f"The backend {chosen.name} could not be opened: {kind}{error}")) from error

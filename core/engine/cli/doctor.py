@@ -129,7 +129,7 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     lines += ["", "Segments"]
     for segment in model["segments"]:
         entering = f"; transfers {', '.join(segment['transfers'])}" if segment["transfers"] else ""
-        lines.append(f"  {segment['name']:<10}{segment['place']:<8} {segment['calls']} ops{entering}")
+        lines.append(f"  {segment['name']:<11} {segment['place']:<8} {segment['calls']} ops{entering}")
     steps = [segment for segment in model["segments"] if not segment["name"].startswith("embedding.")]
     count = sum(len(segment["transfers"]) for segment in steps)
     if count:

@@ -93,12 +93,23 @@ def run(arguments: Sequence[str]) -> int:
         streams.silence(sys.stdout)
         return FAULT
     except EngineError as error:
-        return _fault(WRONG_USAGE, str(error))
+        return _fault(WRONG_USAGE, _told(error, known))
     except typer.TyperException as error:
         return _fault(WRONG_USAGE, f"{error.format_message().rstrip('.')}. See engine {' '.join((*known, '--help'))}.")
     except Exception as error:
         return _unforeseen(error, arguments)
     return int(status or 0)
+
+
+def _told(error: EngineError, known: Sequence[str]) -> str:
+    """The sentence, in which settings of a command are its options."""
+    if not known or known[0] not in _COMMANDS:
+        return str(error)
+    from engine.cli.naming import by_options
+
+    alone = typer.Typer()
+    alone.command()(expanded(_find(_COMMANDS[known[0]])))
+    return by_options(str(error), typer.main.get_command(alone))
 
 
 def _unforeseen(error: Exception, arguments: Sequence[str]) -> int:

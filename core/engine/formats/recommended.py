@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 GGUF_KEYS = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -14,6 +16,7 @@ GGUF_KEYS = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 """Sampling parameters by the names of ``SamplingParams``, which are Hugging Face's, with their keys in GGUF files."""
+_MOST_F32 = float(np.finfo(np.float32).max)
 _RANGES = {
     "temperature": (0.0, 10.0),
     "top_k": (0, 1 << 20),
@@ -30,7 +33,19 @@ def of_generation_config(config: Mapping[str, Any]) -> dict[str, float]:
 
 def of_gguf(metadata: Mapping[str, Any]) -> dict[str, float]:
     """Of a GGUF's keys; what is missing or makes no sense is left out."""
-    return _sensible({name: metadata.get(key) for name, key in GGUF_KEYS.items()})
+    return _sensible({name: _as_written(metadata.get(key)) for name, key in GGUF_KEYS.items()})
+
+
+def _as_written(value: Any) -> Any:
+    """The shortest decimal of an f32, such as 0.3 of 0.30000001192092896; all else as it is."""
+    if (
+        isinstance(value, float)
+        and math.isfinite(value)
+        and abs(value) <= _MOST_F32
+        and float(np.float32(value)) == value
+    ):
+        return float(str(np.float32(value)))
+    return value
 
 
 def _sensible(values: Mapping[str, Any]) -> dict[str, float]:
