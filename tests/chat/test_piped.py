@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 import tiny_models
@@ -75,6 +76,17 @@ def test_commands_change_what_is_sent(chat, talker, tmp_path):
     assert len(listed) == 2 and "four" in chat("--search", "FOUR").out and chat("--search", "five").out == ""
     assert chat("--delete", 1).status == 0 and len(chat("--list").out.splitlines()) == 1
     assert "no conversation 1 " in chat("--id", 1, talker, *REFERENCE).err
+
+
+def test_a_long_list_says_how_much_of_it_is_not_shown(chat, talker, home):
+    assert chat(talker, "-p", "first", "--max-tokens", 1, *REFERENCE).status == 0
+    with closing(Store(next(home.rglob("chats.db")))) as store:
+        for n in range(24):
+            store.save(Conversation(model="m", title=f"title {n}", messages=[Message("user", "a")]))
+    done = chat(talker, *REFERENCE, given="/list\n/list title 1\n")
+    assert done.err.count(" messages  ") == 20 + 11
+    assert done.err.count("and 5 more; /list WORDS searches them, engine chat --list shows all.") == 1
+    assert len(chat("--list").out.splitlines()) == 25
 
 
 def test_the_cache_is_kept_across_turns_the_answer_included(chat, talker):

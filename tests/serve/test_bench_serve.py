@@ -143,6 +143,18 @@ def test_a_table_for_people(running, capsys):
     assert "TTFT" in out and "output" in out
 
 
+def test_a_table_for_a_file_leaves_nothing_out(capsys, monkeypatch):
+    from engine.cli.bench_serve import _print_tables
+
+    monkeypatch.setenv("COLUMNS", "40")
+    names = ("request_throughput", "output_throughput", "total_token_throughput", "goodput")
+    result = {"rate": 1.0, "completed": 200, "failed": 0, **dict.fromkeys(names, 123456.789), "peak_concurrency": 64}
+    times = dict.fromkeys(("mean", "p50", "p90", "p99"), 12345.6)
+    _print_tables([{**result, "failures": {}, **{f"{name}_ms": times for name in ("ttft", "tpot", "itl", "e2el")}}])
+    out = capsys.readouterr().out
+    assert "…" not in out and "output tok/s" in out and out.count("123456.79") == 4 and out.count("12345.6") == 16
+
+
 def test_refusals_are_counted(start, capsys):
     running = start(max_num_seqs=1, max_model_len=16384, kv_cache_tokens=16384, options={"max_queue": 1})
     flags = ["--num-prompts", 8, "--random-input-len", 5, "--random-output-len", 400, "--vocab", 300]

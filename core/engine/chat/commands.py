@@ -156,13 +156,18 @@ def retell(talk: Conversation, turns: int = 2) -> None:
             tell(f"{'> ' if message.role == 'user' else ''}{message.content}")
 
 
+_LISTED = 20
+
+
 def _list(chat: Chat, rest: str) -> None:
     if chat.session.store is None:
         raise UsageError("This chat keeps nothing (--no-save), so there is nothing to list.")
-    found = chat.session.store.list(rest, most=20)
-    for each in found:
+    found = chat.session.store.list(rest, most=1 << 30)
+    for each in found[:_LISTED]:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.updated))
         tell(f"  {each.id:>5}  {when}  {each.messages:>4} messages  {each.name}")
+    if len(found) > _LISTED:
+        tell(f"  and {len(found) - _LISTED} more; /list WORDS searches them, engine chat --list shows all.")
     if not found:
         tell("There is none." if rest else "There is no conversation yet.")
 

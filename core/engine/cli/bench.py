@@ -4,7 +4,6 @@ llama-batched-bench (tools of llama.cpp)."""
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from engine.cli.machine import describe_machine
 from engine.cli.options import AsJson, EngineOptions, Model, parse_integers
 from engine.cli.progress import Wait
 from engine.cli.running import find_model, note, open_llm
+from engine.cli.tables import print_table
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,7 +131,6 @@ def _report(llm: LLM, results: list[Result], repetitions: int) -> dict[str, Any]
 
 
 def _print_table(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     machine = report["machine"]
@@ -145,7 +144,7 @@ def _print_table(report: dict[str, Any]) -> None:
     print(
         f"{report['model']} on {report['backend']}, KV {report['kv_dtype']}; {machine['cpu']}, {machine['cores']} CPUs"
     )
-    Console(file=sys.stdout, highlight=False).print(table)
+    print_table(table)
 
 
 def _rate(rate: dict[str, float] | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from engine.cli.options import AsJson
 from engine.cli.progress import Wait
+from engine.cli.tables import print_table
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -176,7 +176,6 @@ def _measure(
 
 
 def _print_tables(results: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     rates = Table(
@@ -195,7 +194,7 @@ def _print_tables(results: list[dict[str, Any]]) -> None:
     for table in (rates, times):
         for column in table.columns:
             column.justify = "right"
-        Console(file=sys.stdout, highlight=False).print(table)
+        print_table(table)
     for result in results:
         for failure, count in result["failures"].items():
             print(f"rate {result['rate']}: {count} x {failure}")

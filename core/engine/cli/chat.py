@@ -143,6 +143,6 @@ def _records(store: Store, search: str, export: str | None, number: int | None, 
             raise UsageError(f"--export is {export!r}; it must be md or json.")
         sys.stdout.write(exported(store.load(number), export))
     else:
-        for each in store.list(search, most=1000):
+        for each in store.list(search, most=1 << 30):
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.updated))
             print(f"{each.id:>5}  {when}  {each.messages:>4} messages  {each.model}  {each.name}")
