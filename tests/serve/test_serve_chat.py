@@ -223,12 +223,13 @@ def test_more_prompts_than_may_run_take_turns(running):
     running.wait_until_free()
 
 
-def test_turns_within_a_list_do_not_wait_for_a_slow_reader(running):
-    """Its place is given back when the engine is done with the last of its prompts."""
+def test_turns_within_a_list_do_not_wait_for_a_slow_reader_nor_others_for_them(running):
+    """Its place is given back when the engine is done with the last of its prompts, and is half of all meanwhile."""
     capacity = next(iter(running.models.by_name.values())).admission.capacity
     prompts = [f"prompt {n}" for n in range(capacity + 20)]
     body = {"model": "tiny", "prompt": prompts, "max_tokens": 3, "stream": True}
     with running.http.stream("POST", "/v1/completions", json=body) as response:
+        assert complete(running, prompt="another")["choices"], "nobody else had a place"
         running.wait_until_free()
         assert sum(b"finish_reason" in line.encode() for line in response.iter_lines()) >= len(prompts)
 

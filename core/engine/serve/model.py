@@ -228,14 +228,15 @@ class ServedModel:
         salt: bytes = b"",
         conversation: str | None = None,
     ) -> Generation:
-        """Takes a place for a request with one or several prompts, of which so many run at a time as there is room for at all;
-        ``conversation`` is the text of one whose answers are to be known in its next turn. ApiError or EngineError where it
+        """Takes a place for a request with one or several prompts, of which half of what there is room for run at a time
+        where that is not enough for all; ``conversation`` is the text of one whose answers are to be known in its next turn. ApiError or EngineError where it
         is wrong or there is no room; ``Generation.close`` must be called in the end."""
         start = time.monotonic()
         stream = stream and params.samples == params.n
         for prompt in prompts:
             self._check_length(len(prompt), params)
-        together = max(min(len(prompts), self.admission.capacity // params.samples), 1)
+        room = max(self.admission.capacity // params.samples, 1)
+        together = len(prompts) if len(prompts) <= room else max(room // 2, 1)  # long ones leave room for others
         place = self.admission.enter(caller, together * params.samples, priority)
         try:
             gate = None if together == len(prompts) else asyncio.Semaphore(together)
