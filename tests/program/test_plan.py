@@ -223,6 +223,13 @@ def test_a_context_that_the_memory_cannot_hold(llama):
         assert any("limited to 64 of 256 tokens" in notice for notice in llm.loaded.notices)
 
 
+def test_a_cache_smaller_than_a_context_is_told(llama):
+    for tokens, told in ((3, True), (256, False), (None, False)):
+        loaded = load(EngineConfig(model=llama, backend="reference", kv_cache_tokens=tokens))
+        said = "The KV cache holds 256 tokens and not 3: it has room for one whole context"
+        assert any(said in notice for notice in loaded.notices) == told
+
+
 def test_a_device_with_memory_of_its_own_gives_the_cache_most_of_it(llama, monkeypatch):
     def opened(free, info, **settings):
         monkeypatch.setattr(ReferenceDevice, "memory_info", lambda _: MemoryInfo(free, free))

@@ -221,7 +221,7 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise TokenizerError(f"the text is not Unicode: a lone surrogate is at position {error.start}.") from error
+        raise TokenizerError(f"The text is not Unicode: a lone surrogate is at position {error.start}.") from error
 
 
 def _without_specials(pipeline: tokenizers.Tokenizer, model: tokenizers.models.Model | None) -> tokenizers.Tokenizer:

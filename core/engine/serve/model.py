@@ -228,9 +228,9 @@ class ServedModel:
         salt: bytes = b"",
         conversation: str | None = None,
     ) -> Generation:
-        """Takes a place for a request with one or several prompts, of which half of what there is room for run at a time
-        where that is not enough for all; ``conversation`` is the text of one whose answers are to be known in its next turn. ApiError or EngineError where it
-        is wrong or there is no room; ``Generation.close`` must be called in the end."""
+        """Takes a place for a request with one or several prompts, of which half of what there is room for run at a time where
+        that is not enough for all; ``conversation`` is the text of one whose answers are to be known in its next turn. ApiError
+        or EngineError where it is wrong or there is no room; ``Generation.close`` must be called in the end."""
         start = time.monotonic()
         stream = stream and params.samples == params.n
         for prompt in prompts:
