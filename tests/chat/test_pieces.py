@@ -8,41 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from engine.chat.answer import split_reasoning
 from engine.chat.conversation import Conversation, Message, ToolCall
 from engine.chat.markdown import finished_blocks
 from engine.chat.screen import visible
 from engine.chat.settings import ToolSetting, change, load_settings
 from engine.chat.terminal import message, shortest, unfinished
-from engine.chat.toolcalls import parse_calls
 from engine.chat.tools import DECLINED, Tools
 from engine.errors import RequestError, UsageError
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_reasoning_is_split_the_same_however_far_it_has_come(inside):
-    whole = ("" if inside else "<think>") + "why\nnot</think>\n\nthe answer"
-    seen = [split_reasoning(whole[:n], inside) for n in range(1, len(whole) + 1)]
-    assert seen[-1] == ("why\nnot", "the answer", False)
-    for thought, shown, thinking in seen:
-        assert "why\nnot".startswith(thought) and "the answer".startswith(shown)
-        assert thinking or shown or thought == "why\nnot"
-    assert split_reasoning("a < b and <b>") == ("", "a < b and <b>", False)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<tool_call>\n{"name": "f", "arguments": {"x": {"y": "}"}}}\n</tool_call>',
-        '[TOOL_CALLS][{"name": "f", "arguments": {"x": {"y": "}"}}}]',
-        '{"name": "f", "parameters": {"x": {"y": "}"}}}',
-    ],
-)
-def test_calls_in_each_form(text):
-    ((call,), rest) = parse_calls(text, {"f"})
-    assert (call.name, json.loads(call.arguments), rest) == ("f", {"x": {"y": "}"}}, "")
-    assert parse_calls(text, {"g"}) == ((), text) and parse_calls(text, set()) == ((), text)
-    assert parse_calls(text[:-3], {"f"}) == ((), text[:-3])
 
 
 def test_blocks_that_are_finished_stay_as_they_are():

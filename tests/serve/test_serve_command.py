@@ -25,11 +25,12 @@ def test_the_chat_attaches(running):
     remote = Remote(running.url)
     assert (remote.name, remote.limit) == ("tiny", 1024)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
-    *_, last = remote.answer(Ask(messages, {"max_tokens": 12, "temperature": 0.0, "seed": 3, "min_p": 0.1}))
+    ask = Ask(messages, {"max_tokens": 12, "temperature": 0.0, "seed": 3, "min_p": 0.1})
+    *_, last = remote.answer(ask, lambda done, total: None)
     assert last.finish_reason == "length" and len(last.shown) == 12
     assert (last.usage.answer_tokens, last.usage.cached_tokens) == (12, 0)
     form = StructuredOutputs(regex="[a-c]{4}")
-    *_, last = remote.answer(Ask(messages, {"max_tokens": 12}, form))
+    *_, last = remote.answer(Ask(messages, {"max_tokens": 12}, form), lambda done, total: None)
     assert len(last.text) == 4 and last.finish_reason == "stop"
 
 

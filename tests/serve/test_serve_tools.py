@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tiny_models
 
-from engine.serve.answers import Delta, Reader
+from engine.answers import Reader
+from engine.serve.deltas import Delta
 
 WEATHER = {
     "type": "function",
@@ -41,6 +42,8 @@ TEXTS = {
     "Llama 3, marked": ('<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}', "", [("clock", "{}")]),
     "Llama 3, two": (f'{CALL}; {{"name": "clock", "parameters": {{}}}}', "", [("weather", ARGUMENTS), ("clock", "{}")]),
     "Mistral": (f"[TOOL_CALLS] [{CALL}]", "", [("weather", ARGUMENTS)]),
+    "Mistral, after text": (f"I will look. [TOOL_CALLS] [{CALL}]", "I will look.", [("weather", ARGUMENTS)]),
+    "a mark alone": ("so [TOOL_CALLS] are marks", "so [TOOL_CALLS] are marks", []),
     "Mistral, unmarked": (
         f' [{CALL}, {{"name": "clock", "arguments": {{}}}}]',
         "",
@@ -69,6 +72,11 @@ TEXTS = {
         '{"name": "clock", "arguments": {"x": "<tool_call>"}}',
         "",
         [("clock", '{"x": "<tool_call>"}')],
+    ),
+    "mark in an argument": (
+        '{"name": "clock", "arguments": {"x": "[TOOL_CALLS]"}}',
+        "",
+        [("clock", '{"x": "[TOOL_CALLS]"}')],
     ),
     "JSON, then a call": (f'{{"a": 1}} <tool_call>{CALL}</tool_call>', '{"a": 1}', [("weather", ARGUMENTS)]),
     "text between": (

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from .conversation import ToolCall
 
-OPEN, CLOSE = "<think>", "</think>"
 Wire = Mapping[str, Any]
 Reading = Callable[[int, int], None]
 """Takes the number of a prompt's tokens that have been read, and that of all."""
@@ -88,20 +87,3 @@ class Source(Protocol):
         """What there is to know about it: names and values."""
 
     def close(self) -> None: ...
-
-
-def split_reasoning(text: str, inside: bool = False) -> tuple[str, str, bool]:
-    """The reasoning of an answer's text, what is shown of it, and whether the reasoning still goes on. ``inside``: the
-    prompt ended in an open block."""
-    body = text.lstrip()
-    if body.startswith(OPEN):
-        body = body[len(OPEN) :]
-    elif OPEN.startswith(body) and body and not inside:
-        return "", "", True  # it may become the mark
-    elif not inside and CLOSE not in text:
-        return "", text, False
-    thought, closed, rest = body.partition(CLOSE)
-    if not closed:
-        held = next((n for n in range(len(CLOSE) - 1, 0, -1) if thought.endswith(CLOSE[:n])), 0)
-        return thought[: len(thought) - held].strip(), "", True  # what may begin the mark is not shown
-    return thought.strip(), rest.lstrip("\n"), False

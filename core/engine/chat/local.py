@@ -8,13 +8,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.processes import shown
+from engine.answers import OPEN, read_calls, split_reasoning
+from engine.cli.processes import shown as listed
 from engine.errors import RequestError, UsageError
 from engine.hub.names import short_name
 from engine.runtime.turns import Turns
 
-from .answer import OPEN, Answer, Ask, Reading, Usage, Wire, split_reasoning
-from .toolcalls import parse_calls
+from .answer import Answer, Ask, Reading, Usage, Wire
+from .conversation import ToolCall
 
 if TYPE_CHECKING:
     from engine import LLM, RequestOutput
@@ -28,7 +29,7 @@ class Local:
         self.path = path
         self._open = ExitStack()
         self._open.enter_context(llm)
-        self._open.enter_context(shown(llm.loaded))
+        self._open.enter_context(listed(llm.loaded))
         self._turns = Turns(llm.engine.tokenizer)
 
     @property
@@ -85,10 +86,9 @@ class Local:
         completion = output.outputs[0]
         if completion.finish_reason in ("error", "abort"):
             raise RequestError(str(completion.stop_reason))
-        reasoning, shown, thinking = split_reasoning(completion.text, inside)
-        if completion.finish_reason is not None and thinking and not reasoning:
-            shown, thinking = completion.text, False  # what looked like a mark's beginning was the answer
-        calls, shown = parse_calls(shown, {tool["function"]["name"] for tool in ask.tools})
+        finished = completion.finish_reason is not None
+        reasoning, rest, thinking = split_reasoning(completion.text, inside, finished)
+        shown, calls = _calls(rest, ask, finished)
         usage = Usage(
             prompt_tokens=len(output.prompt_token_ids),
             cached_tokens=output.num_cached_tokens,
@@ -96,7 +96,9 @@ class Local:
             **_times(output),
             limit_reached=completion.finish_reason == "length" and whole,
         )
-        return Answer(completion.text, shown, reasoning, thinking, calls, completion.finish_reason, usage)
+        return Answer(
+            completion.text, shown, reasoning, thinking and not finished, calls, completion.finish_reason, usage
+        )
 
     def _prompt(self, ask: Ask) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids."""
@@ -138,6 +140,26 @@ def _templated(message: Wire) -> Wire:
     functions = [call["function"] for call in calls]
     objects = [{**f, "arguments": json.loads(f["arguments"])} for f in functions]
     return {**message, "tool_calls": [{**call, "function": f} for call, f in zip(calls, objects, strict=True)]}
+
+
+def _calls(text: str, ask: Ask, finished: bool) -> tuple[str, tuple[ToolCall, ...]]:
+    """What is shown of a text, and the calls in it once it is whole; calls that are cut or are none stay text."""
+    if not ask.tools:
+        return text, ()
+    shown, calls = read_calls(text, {tool["function"]["name"] for tool in ask.tools}, finished)
+    if not finished:
+        return shown, ()
+    if not all(_is_object(call.arguments) for call in calls):
+        return text, ()
+    # Mistral's templates ask for ids of nine characters
+    return shown, tuple(ToolCall(f"call{n:05}", call.name, call.arguments) for n, call in enumerate(calls))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _times(output: RequestOutput) -> dict[str, float | None]:

@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from engine.answers import CLOSE, split_reasoning
 from engine.errors import EngineError, RequestError, UsageError
 
-from .answer import Answer, Ask, Reading, Usage, split_reasoning
+from .answer import Answer, Ask, Reading, Usage
 from .conversation import ToolCall
 
 _CONNECT_S, _SILENCE_S = 10.0, 600.0
@@ -181,14 +182,12 @@ class _Gathered:
         known["arguments"] += function.get("arguments") or ""
 
     def answer(self, finish_reason: str | None) -> Answer:
-        inside, shown, thinking = split_reasoning(self._text)
+        inside, shown, thinking = split_reasoning(self._text, CLOSE in self._text, finish_reason is not None)
         reasoning = self._reasoning or inside
         calls = tuple(
             ToolCall(c["id"] or f"call{n:05}", c["name"], c["arguments"] or "{}") for n, c in self._calls.items()
         )
         waiting = finish_reason is None and (thinking or (bool(self._reasoning) and not self._text))
-        if finish_reason is not None and thinking and not reasoning:
-            shown = self._text
         done = finish_reason is not None
         return Answer(self._text, shown, reasoning, waiting, calls if done else (), finish_reason, self._figures())
 

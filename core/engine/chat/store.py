@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.answers import CLOSE, split_reasoning
 from engine.errors import EngineError
 
-from .answer import split_reasoning
 from .conversation import Conversation, Message
 
 _VERSION = 1
@@ -219,7 +219,7 @@ def exported(talk: Conversation, form: str) -> str:
         lines += ["", "## System", "", talk.system]
     for message in talk.messages:
         lines += ["", f"## {message.role.capitalize()}", ""]
-        thought, shown, _ = split_reasoning(message.content)
+        thought, shown, _ = split_reasoning(message.content, CLOSE in message.content, finished=True)
         if thought or message.reasoning:
             quoted = (thought or message.reasoning).splitlines()
             lines += [*(f"> {line}".rstrip() for line in quoted), ""]

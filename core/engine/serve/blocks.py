@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .answers import Parts, call_id
+from engine.answers import Parts
+
+from .deltas import call_id
 
 Kind = Literal["reasoning", "text", "call"]
 Step = Literal["start", "delta", "stop"]

@@ -11,11 +11,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from engine.chat.answer import OPEN
+from engine.answers import OPEN, Reader
 from engine.runtime.outputs import CompletionOutput, RequestOutput
 from engine.sampling import SamplingParams, StructuredOutputs
 
-from .answers import Delta, Reader, call_id
+from .deltas import Delta, call_id
 from .errors import ApiError
 from .fields import ChatBody, NamedTool, Tool
 from .model import Generation, ServedModel, salt_of

@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from engine.chat.answer import CLOSE, OPEN
+from engine.answers import CLOSE, OPEN
 from engine.errors import EngineError, RequestError
 from engine.formats.chat_template import ChatTemplate
 from engine.runtime.async_llm import AsyncLLM, Prepared

@@ -14,10 +14,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import AliasChoices, Field
 
 from engine import __version__
-from engine.chat.answer import OPEN
+from engine.answers import OPEN, Parts
 from engine.runtime.outputs import RequestOutput
 
-from .answers import Parts
 from .chat_completions import Chat, prepare
 from .errors import ApiError
 from .fields import Body, ChatBody, ContextOption, Listed, Tool

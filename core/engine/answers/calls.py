@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 
@@ -30,26 +30,32 @@ class PartialCall:
 def read_calls(text: str, known: Set[str], finished: bool) -> tuple[str, tuple[PartialCall, ...]]:
     """The text that is certain to be content, and the calls of ``known`` tools that have begun. What cannot be told yet
     is in neither."""
-    body = text.lstrip()
-    mark = next((mark for mark in _MARKS if body.startswith(mark)), "")
-    begun = body[len(mark) :].lstrip()
-    if begun[:1] in ("{", "["):
-        calls, may_come = _listed(begun, known)
-        if calls:
-            return "", calls
-        if may_come and not finished:
-            return "", ()
     tagged = text.find(TAG)
+    for at, begun in _begun(text):
+        if 0 <= tagged < at:
+            break
+        calls, may_come = _listed(begun, known) if begun else ((), True)
+        if calls or (may_come and not finished):
+            return text[:at].rstrip(), calls
     if tagged >= 0 and (found := _tagged(text[tagged:], known)):
         return text[:tagged].rstrip(), found
     if finished:
         return text, ()
     if tagged >= 0:
         return text[:tagged].rstrip(), ()
-    if any(each.startswith(body) for each in _MARKS) or (mark and not begun):
-        return "", ()
-    held = max((n for n in range(1, len(TAG)) if text.endswith(TAG[:n])), default=0)
+    marks = (TAG, *_MARKS)
+    held = max(n for mark in marks for n in range(len(mark)) if text.endswith(mark[:n]))
     return text[: len(text) - held].rstrip(), ()  # space before a call is no content
+
+
+def _begun(text: str) -> Iterator[tuple[int, str]]:
+    """Where calls in JSON may begin, and what stands there, nothing where it has not come: the whole text, or behind a mark."""
+    body = text.lstrip()
+    at, mark = min(((text.find(mark), mark) for mark in _MARKS if mark in text), default=(-1, ""))
+    if body[:1] in ("{", "[") and at != len(text) - len(body):
+        yield 0, body
+    if at >= 0 and (begun := text[at + len(mark) :].lstrip())[:1] in ("", "{", "["):
+        yield at, begun
 
 
 def _tagged(text: str, known: Set[str]) -> tuple[PartialCall, ...]:

@@ -1,0 +1,40 @@
+"""What is new of an answer, in the form of OpenAI's streams."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.answers import Parts
+
+
+@dataclass
+class Delta:
+    """What of one choice has been streamed, and what is new."""
+
+    sent: Parts = field(default_factory=Parts)
+    ids: list[str] = field(default_factory=list)
+
+    def advance(self, parts: Parts) -> dict[str, Any]:
+        """The new parts in the form of OpenAI's deltas; empty if there are none."""
+        before, self.sent = self.sent, parts
+        delta: dict[str, Any] = {}
+        if reasoning := parts.reasoning[len(before.reasoning) :]:
+            delta["reasoning_content"] = reasoning
+        if content := parts.content[len(before.content) :]:
+            delta["content"] = content
+        calls = []
+        for index, call in enumerate(parts.calls):
+            if index >= len(before.calls):
+                self.ids.append(call_id())
+                function = {"name": call.name, "arguments": call.arguments}
+                calls.append({"index": index, "id": self.ids[index], "type": "function", "function": function})
+            elif new := call.arguments[len(before.calls[index].arguments) :]:
+                calls.append({"index": index, "function": {"arguments": new}})
+        return delta | ({"tool_calls": calls} if calls else {})
+
+
+def call_id() -> str:
+    """Mistral's templates ask for nine letters and digits."""
+    return secrets.token_hex(5)[:9]
