@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from one_kernel import DOT_ISAS, native, run_kernel
-from weight_cases import FORMATS, multiplied, random_rows, read_by
+from weight_cases import FORMATS, alloc, multiplied, random_rows, read_by
 
 
 @pytest.mark.parametrize("isa", DOT_ISAS)
@@ -12,7 +12,7 @@ def test_is_bitwise_linear_with_each_head(name, isa):
     rng = np.random.default_rng()
     for tokens, heads, columns, depth in ((1, 2, 130, 256), (7, 5, 16, 256), (150, 3, 72, 512), (3, 1, 1, 256)):
         raw = random_rows(rng, name, heads * columns, depth).reshape(heads, columns, -1)
-        weight = native.alloc(name, columns, depth, heads)
+        weight = alloc(name, columns, depth, heads)
         for head in range(heads):
             native.pack_into(weight, raw[head], 0, head)
         x = rng.standard_normal((tokens, heads, depth), np.float32)
@@ -23,7 +23,7 @@ def test_is_bitwise_linear_with_each_head(name, isa):
         for head in range(heads):
             part = np.ascontiguousarray(x[:, head])
             inputs = [*read_by(name, part), None]
-            single = native.alloc(name, columns, depth)
+            single = alloc(name, columns, depth)
             native.pack_into(single, raw[head])
             [want] = run_kernel("linear", counts, inputs, [((tokens, columns), np.float32)], weights=[single], isa=isa)
             assert np.array_equal(got[:, head], want)
@@ -34,7 +34,7 @@ def test_is_bitwise_linear_with_each_head(name, isa):
 def test_odd_depths(name, isa):
     rng = np.random.default_rng()
     raw = random_rows(rng, name, 3 * 20, 13).reshape(3, 20, -1)
-    weight = native.alloc(name, 20, 13, 3)
+    weight = alloc(name, 20, 13, 3)
     values = []
     for head in range(3):
         native.pack_into(weight, raw[head], 0, head)

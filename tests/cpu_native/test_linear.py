@@ -9,6 +9,7 @@ from weight_cases import (
     LARGE_BLOCKS,
     QUANTIZED,
     Weight,
+    alloc,
     dequantized,
     multiplied,
     random_weight,
@@ -93,7 +94,8 @@ def at_the_limits(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray
     ("name", "first", "end"),  # which bytes of a block are codes
     [
         ("W8S", 4, 36), ("W8M", 8, 40), ("W4Z", 3, 19), ("Q8_0", 2, 34), ("Q4_0", 2, 18),
-        ("Q4_K", 16, 144), ("Q5_K", 16, 176), ("Q6_K", 0, 192), ("Q3_K", 0, 96), ("Q2_K", 16, 80),
+        ("Q4_1", 4, 20), ("Q5_0", 2, 22), ("Q5_1", 4, 24), ("IQ4_NL", 2, 18), ("MXFP4", 1, 17), ("IQ4_XS", 8, 136),
+        ("Q4_K", 16, 144), ("Q5_K", 16, 176), ("Q6_K", 0, 192), ("Q3_K", 0, 96), ("Q2_K", 16, 80), ("IQ3_XXS", 2, 98),
     ],
 )  # fmt: skip
 def test_the_greatest_bytes_do_not_overflow(rng, name, first, end, isa):
@@ -101,7 +103,7 @@ def test_the_greatest_bytes_do_not_overflow(rng, name, first, end, isa):
     for i, byte in enumerate((0x00, 0x7F, 0x80, 0xFF)):
         raw[16 * i : 16 * i + 12, :, first:end] = byte
     raw = raw.reshape(64, -1)
-    packed = native.alloc(name, 64, 512)
+    packed = alloc(name, 64, 512)
     native.pack_into(packed, raw)
     for rows in (1, 3, 12, 60):
         x = at_the_limits(rng, rows, 512)
@@ -122,6 +124,8 @@ def test_long_rows_and_many_blocks_keep_the_bits(rng, isa):
         ("Q2_K", 65, 8192, 60),
         ("Q6_K", 130, 512, 700),
         ("MXFP4", 64, 544, 600),
+        ("IQ4_XS", 65, 8192, 60),
+        ("IQ2_S", 65, 4096, 60),
         ("BF16", 64, 300, 600),
         ("BF16", 130, 1063, 530),
         ("F16", 65, 1031, 300),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from one_kernel import DOT_ISAS, ISAS, native, run_kernel
-from weight_cases import QUANTIZED, dequantized, multiplied, random_rows, read_by
+from weight_cases import QUANTIZED, alloc, dequantized, multiplied, random_rows, read_by
 
 from engine.ops import moe
 
@@ -32,7 +32,7 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_c
         (3, 1, 1, 1, 256),
     ):
         raw = [random_rows(rng, name, experts * columns, depth).reshape(experts, columns, -1) for name in names]
-        weights = [native.alloc(name, columns, depth, experts) for name in names]
+        weights = [alloc(name, columns, depth, experts) for name in names]
         for weight, rows in zip(weights, raw, strict=True):
             for e in range(experts):
                 native.pack_into(weight, rows[e], 0, e)
@@ -58,7 +58,7 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_c
         )
         for i, (name, rows, y) in enumerate(zip(names, raw, got, strict=True)):
             for e in range(experts):
-                single = native.alloc(name, columns, depth)
+                single = alloc(name, columns, depth)
                 native.pack_into(single, rows[e])
                 [want] = run_kernel(
                     "linear",

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from one_kernel import native
-from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, dequantized, random_rows
+from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, alloc, dequantized, random_rows
 
 EXTREMES = np.array([0, -0.0, 6e-8, -6.1e-5, 65504, -65504, 1, 0.3], np.float16)
 
@@ -22,7 +22,7 @@ def test_unpack_is_the_formats_dequantization(name):
     for depth in depths:
         for columns in (1, 15, 64, 72, 200):
             raw = random_rows(rng, name, columns, depth, EXTREMES)
-            weight = native.alloc(name, columns, depth)
+            weight = alloc(name, columns, depth)
             native.pack_into(weight, raw)
             want = dequantized(name, raw)
             assert same_bits(native.unpack(weight, 0, columns), want)
@@ -35,7 +35,7 @@ def test_ranges_of_columns_and_experts_are_packed_one_by_one(name):
     rng = np.random.default_rng()
     columns, depth, experts = 150, 256, 3
     raw = random_rows(rng, name, columns * experts, depth).reshape(experts, columns, -1)
-    weight = native.alloc(name, columns, depth, experts)
+    weight = alloc(name, columns, depth, experts)
     cuts = [0, *sorted(rng.choice(np.arange(1, columns), 5, replace=False)), columns]
     places = [(e, a, b) for e in range(experts) for a, b in pairwise(cuts)]
     with ThreadPoolExecutor(3) as pool:
@@ -52,7 +52,7 @@ def test_a_queue_packs_what_pack_into_does(threads):
     for n in range(40):  # more than the threads finish meanwhile; nothing else keeps the rows
         name = str(rng.choice(FORMATS))
         columns, depth, experts = int(rng.integers(1, 700)), 256 * int(rng.integers(1, 9)), int(rng.integers(1, 3))
-        wanted, got = native.alloc(name, columns, depth, experts), native.alloc(name, columns, depth, experts)
+        wanted, got = alloc(name, columns, depth, experts), alloc(name, columns, depth, experts)
         for e in range(experts):
             first = int(rng.integers(0, columns))
             raw = random_rows(rng, name, columns, depth)
@@ -79,33 +79,37 @@ def test_a_queue_that_is_dropped_leaves_its_work():
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
-        *(("Q4_0", 4.5), ("Q8_0", 8.5), ("Q4_K", 4.5), ("Q6_K", 6.5625), ("F16", 16)),
+        *(("Q4_0", 4.5), ("Q4_1", 5), ("Q5_0", 5.5), ("Q5_1", 6), ("Q8_0", 8.5), ("F16", 16), ("IQ4_NL", 4.5)),
+        *(("Q2_K", 2.625), ("Q4_K", 4.5), ("Q5_K", 5.5), ("Q6_K", 6.5625)),
         *(("W4Z", 4.75), ("W8S", 9), ("W8M", 10), ("FP8", 9), ("NF4", 4.5), ("FP4", 4.5)),
     ],
 )
 def test_packed_weights_are_as_small_as_the_file(name, bits):
-    assert native.alloc(name, 128, 512).nbytes == bits * 128 * 512 / 8
+    assert alloc(name, 128, 512).nbytes == bits * 128 * 512 / 8
 
 
 @pytest.mark.parametrize(
     ("names", "bits"),
     [
-        (("Q3_K",), 6.5625),
-        (("Q5_0", "IQ4_NL"), 8.5),
-        (("MXFP4", "IQ4_XS"), 9),
-        (("Q4_1", "Q5_1", "Q5_K"), 10),
-        (("Q2_K",), 12),
+        (("Q3_K",), 3.5625),
+        (("MXFP4",), 4.5),
+        (("NVFP4",), 5),
+        (("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0"), 4.40625),
+        (("IQ2_S", "IQ2_XS", "IQ1_M"), 4.65625),
     ],
 )
 def test_widened_weights_take_what_their_layout_says(names, bits):
-    assert [native.alloc(name, 128, 512).nbytes for name in names] == [bits * 128 * 512 / 8] * len(names)
+    assert [alloc(name, 128, 512).nbytes for name in names] == [bits * 128 * 512 / 8] * len(names)
 
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="multiple of 256"):
         native.alloc("Q4_K", 64, 288)
-    with pytest.raises(ValueError, match="IQ1_S"):
-        native.alloc("IQ1_S", 64, 256)
+    with pytest.raises(ValueError, match="and not 'Q9_K'"):
+        native.alloc("Q9_K", 64, 256)
+    for name, entries in (("IQ1_S", 0), ("IQ2_XS", 256), ("Q4_K", 16)):
+        with pytest.raises(ValueError, match=rf"packed by a grid of \d+ entries, not {entries}"):
+            native.alloc(name, 64, 256, 1, [0] * entries)
     for columns, depth, count in ((0, 32, 1), (64, 0, 1), (64, 32, 0), (-1, 32, 1), (2**40, 2**40, 1)):
         with pytest.raises(ValueError):
             native.alloc("Q8_0", columns, depth, count)

@@ -8,15 +8,17 @@ from gguf import GGMLQuantizationType, quants
 from one_kernel import native
 
 from engine.formats import FORMATS as ENGINE_FORMATS
+from engine.formats.codebooks import codebook
 from engine.ops.dense import dequantize_q8g32, quantize_q8g32
 from engine.ops.dtypes import from_f32, to_f32
 
 DENSE = ("F32", "F16", "BF16")
-K_BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-GGUF_QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", *K_BLOCKS)
+CODEBOOKS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+K_BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0", *CODEBOOKS)
+GGUF_QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", *K_BLOCKS)
 QUANTIZED = (*GGUF_QUANTIZED, "W4Z", "W8S", "W8M")  # whose kernels read activations of 8 bits
 TABLES = ("NF4", "FP4")
-LARGE_BLOCKS = K_BLOCKS + TABLES  # of more than 32
+LARGE_BLOCKS = (*K_BLOCKS, *TABLES, "NVFP4")  # of more than 32
 FORMATS = (*DENSE, "FP8", *TABLES, *QUANTIZED)
 FLOAT_SCALES = {"W8S": 1, "W8M": 2, "FP8": 1, "NF4": 1, "FP4": 1}  # f32 numbers at the beginning of a block
 HALVES = {  # byte offsets of a block's f16 scales
@@ -33,6 +35,9 @@ HALVES = {  # byte offsets of a block's f16 scales
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
     "W4Z": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    **dict.fromkeys((name for name in CODEBOOKS if name != "IQ1_M"), (0,)),
 }
 
 
@@ -66,6 +71,11 @@ def random_rows(
         shape = raw.shape[:2]
         scales = rng.standard_normal(shape) if halves is None else rng.choice(halves, shape)
         raw[..., offset : offset + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    if name == "IQ1_M":  # an f16 in the highest four bits of four numbers
+        scales = rng.standard_normal(raw.shape[:2]) if halves is None else rng.choice(halves, raw.shape[:2])
+        parts = scales.astype(np.float16).view(np.uint16)[..., None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+        rest = np.ascontiguousarray(raw[..., 48:]).view(np.uint16) & 0xFFF
+        raw[..., 48:] = (rest | parts << 12).astype(np.uint16).view(np.uint8)
     if name in FLOAT_SCALES:
         shape = (*raw.shape[:2], FLOAT_SCALES[name])
         scales = rng.standard_normal(shape) if halves is None else rng.choice(halves, shape)
@@ -82,9 +92,13 @@ def dequantized(name: str, raw: np.ndarray) -> np.ndarray:
     return np.asarray(quants.dequantize(raw, GGMLQuantizationType[name]), np.float32)
 
 
+def alloc(name: str, columns: int, depth: int, count: int = 1) -> Any:
+    return native.alloc(name, columns, depth, count, codebook(name).tolist())
+
+
 def random_weight(rng: np.random.Generator, name: str, columns: int, depth: int) -> Weight:
     raw = random_rows(rng, name, columns, depth)
-    packed = native.alloc(name, columns, depth)
+    packed = alloc(name, columns, depth)
     native.pack_into(packed, raw)
     return Weight(name, raw, dequantized(name, raw), packed)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.backend.v1 import Array, Call, Packed, WeightRef
+from engine.backend.v1 import Array, Call, Packed, WeightRef, codebook
 
 from . import _native
 
@@ -15,6 +15,7 @@ DENSE = frozenset({"F32", "F16", "BF16", "FP8", "NF4", "FP4"})
 """Formats whose kernels read f32 activations, or bf16 ones; those of the others read activations of 8 bits."""
 QUANTIZED = frozenset(
     {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
+    | {"IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "NVFP4", "TQ1_0", "TQ2_0"}
     | {"W4Z", "W8S", "W8M"}
 )
 FORMATS = DENSE | QUANTIZED
@@ -47,7 +48,7 @@ def pack(ref: WeightRef, queue: _native.PackQueue, progress: Callable[[int], Non
     the return."""
     *lead, columns, depth = ref.shape
     count = lead[0] if lead else 1
-    weight = _native.alloc(ref.format, columns, depth, count)
+    weight = _native.alloc(ref.format, columns, depth, count, codebook(ref.format).tolist())
     read = last = 0
     for index in range(count):
         for first in range(0, columns, RANGE):

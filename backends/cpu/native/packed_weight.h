@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "buffer.h"
 
@@ -22,6 +23,7 @@ struct PackedWeight {
   uint8_t* data = nullptr;  // 64-byte aligned
   size_t nbytes = 0;
   Buffer memory;
+  std::vector<uint32_t> grid;  // of formats whose numbers are packed by way of one (linear/layout.h)
 
   const float* f32() const { return reinterpret_cast<const float*>(data); }
 };

@@ -35,6 +35,7 @@ from .tuning import Tuning as Tuning
 from .tuning import tuning_of as tuning_of
 
 if TYPE_CHECKING:
+    from ..formats.codebooks import codebook as codebook
     from ..ops import OPS as OPS
     from ..program.execute import StepSession as StepSession
     from .host import available_memory as available_memory
@@ -486,6 +487,7 @@ _LAZY = {
     "host_virtual_memory": ".host",
     "host_zeros": ".host",
     "find_processors": ".processors",
+    "codebook": "..formats.codebooks",
 }
 
 

@@ -7,6 +7,9 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
+template <class Packed>
+constexpr bool kIsBytes = Packed::kUnitBytes >= 64 * Packed::kUnit;  // at least one a number of a strip
+
 // How many bytes ahead. On Zen 4 weights that the sums keep up with come soonest where little more than the next lines are
 // asked for, beside what the processor fetches of itself; behind slower sums they have to be on their way for longer, and on
 // Zen 5 all of them. Intel's cores with AMX read weights of a byte 6 to 8 % faster from nearer.
@@ -14,7 +17,7 @@ namespace ENGINE_ISA {
 ENGINE_INLINE int64_t dense_distance(int64_t) { return 4096; }
 template <class Packed, int kRows>
 ENGINE_INLINE int64_t packed_distance() {
-  return is_wide(Packed::kMost) ? 1536 : 4096;
+  return kIsBytes<Packed> ? 1536 : 4096;
 }
 #else
 struct Distances {
@@ -34,8 +37,7 @@ ENGINE_INLINE int64_t dense_distance(int64_t rows) {
 }
 template <class Packed, int kRows>
 ENGINE_INLINE int64_t packed_distance() {
-  constexpr bool kBytes = is_wide(Packed::kMost);
-  constexpr int kKeptUp = !kBytes ? 1 : kWideRegisters >= 32 ? 3 : 0;
+  constexpr int kKeptUp = !kIsBytes<Packed> ? 1 : kWideRegisters >= 32 ? 3 : 0;
   if (Packed::kGroupSize != 32 || kRows > kKeptUp) return distances().many_rows;
   return kRows == 1 ? distances().one_row : distances().few_rows;
 }

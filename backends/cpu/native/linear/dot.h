@@ -17,8 +17,8 @@ constexpr int kWideBase = 0;
 #endif
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-// Unpacked bytes of different kMost are of one kind where they are multiplied by the same instructions.
-constexpr int kind_of_bytes(int most) { return most; }
+// Unpacked bytes of different kMost are of one kind where they are multiplied by the same instructions, or nearly so.
+constexpr int kind_of_bytes(int most) { return most <= 15 ? 15 : most <= 31 ? 31 : most; }
 
 // Two products of bytes up to kMost fit in 16 bits, and so do sums of that many such pairs. Wide bytes are two numbers of four
 // bits, whose sums are put together at the end.

@@ -29,11 +29,11 @@ constexpr bool kUnpackingIsWork = false;
 template <class Packed>
 constexpr int kOnePassRows = kWideRegisters < 32 || kUnpackingIsWork ? kFewRows
                              : Packed::kGroupSize == 16              ? 4
-                             : is_wide(Packed::kMost)                ? 8
+                             : kIsBytes<Packed>                     ? 8
                                                                      : 6;
 constexpr int64_t kDirectRows = kWideRegisters >= 32 && !kUnpackingIsWork ? 32 : kFewRows;
 constexpr int kLeastTileRows = kTileRows / 2;
-static_assert(sizeof(Chunk<16, true, 255>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, 255>) <= Scratch::kChunkBytes &&
+static_assert(sizeof(Chunk<16, true, 15>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, 255>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 

@@ -34,7 +34,7 @@ ENGINE_INLINE bool suits_matrix(int64_t rows, int64_t depth) {
 // A tile's cells follow each other in k.
 template <class Packed>
 constexpr int64_t kCellBytes = kCellRows * (32 + 4 + (Packed::kMinimums ? 4 * 32 / Packed::kGroupSize : 0));
-static_assert(kCellBytes<W8M16> == Scratch::kMostCellBytes);
+static_assert(kCellBytes<W2K> == Scratch::kMostCellBytes);
 
 // Rows are as equal in the tiles as can be; those that are missing are zeros.
 struct MatrixTiles {

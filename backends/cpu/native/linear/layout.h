@@ -7,21 +7,35 @@
 //
 //   family  unit  bytes  offset  unit contents (columns 0..63 in each plane)
 //   w4        32   1152       8  f16 scale[64]; 4 x (4 panels x 64 bytes: step 2i in the low nibbles, 2i+1 in the high)
+//   w5        32   1408      16  as w4, and behind the nibbles 4 panels x 64 bytes: bit i is the fifth of step i
+//   w4m       32   1280       0  f16 scale[64], minimum[64]; groups as in w4.  weight = scale * u - minimum
+//   w5m       32   1536       0  the same with groups as in w5
 //   w4z       32   1216       0  f16 scale[64]; u8 zero[64]; groups as in w4.  weight = scale * (u - zero)
 //   w4k      256   9216       0  f16 d[64], dmin[64]; u8 packed[12][64]: 6-bit scales and minimums of 8 groups as in Q4_K;
 //                                8 groups of 32 as in w4.         weight = d * scale * u - dmin * minimum
+//   w5k      256  11264       0  the same with groups as in w5
+//   w2k      256   5376       0  f16 d[64], dmin[64]; u8 both[16][64]: of each group of 16 a scale low, a minimum high; then a
+//                                group's four steps in 4 panels x 64 bytes, step i in bits 2i, 2i+1.  weight as in w4k
+//   w3k      256   7296       4  f16 d[64]; i8 scale[16][64]; steps as in w2k; then for each two groups 4 panels x 64 bytes: bit i
+//                                is the third one of step i of the first, bit 4 + i of the second.  weight as in w6
 //   w6       256  13440      32  f16 d[64]; i8 scale[16][64] for groups of 16; then for each group of 16 its four steps in
 //                                3 x (4 panels x 64 bytes): step i < 3 in the low six bits of line i, and of step 3 the
 //                                bits 2i, 2i+1 in the high two.  weight = d * scale * (u - 32)
+//   w4nl      32   1152     128  f16 scale[64]; groups as in w4, whose nibbles are places in a table (four_bits.h)
+//   w4e       32   1152      12  bf16 scale[64]; groups as in w4, of E2M1
+//   w4e16     32   1280      12  f16 scale[2][64] for groups of 16; nibbles as in w4, of E2M1
+//   w4x      256   9024     128  u8 table[16], four times; f32 d[64]; i8 scale[8][64]; 8 groups of 32 as in w4, whose nibbles are
+//                                places in the table.             weight = d * scale * (table[u] - 128)
+//   w4l      256   9024      64  the same with numbers up to 63
+//   w4l16    256   9536      64  the same for groups of 16
 //   w8        32   2176     128  f16 scale[64]; 8 steps x (4 panels x 64 bytes)
 //   w8s       32   2304     128  f32 scale[64]; steps as in w8
 //   w8m       32   2560       0  f32 scale[64], minimum[64]; steps as in w8.  weight = scale * u - minimum
-//   w8m16     32   3072       0  f32 scale[2][64], minimum[2][64] for groups of 16; steps as in w8
 //
-// Q4_0, W4Z, Q8_0, W8S, W8M, Q4_K and Q6_K are packed as small as they are stored. The other formats are widened to layouts that several
-// share, which is exact and costs memory (bits a weight, in the file -> packed): Q3_K 3.44 -> 6.56 as w6; Q5_0 5.5 and
-// IQ4_NL 4.5 -> 8.5 as w8; IQ4_XS and MXFP4 4.25 -> 9 as w8s; Q5_K 5.5, Q4_1 5 and Q5_1 6 -> 10 as w8m; Q2_K 2.625 -> 12 as
-// w8m16. Products are finite only with scales up to 2^104 (dot.h), which MXFP4 alone can pass.
+// Most formats are packed as small as they are stored, or nearly (bits a weight, in the file -> packed): MXFP4 4.25 -> 4.5, NVFP4 4.5
+// -> 5, IQ4_XS 4.25 -> 4.4, Q3_K 3.44 -> 3.56. IQ3_S (3.44), IQ3_XXS (3.06), IQ2_S (2.56), IQ2_XS (2.31), IQ2_XXS (2.06), IQ1_M (1.75),
+// IQ1_S (1.56), TQ2_0 (2.06) and TQ1_0 (1.69), whose numbers are few, take 4.4 or 4.7, exactly. Products are finite only with
+// scales up to 2^104 (dot.h), which MXFP4 alone can pass.
 //
 // Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2], two consecutive k in
 // one 32-bit lane as vdpbf16ps and the rows of AMX's tiles have them, K padded to 32 with zeros. Activations of bf16 weights
@@ -39,6 +53,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "../packed_weight.h"
 
@@ -47,7 +62,9 @@ namespace engine_cpu {
 constexpr int64_t kStrip = 64;
 constexpr int64_t kPanel = 16;
 
-enum class Family { f32, f16, bf16, f8, nf4, fp4, w4, w4z, w4k, w6, w8, w8s, w8m, w8m16 };
+enum class Family {
+  f32, f16, bf16, f8, nf4, fp4, w4, w5, w4m, w5m, w4z, w4k, w5k, w2k, w3k, w6, w4nl, w4e, w4e16, w4x, w4l, w4l16, w8, w8s, w8m
+};
 
 struct Layout {
   Family family;
@@ -70,8 +87,10 @@ inline int64_t units_of(const Layout& layout, int64_t depth) { return (depth + l
 inline int64_t row_bytes(const Layout& layout, int64_t depth) { return depth / layout.block * layout.block_bytes; }
 inline int64_t strip_bytes(const Layout& layout, int64_t depth) { return units_of(layout, depth) * layout.unit_bytes; }
 
-// Zeros, ready for pack_columns. std::invalid_argument where the depth does not fit the format.
-std::shared_ptr<PackedWeight> alloc_weight(const std::string& format, int64_t columns, int64_t depth, int64_t count);
+// Room for pack_columns. `grid`: of the formats IQ1, IQ2 and IQ3 what their indices mean, eight numbers or four an entry, each a nibble,
+// the first one lowest (weights.py); empty for all others. std::invalid_argument where depth or grid do not fit the format.
+std::shared_ptr<PackedWeight> alloc_weight(const std::string& format, int64_t columns, int64_t depth, int64_t count,
+                                           std::vector<uint32_t> grid = {});
 
 // Packs `count` rows of blocks (row_bytes apart) as columns first... of matrix `index`. Disjoint columns may be packed by
 // several threads at once.

@@ -19,13 +19,24 @@ const FamilyOps& family_ops(const PackedWeight& weight) {
     case Family::nf4: return kDenseOps<DenseNF4>;
     case Family::fp4: return kDenseOps<DenseFP4>;
     case Family::w4: return kQuantizedOps<W4>;
+    case Family::w5: return kQuantizedOps<W5>;
+    case Family::w4m: return kQuantizedOps<W4M>;
+    case Family::w5m: return kQuantizedOps<W5M>;
     case Family::w4z: return kQuantizedOps<W4Z>;
     case Family::w4k: return kQuantizedOps<W4K>;
+    case Family::w5k: return kQuantizedOps<W5K>;
+    case Family::w2k: return kQuantizedOps<W2K>;
+    case Family::w3k: return kQuantizedOps<W3K>;
     case Family::w6: return kQuantizedOps<W6>;
+    case Family::w4nl: return kQuantizedOps<W4NL>;
+    case Family::w4e: return kQuantizedOps<W4E>;
+    case Family::w4e16: return kQuantizedOps<W4E16>;
+    case Family::w4x: return kQuantizedOps<W4X>;
+    case Family::w4l: return kQuantizedOps<W4L>;
+    case Family::w4l16: return kQuantizedOps<W4L16>;
     case Family::w8: return kQuantizedOps<W8>;
     case Family::w8s: return kQuantizedOps<W8S>;
     case Family::w8m: return kQuantizedOps<W8M>;
-    case Family::w8m16: return kQuantizedOps<W8M16>;
   }
   __builtin_unreachable();
 }

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "dot.h"
+#include "four_bits.h"
 #include "layout.h"
 
 namespace engine_cpu {
@@ -23,20 +24,42 @@ ENGINE_INLINE u32x16 nibble_step(const uint8_t* lines, int panel) {
   return (kStep % 2 == 0 ? line : line >> 4) & 0x0f0f0f0f;
 }
 
-struct W4 {
-  static constexpr int kUnit = 32, kUnitBytes = 1152, kGroupSize = 32, kOffset = 8;
-  static constexpr bool kMinimums = false;
-  static constexpr int kMost = 15;
+// Steps of five bits: nibbles, and in the line after them the fifth bit of step s at bit s of its bytes.
+template <bool kFive, int kStep>
+ENGINE_INLINE u32x16 small_step(const uint8_t* lines, int panel) {
+  const u32x16 low = nibble_step<kStep>(lines, panel);
+  if constexpr (!kFive) return low;
+  const u32x16 high = load_as<u32x16>(lines + 1024 + panel * 64);
+  if constexpr (kStep < 4)
+    return low | (high << (4 - kStep) & 0x10101010);
+  else
+    return low | (high >> (kStep - 4) & 0x10101010);
+}
+
+// Numbers of four bits or five with an f16 scale, from an offset on or less an f16 minimum.
+template <bool kFive, bool kMinimums_>
+struct Small {
+  static constexpr int kUnit = 32, kGroupSize = 32, kOffset = kMinimums_ ? 0 : kFive ? 16 : 8;
+  static constexpr bool kMinimums = kMinimums_;
+  static constexpr int kMost = kFive ? 31 : 15;
+  static constexpr int kPlanes = kMinimums ? 256 : 128, kUnitBytes = kPlanes + (kFive ? 1280 : 1024);
   const uint8_t* unit;
 
-  ENGINE_INLINE explicit W4(const uint8_t* source) : unit(source) {}
+  ENGINE_INLINE explicit Small(const uint8_t* source) : unit(source) {}
   template <int kStep>
   ENGINE_INLINE u32x16 weights(int, int panel) const {
-    return nibble_step<kStep>(unit + 128, panel);
+    return small_step<kFive, kStep>(unit + kPlanes, panel);
   }
   ENGINE_INLINE f32x16 scale(int, int panel) const { return load_half(unit + 32 * panel); }
-  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+  ENGINE_INLINE f32x16 minimum(int, int panel) const {
+    if constexpr (!kMinimums) return f32x16{};
+    return load_half(unit + 128 + 32 * panel);
+  }
 };
+using W4 = Small<false, false>;
+using W4M = Small<false, true>;
+using W5 = Small<true, false>;
+using W5M = Small<true, true>;
 
 struct W8 {
   static constexpr int kUnit = 32, kUnitBytes = 2176, kGroupSize = 32, kOffset = 128;
@@ -70,39 +93,40 @@ struct W4Z {
 };
 
 // Bytes with f32 scales, and f32 minimums where kMinimums.
-template <int kGroup_, bool kMinimums_>
+template <bool kMinimums_>
 struct W8F {
-  static constexpr int kUnit = 32, kGroupSize = kGroup_, kOffset = kMinimums_ ? 0 : 128;
-  static constexpr int kPlanes = kUnit / kGroupSize * 256;  // bytes of the scales, and of the minimums
+  static constexpr int kUnit = 32, kGroupSize = 32, kOffset = kMinimums_ ? 0 : 128;
   static constexpr bool kMinimums = kMinimums_;
   static constexpr int kMost = 255;
-  static constexpr int kUnitBytes = (kMinimums ? 2 : 1) * kPlanes + 2048;
+  static constexpr int kPlanes = kMinimums ? 512 : 256, kUnitBytes = kPlanes + 2048;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit W8F(const uint8_t* source) : unit(source) {}
   template <int kStep>
-  ENGINE_INLINE u32x16 weights(int group, int panel) const {
-    return load_as<u32x16>(unit + (kUnitBytes - 2048) + (group * (kGroupSize / 4) + kStep) * 256 + panel * 64);
+  ENGINE_INLINE u32x16 weights(int, int panel) const {
+    return load_as<u32x16>(unit + kPlanes + kStep * 256 + panel * 64);
   }
-  ENGINE_INLINE f32x16 scale(int group, int panel) const { return load_as<f32x16>(unit + 256 * group + 64 * panel); }
-  ENGINE_INLINE f32x16 minimum(int group, int panel) const {
+  ENGINE_INLINE f32x16 scale(int, int panel) const { return load_as<f32x16>(unit + 64 * panel); }
+  ENGINE_INLINE f32x16 minimum(int, int panel) const {
     if constexpr (!kMinimums) return f32x16{};
-    return load_as<f32x16>(unit + kPlanes + 256 * group + 64 * panel);
+    return load_as<f32x16>(unit + 256 + 64 * panel);
   }
 };
-using W8S = W8F<32, false>;
-using W8M = W8F<32, true>;
-using W8M16 = W8F<16, true>;
+using W8S = W8F<false>;
+using W8M = W8F<true>;
 
-struct W4K {
-  static constexpr int kUnit = 256, kUnitBytes = 9216, kGroupSize = 32, kOffset = 0;
+// Numbers of four bits or five, eight groups with scales and minimums of six bits.
+template <bool kFive>
+struct SmallK {
+  static constexpr int kUnit = 256, kGroupSize = 32, kOffset = 0;
+  static constexpr int kGroupBytes = kFive ? 1280 : 1024, kUnitBytes = 1024 + 8 * kGroupBytes;
   static constexpr bool kMinimums = true;
-  static constexpr int kMost = 15;
+  static constexpr int kMost = kFive ? 31 : 15;
   const uint8_t* unit;
   alignas(64) uint8_t scales[8][kStrip];
   alignas(64) uint8_t minimums[8][kStrip];
 
-  ENGINE_INLINE explicit W4K(const uint8_t* source) : unit(source) {
+  ENGINE_INLINE explicit SmallK(const uint8_t* source) : unit(source) {
     const uint8_t* packed = source + 256;
     for (int i = 0; i < 4; ++i) {
       const u32x16 a = load_as<u32x16>(packed + 64 * i);
@@ -116,7 +140,7 @@ struct W4K {
   }
   template <int kStep>
   ENGINE_INLINE u32x16 weights(int group, int panel) const {
-    return nibble_step<kStep>(unit + 1024 + 1024 * group, panel);
+    return small_step<kFive, kStep>(unit + 1024 + kGroupBytes * group, panel);
   }
   ENGINE_INLINE f32x16 scale(int group, int panel) const {
     return load_half(unit + 32 * panel) * widen_u8(load_as<u8x16>(scales[group] + 16 * panel));
@@ -125,6 +149,112 @@ struct W4K {
     return load_half(unit + 128 + 32 * panel) * widen_u8(load_as<u8x16>(minimums[group] + 16 * panel));
   }
 };
+
+using W4K = SmallK<false>;
+using W5K = SmallK<true>;
+
+// Groups of 16, four steps in a line, with scales and minimums of four bits.
+struct W2K {
+  static constexpr int kUnit = 256, kUnitBytes = 5376, kGroupSize = 16, kOffset = 0;
+  static constexpr bool kMinimums = true;
+  static constexpr int kMost = 3;
+  const uint8_t* unit;
+  alignas(64) uint8_t scales[16][kStrip];
+  alignas(64) uint8_t minimums[16][kStrip];
+
+  ENGINE_INLINE explicit W2K(const uint8_t* source) : unit(source) {
+    for (int group = 0; group < 16; ++group) {
+      const u32x16 both = load_as<u32x16>(source + 256 + 64 * group);
+      store(scales[group], both & 0x0f0f0f0f);
+      store(minimums[group], both >> 4 & 0x0f0f0f0f);
+    }
+  }
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return load_as<u32x16>(unit + 1280 + 256 * group + 64 * panel) >> 2 * kStep & 0x03030303;
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const {
+    return load_half(unit + 32 * panel) * widen_u8(load_as<u8x16>(scales[group] + 16 * panel));
+  }
+  ENGINE_INLINE f32x16 minimum(int group, int panel) const {
+    return load_half(unit + 128 + 32 * panel) * widen_u8(load_as<u8x16>(minimums[group] + 16 * panel));
+  }
+};
+
+// Groups of 16, two low bits of four steps in a line, and the third ones of two groups in another.
+struct W3K {
+  static constexpr int kUnit = 256, kUnitBytes = 7296, kGroupSize = 16, kOffset = 4;
+  static constexpr bool kMinimums = false;
+  static constexpr int kMost = 7;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit W3K(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    const u32x16 low = load_as<u32x16>(unit + 1152 + 256 * group + 64 * panel) >> 2 * kStep & 0x03030303;
+    const u32x16 high = load_as<u32x16>(unit + 5248 + group / 2 * 256 + 64 * panel) >> (group % 2 * 4 + kStep) & 0x01010101;
+    return low | high << 2;
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const {
+    return load_half(unit + 32 * panel) * widen_i8(load_as<i8x16>(unit + 128 + 64 * group + 16 * panel));
+  }
+  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+};
+
+// Nibbles that are places in a table of the format, with a scale of 16 bits for each group.
+template <class Table, int kGroup_>
+struct Looked {
+  static constexpr int kUnit = 32, kGroupSize = kGroup_, kOffset = Table::kOffset, kMost = Table::kMost;
+  static constexpr bool kMinimums = false;
+  static constexpr int kPlanes = kUnit / kGroupSize * 128, kUnitBytes = kPlanes + 1024;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit Looked(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return look_up(nibble_step<kStep>(unit + kPlanes + group * kGroupSize * 32, panel), Table::kNumbers.bytes);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const { return Table::widen(load_as<u16x16>(unit + 128 * group + 32 * panel)); }
+  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+};
+struct NonLinear {
+  static constexpr int kOffset = 128, kMost = 255;
+  static constexpr RepeatedTable kNumbers{kNonLinear, kOffset};
+  ENGINE_INLINE static f32x16 widen(u16x16 scale) { return widen_f16(scale); }
+};
+struct E2M1 {
+  static constexpr int kOffset = 12, kMost = 31;
+  static constexpr RepeatedTable kNumbers{kE2M1, kOffset};
+  ENGINE_INLINE static f32x16 widen(u16x16 scale) { return widen_f16(scale); }
+};
+struct E2M1Bf16 : E2M1 {
+  ENGINE_INLINE static f32x16 widen(u16x16 scale) { return widen_bf16(scale); }
+};
+using W4NL = Looked<NonLinear, 32>;
+using W4E = Looked<E2M1Bf16, 32>;
+using W4E16 = Looked<E2M1, 16>;
+
+// The same with a table of the weight's own in each unit, and whole numbers as scales.
+template <int kGroup_, bool kWide>
+struct Lattice {
+  static constexpr int kUnit = 256, kGroupSize = kGroup_, kOffset = kWide ? 128 : 64, kMost = kWide ? 255 : 127;
+  static constexpr bool kMinimums = false;
+  static constexpr int kScales = 320, kNibbles = kScales + kUnit / kGroupSize * 64, kUnitBytes = kNibbles + 8192;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit Lattice(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return look_up(nibble_step<kStep>(unit + kNibbles + group * kGroupSize * 32, panel), unit);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const {
+    return load_as<f32x16>(unit + 64 + 64 * panel) * widen_i8(load_as<i8x16>(unit + kScales + 64 * group + 16 * panel));
+  }
+  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+};
+using W4X = Lattice<32, true>;
+using W4L = Lattice<32, false>;
+using W4L16 = Lattice<16, false>;
 
 struct W6 {
   static constexpr int kUnit = 256, kUnitBytes = 13440, kGroupSize = 16, kOffset = 32;

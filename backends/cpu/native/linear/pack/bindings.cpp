@@ -4,11 +4,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <deque>
 #include <memory>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "../layout.h"
 #include "queue.h"
@@ -83,7 +85,9 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const PackedWeight& weight, in
 
 void bind_linear(nb::module_& m) {
   m.def("alloc", &alloc_weight, nb::arg("format"), nb::arg("columns"), nb::arg("depth"), nb::arg("count") = 1,
-        "Room for `count` matrices of columns (N) x depth (K) in a GGUF format. ValueError names what does not fit.");
+        nb::arg("grid") = std::vector<uint32_t>(),
+        "Room for `count` matrices of columns (N) x depth (K) in a GGUF format; `grid` is what the indices of IQ1, IQ2 and IQ3 mean\n"
+        "(layout.h). ValueError names what does not fit.");
   m.def("pack_into", &pack_into, nb::arg("weight"), nb::arg("raw").noconvert(), nb::arg("first") = 0, nb::arg("index") = 0,
         "Packs raw rows, u8 [rows, row bytes], as columns first.. of matrix `index`. Releases the GIL; disjoint columns may be\n"
         "packed by several threads at once.");

@@ -23,9 +23,47 @@ uint8_t nibble(const uint8_t* lines, int64_t column, int k) {
   return at(lines, k / 8, column, k % 4) >> (k / 4 % 2 * 4) & 15;
 }
 
-void unpack_w4(const uint8_t* unit, int64_t column, float* out) {
+// The same with a fifth bit in the line behind the nibbles.
+template <bool kFive>
+int small(const uint8_t* lines, int64_t column, int k) {
+  return nibble(lines, column, k) | (kFive ? (at(lines, 4, column, k % 4) >> (k / 4) & 1) << 4 : 0);
+}
+
+template <bool kFive>
+void unpack_offset(const uint8_t* unit, int64_t column, float* out) {
   const float d = half_at(unit, column);
-  for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(nibble(unit + 128, column, k) - 8);
+  for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(small<kFive>(unit + 128, column, k) - (kFive ? 16 : 8));
+}
+
+template <bool kFive>
+void unpack_minimum(const uint8_t* unit, int64_t column, float* out) {
+  const float d = half_at(unit, column), minimum = half_at(unit + 128, column);
+  for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(small<kFive>(unit + 256, column, k)) - minimum;
+}
+
+void unpack_w4nl(const uint8_t* unit, int64_t column, float* out) {
+  const float d = half_at(unit, column);
+  for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(host::kNonLinear[nibble(unit + 128, column, k)]);
+}
+
+void unpack_w4e(const uint8_t* unit, int64_t column, float* out) {
+  const float d = to_f32(host::load_as<bf16>(unit + 2 * column));
+  for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(host::kE2M1[nibble(unit + 128, column, k)]);
+}
+
+void unpack_w4e16(const uint8_t* unit, int64_t column, float* out) {
+  for (int k = 0; k < 32; ++k)
+    out[k] = half_at(unit + k / 16 * 128, column) * static_cast<float>(host::kE2M1[nibble(unit + 256, column, k)]);
+}
+
+template <int kGroup, int kOffset>
+void unpack_lattice(const uint8_t* unit, int64_t column, float* out) {
+  constexpr int kScales = 320, kNibblesAt = kScales + 256 / kGroup * 64;
+  const float d = host::load_as<float>(unit + 64 + 4 * column);
+  for (int k = 0; k < 256; ++k) {
+    const float scale = d * static_cast<float>(static_cast<int8_t>(unit[kScales + k / kGroup * 64 + column]));
+    out[k] = scale * static_cast<float>(unit[nibble(unit + kNibblesAt + k / 32 * 1024, column, k % 32)] - kOffset);
+  }
 }
 
 void unpack_w4z(const uint8_t* unit, int64_t column, float* out) {
@@ -49,7 +87,8 @@ void unpack_table(const uint8_t* unit, int64_t column, float* out) {
   }
 }
 
-void unpack_w4k(const uint8_t* unit, int64_t column, float* out) {
+template <bool kFive>
+void unpack_k(const uint8_t* unit, int64_t column, float* out) {
   const float d = half_at(unit, column);
   const float dmin = half_at(unit + 128, column);
   const auto packed = [&](int i) { return static_cast<int>(unit[256 + 64 * i + column]); };
@@ -59,7 +98,30 @@ void unpack_w4k(const uint8_t* unit, int64_t column, float* out) {
     const float s = d * static_cast<float>(scale);
     const float m = dmin * static_cast<float>(minimum);
     for (int k = 0; k < 32; ++k)
-      out[32 * g + k] = s * static_cast<float>(nibble(unit + 1024 + 1024 * g, column, k)) - m;
+      out[32 * g + k] = s * static_cast<float>(small<kFive>(unit + 1024 + (kFive ? 1280 : 1024) * g, column, k)) - m;
+  }
+}
+
+// The two low bits of number k of a group of 16.
+int pair(const uint8_t* lines, int group, int64_t column, int k) { return at(lines, group, column, k % 4) >> k / 4 * 2 & 3; }
+
+void unpack_w2k(const uint8_t* unit, int64_t column, float* out) {
+  const float d = half_at(unit, column), dmin = half_at(unit + 128, column);
+  for (int g = 0; g < 16; ++g) {
+    const int both = unit[256 + 64 * g + column];
+    const float scale = d * static_cast<float>(both & 15), minimum = dmin * static_cast<float>(both >> 4);
+    for (int k = 0; k < 16; ++k) out[16 * g + k] = scale * static_cast<float>(pair(unit + 1280, g, column, k)) - minimum;
+  }
+}
+
+void unpack_w3k(const uint8_t* unit, int64_t column, float* out) {
+  const float d = half_at(unit, column);
+  for (int g = 0; g < 16; ++g) {
+    const float scale = d * static_cast<float>(static_cast<int8_t>(unit[128 + 64 * g + column]));
+    for (int k = 0; k < 16; ++k) {
+      const int high = at(unit + 5248, g / 2, column, k % 4) >> (g % 2 * 4 + k / 4) & 1;
+      out[16 * g + k] = scale * static_cast<float>((pair(unit + 1152, g, column, k) | high << 2) - 4);
+    }
   }
 }
 
@@ -85,17 +147,14 @@ void unpack_w8(const uint8_t* unit, int64_t column, float* out) {
   for (int k = 0; k < 32; ++k) out[k] = d * static_cast<float>(at(unit + 128, k / 4, column, k % 4) - 128);
 }
 
-// Bytes with f32 scales for groups of kGroup, and minimums or the offset 128.
-template <int kGroup, bool kMinimums>
+// Bytes with f32 scales, and minimums or the offset 128.
+template <bool kMinimums>
 void unpack_w8f(const uint8_t* unit, int64_t column, float* out) {
-  constexpr int kPlanes = 32 / kGroup * 256;
-  const auto number = [&](int offset, int group) {
-    return host::load_as<float>(unit + offset + 256 * group + 4 * column);
-  };
+  const float scale = host::load_as<float>(unit + 4 * column);
+  const float minimum = kMinimums ? host::load_as<float>(unit + 256 + 4 * column) : 0.0f;
   for (int k = 0; k < 32; ++k) {
-    const int u = at(unit + (kMinimums ? 2 : 1) * kPlanes, k / 4, column, k % 4);
-    const float scale = number(0, k / kGroup);
-    out[k] = kMinimums ? scale * static_cast<float>(u) - number(kPlanes, k / kGroup) : scale * static_cast<float>(u - 128);
+    const int u = at(unit + (kMinimums ? 512 : 256), k / 4, column, k % 4);
+    out[k] = kMinimums ? scale * static_cast<float>(u) - minimum : scale * static_cast<float>(u - 128);
   }
 }
 
@@ -131,13 +190,24 @@ void unpack_column(const PackedWeight& weight, int64_t column, int64_t index, fl
     case Family::nf4: return unpack_units<unpack_table<host::kNF4>>(strip, column, depth, layout, out);
     case Family::fp4: return unpack_units<unpack_table<host::kFP4>>(strip, column, depth, layout, out);
     case Family::w4z: return unpack_units<unpack_w4z>(strip, column, depth, layout, out);
-    case Family::w4: return unpack_units<unpack_w4>(strip, column, depth, layout, out);
-    case Family::w4k: return unpack_units<unpack_w4k>(strip, column, depth, layout, out);
+    case Family::w4: return unpack_units<unpack_offset<false>>(strip, column, depth, layout, out);
+    case Family::w5: return unpack_units<unpack_offset<true>>(strip, column, depth, layout, out);
+    case Family::w4m: return unpack_units<unpack_minimum<false>>(strip, column, depth, layout, out);
+    case Family::w5m: return unpack_units<unpack_minimum<true>>(strip, column, depth, layout, out);
+    case Family::w4k: return unpack_units<unpack_k<false>>(strip, column, depth, layout, out);
+    case Family::w5k: return unpack_units<unpack_k<true>>(strip, column, depth, layout, out);
+    case Family::w2k: return unpack_units<unpack_w2k>(strip, column, depth, layout, out);
+    case Family::w3k: return unpack_units<unpack_w3k>(strip, column, depth, layout, out);
     case Family::w6: return unpack_units<unpack_w6>(strip, column, depth, layout, out);
     case Family::w8: return unpack_units<unpack_w8>(strip, column, depth, layout, out);
-    case Family::w8s: return unpack_units<unpack_w8f<32, false>>(strip, column, depth, layout, out);
-    case Family::w8m: return unpack_units<unpack_w8f<32, true>>(strip, column, depth, layout, out);
-    case Family::w8m16: return unpack_units<unpack_w8f<16, true>>(strip, column, depth, layout, out);
+    case Family::w8s: return unpack_units<unpack_w8f<false>>(strip, column, depth, layout, out);
+    case Family::w8m: return unpack_units<unpack_w8f<true>>(strip, column, depth, layout, out);
+    case Family::w4nl: return unpack_units<unpack_w4nl>(strip, column, depth, layout, out);
+    case Family::w4e: return unpack_units<unpack_w4e>(strip, column, depth, layout, out);
+    case Family::w4e16: return unpack_units<unpack_w4e16>(strip, column, depth, layout, out);
+    case Family::w4x: return unpack_units<unpack_lattice<32, 128>>(strip, column, depth, layout, out);
+    case Family::w4l: return unpack_units<unpack_lattice<32, 64>>(strip, column, depth, layout, out);
+    case Family::w4l16: return unpack_units<unpack_lattice<16, 64>>(strip, column, depth, layout, out);
   }
 }
 
