@@ -20,39 +20,24 @@ from typing import Any
 import numpy as np
 from machine_limits import MachineLimits
 
+from engine.backend.v1 import codebook
+from engine.formats import FORMATS
 from engine.ops.dense import quantize_q8g32
 from engine.ops.dtypes import from_f32
 from engine_cpu import _native
+from engine_cpu.weights import QUANTIZED
 
-BLOCKS = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "Q4_0": (32, 18),
-    "Q8_0": (32, 34),
-    "Q4_K": (256, 144),
-    "Q6_K": (256, 210),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q5_K": (256, 176),
-    "IQ4_NL": (32, 18),
-    "IQ4_XS": (256, 136),
-    "MXFP4": (32, 17),
-}
 DENSE = ("F32", "F16", "BF16")
+GGUF = {name for name in QUANTIZED if FORMATS[name].ggml_type is not None}
 
 
 def matrices(name: str, columns: int, depth: int, nbytes: float) -> list[Any]:
     """Packed matrices, as many as make ``nbytes``. Random bytes between 32 and 63: no number is subnormal or infinite."""
-    block, size = BLOCKS[name]
-    row = depth // block * size
+    row = FORMATS[name].row_bytes(depth)
     raw = np.random.default_rng(0).integers(32, 64, (columns, row), np.uint8)
     packed = []
     for _ in range(max(1, int(nbytes / (columns * row)))):
-        packed.append(_native.alloc(name, columns, depth))
+        packed.append(_native.alloc(name, columns, depth, 1, codebook(name).tolist()))
         _native.pack_into(packed[-1], raw)
     return packed
 
@@ -108,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default=_native.isa())
-    parser.add_argument("--formats", default=",".join(BLOCKS))
+    parser.add_argument("--formats", default=",".join((*DENSE, *sorted(GGUF))))
     parser.add_argument("--rows", default="1,2,3,4,5,6,7,8,16,32,512")
     parser.add_argument("--bytes", type=float, default=600e6)
     parser.add_argument("--rounds", type=int, default=5)

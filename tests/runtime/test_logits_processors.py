@@ -122,7 +122,7 @@ def test_a_failing_one_ends_its_request_alone(llm, outside, after):
         ({3: math.inf}, "it gave a bias that is neither"),
         ({"x": 1.0}, "ValueError"),
         ("mask", r"a mask is bool \(320,\)"),
-        (None, "AttributeError"),
+        (None, "TypeError"),
     ],
 )
 def test_what_it_may_not_give(llm, outside, what, sentence):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.errors import RequestError
 
 COUNT = 24
 
@@ -147,9 +148,11 @@ def test_first_come_first_served(open_llm, backend):
         [[3 + n] for n in range(6)],
         params,
         on_output=lambda out: order.append(out.prompt_token_ids[0] - 3) if out.finished else None,
-        priority=[5, 1, 4, 1, 0, 9],
+        priority=[0] * 6,
     )
     assert order == list(range(6))
+    with pytest.raises(RequestError, match="policy='priority'"):
+        llm.generate([[3], [4]], params, priority=[0, 1])
 
 
 # -- batch invariance, bit by bit ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import HubError
+from ..errors import HubError, UsageError
 from .names import HubName, parse_name
 
 if TYPE_CHECKING:
@@ -45,7 +45,11 @@ def located_here(model: str) -> Path:
 
 
 def _name(model: str | Path) -> HubName | None:
+    if not isinstance(model, str | Path):
+        raise UsageError(f"A model is a path or a name on the hub, and not {model!r}.")
     text = os.fspath(model)
+    if not text:
+        raise UsageError("The model's name is empty; give a path, or a name on the hub.")
     return None if path_exists(text) else parse_name(text)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backend.v1 import Array
+from ..errors import RequestError
 from ..formats.pooling import Pooling
 from ..formats.tokenizer import Tokenizer
 from ..hub import located
@@ -30,6 +31,8 @@ class AsyncLLM:
     """A loaded model, by its path or its name on the hub; ``generate`` streams. Settings are those of ``EngineConfig``."""
 
     def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine):
+            raise RequestError(f"AsyncLLM is made of an engine, and not of {engine!r}; use await AsyncLLM.load(model).")
         self.engine = engine
 
     @classmethod
@@ -53,6 +56,7 @@ class AsyncLLM:
         """A request's outputs as they come, for a slow reader some left out, since each holds all before it; without
         ``stream`` the last alone, as ``best_of`` above ``n`` needs it. Cancelling, or leaving the iterator, aborts the
         request."""
+        _check_kind(sampling_params, SamplingParams)
         prepared = await self.prepare(prompt, sampling_params, request_id, priority, stream)
         async with aclosing(prepared.outputs()) as outputs:
             async for output in outputs:
@@ -62,6 +66,7 @@ class AsyncLLM:
         self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, priority: int = 0
     ) -> RequestOutput:
         """The sequences that beam search finds, best first. Cancelling aborts the request."""
+        _check_kind(params, BeamSearchParams)
         prepared = await self.prepare(prompt, params, request_id, priority, stream=False)
         async with aclosing(prepared.outputs()) as outputs:
             return await anext(outputs)
@@ -181,8 +186,8 @@ class Prepared:
 
     async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         finished = False
+        await self._admit()
         try:
-            await self._admit()
             while not finished:
                 output = await self._next()
                 finished = output.finished
@@ -201,8 +206,13 @@ class Prepared:
 
         self._engine.check_progress()
         self._engine.admit_soon(self.request, done)
-        while not (await asyncio.wait({admitted}, timeout=1.0))[0]:
-            self._engine.check_progress()
+        try:
+            while not (await asyncio.wait({admitted}, timeout=1.0))[0]:
+                self._engine.check_progress()
+        except BaseException:  # it may be admitted yet
+            if not admitted.done() or admitted.exception() is None:
+                self._engine.abandon(self.request.request_id)
+            raise
         admitted.result()
 
     async def _next(self) -> RequestOutput:
@@ -212,6 +222,11 @@ class Prepared:
                     return await self._latest.get()
             except TimeoutError:
                 self._engine.check_progress()
+
+
+def _check_kind(params: Any, kind: type) -> None:
+    if not isinstance(params, kind):
+        raise RequestError(f"The parameters are of type {type(params).__name__}; here they must be {kind.__name__}.")
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ..backend.processors import find_processors
 from ..errors import ConfigError
@@ -17,6 +20,7 @@ MAX_RANKS = 64
 
 
 MAX_GUESSES = 64
+MAX_SLOWDOWN = 1e6
 USUAL_POOL_TOKENS = 64 * 1024
 """Tokens of the KV cache where nobody says how many, and the memory is others', too."""
 
@@ -76,6 +80,17 @@ class EngineConfig:
     speculate: int = 0
     populate_cache: str = "as used"
 
+    def _check_types(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value, kinds = getattr(self, field.name), _kinds(hints[field.name])
+            fits = type(value) in kinds or (isinstance(value, int) and type(value) is not bool and float in kinds)
+            if not fits and not isinstance(value, Path):
+                wanted = " or ".join(_KINDS[kind] for kind in kinds)
+                raise ConfigError(f"{field.name} is {value!r}; it must be {wanted}.")
+            if field.name in ("without", "keep") and not all(isinstance(name, str) for name in value):
+                raise ConfigError(f"{field.name} is {value!r}; it must be a tuple of texts.")
+
     @property
     def rules(self) -> Rules:
         """Which device runs what; all on one without ``place``."""
@@ -89,6 +104,7 @@ class EngineConfig:
         return max(find_processors().cores // self.tensor_parallel_size, 1)
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.rules.complete and self.backend != "auto":
             raise ConfigError("--place gives the rest to a device, and --backend names one for it, too; leave one out.")
         if self.kv_cache_dtype not in ("auto", *KV_DTYPES):
@@ -102,8 +118,12 @@ class EngineConfig:
             raise ConfigError(
                 f"The swap space is {self.swap_space:g} GiB; it must be above 0 and at most {MAX_SWAP_SPACE}."
             )
-        if self.decode_slowdown is not None and not self.decode_slowdown > 1:
-            raise ConfigError(f"decode_slowdown is {self.decode_slowdown:g}; it must be above 1.")
+        if self.decode_slowdown is not None and not 1 < self.decode_slowdown <= MAX_SLOWDOWN:
+            raise ConfigError(
+                f"decode_slowdown is {self.decode_slowdown:g}; it must be above 1, and at most {MAX_SLOWDOWN:g}."
+            )
+        if not 0 < self.watchdog_s < math.inf:
+            raise ConfigError(f"watchdog_s is {self.watchdog_s:g}; it must be a number of seconds above 0.")
         if not 0 <= self.speculate <= MAX_GUESSES:
             raise ConfigError(f"speculate is {self.speculate}; it must be from 0, which is off, to {MAX_GUESSES}.")
         if self.block_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -125,3 +145,20 @@ class EngineConfig:
             raise ConfigError(f"tensor_parallel_size is {self.tensor_parallel_size}; it may be at most {MAX_RANKS}.")
         if self.max_num_seqs > 4096 or (self.max_num_batched_tokens or 0) > 1 << 16:
             raise ConfigError("max_num_seqs may be at most 4096, and max_num_batched_tokens at most 65536.")
+
+
+_KINDS = {
+    Path: "a path",
+    str: "a text",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    tuple: "a tuple of texts",
+    NoneType: "None",
+}
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """The types that a value may have."""
+    given = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return tuple(get_origin(kind) or kind for kind in given)

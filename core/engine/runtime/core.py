@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..backend.v1 import Session, StepResult, Ticket
-from ..errors import EngineError, EngineStoppedError, RequestError
+from ..errors import AdmissionError, EngineError, EngineStoppedError, RequestError
 from ..sampling.speculation import PromptLookup
 from ..scheduler import ScheduledStep, Sequence, SequenceStatus, Update
 from .beams import BeamGroup, make_search
@@ -107,9 +107,14 @@ class EngineCore:
 
         self._commands.put(run)
 
-    def abort(self, request_id: str) -> None:
-        """End a request in any state; nothing happens when it has ended already."""
-        self._call(lambda: self._abort(request_id, "abort", None))
+    def abort(self, *request_ids: str) -> None:
+        """End requests in any state, all before the next step; nothing happens to one that has ended already."""
+
+        def run() -> None:
+            for request_id in request_ids:
+                self._abort(request_id, "abort", None)
+
+        self._call(run)
 
     def abandon(self, request_id: str) -> None:
         """``abort`` for callers that must not wait, such as an event loop."""
@@ -434,11 +439,16 @@ class EngineCore:
                 raise
 
     def _add(self, request: Request) -> None:
-        if any(member.request.request_id == request.request_id for member in self._members.values()):
+        if self.scheduler.has(request.request_id):
             raise RequestError(f"The request id {request.request_id!r} is in use; give each request an id of its own.")
         params = request.params
         room = self._loaded.max_model_len - len(request.prompt_ids)
         limit = params.max_tokens if params.max_tokens is not None else max(room, 1)
+        if request.pooler is None and params.max_tokens is None and (room < 1 or params.min_tokens > room):
+            raise AdmissionError(
+                f"The prompt has {len(request.prompt_ids)} tokens, and {max(params.min_tokens, 1)} more are wanted at least; the"
+                f" context holds {self._loaded.max_model_len}."
+            )
         group = None
         if request.beam is not None:
             tokenizer = self._loaded.checkpoint.tokenizer() if params.stop else None
@@ -460,9 +470,9 @@ class EngineCore:
             scores_prompt=params.prompt_logprobs is not None,
             embeds_from=None if pooler is None else pooler.first(len(ids)),
         )
+        row = row_params(request, group)  # before anything is booked: what is wrong with it must leave no trace
         added = self.scheduler.add(first, 1 if group is not None else params.samples)
         self._next_id += len(added)
-        row = row_params(request, group)
         for seq in added:
             matcher = request.matchers[seq.branch] if request.matchers else None
             own = replace(row, branch=seq.branch, matcher=matcher)

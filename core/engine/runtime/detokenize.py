@@ -26,12 +26,17 @@ class Continuation:
     ranked: bool = False
 
     def push(self, token: int, logprobs: Mapping[int, float] | None, is_stop: bool) -> bool:
-        """Take the next token; ``is_stop`` tokens end the text and add nothing to it. True when a stop string ended it."""
+        """Take the next token; ``is_stop`` tokens end the text, and add to it only with
+        ``include_stop_str_in_output``. True when a stop string ended it."""
         self.token_ids.append(token)
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative += logprobs[token]
-        if is_stop or self.detokenizer is None:
+        if self.detokenizer is None:
+            return False
+        if is_stop:
+            if self.params.include_stop_str_in_output:
+                self.text += self.detokenizer.push(token)
             return False
         return self._grow(self.detokenizer.push(token))
 

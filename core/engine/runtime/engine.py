@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from ..errors import AdmissionError, FormatError, RequestError, TokenizerError
+from ..errors import AdmissionError, EngineStoppedError, FormatError, RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
 from ..sampling import BeamSearchParams, SamplingParams
 from ..sampling.grammar import GrammarCompiler, Matcher
@@ -35,6 +36,7 @@ class Engine:
             self.has_tokenizer = False  # token ids in, token ids out
         self._grammars: GrammarCompiler | None = None
         self._ids = 0
+        self._mark = secrets.token_hex(4)
         self._lock = threading.Lock()
         self._closed = False
         self._stage3 = Stage3(self._stop_string)
@@ -91,6 +93,9 @@ class Engine:
     ) -> Request:
         """A request, checked but not admitted; ``sink`` will get its outputs on stage 3's thread, each token's or,
         without ``stream``, the last alone. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
+        if not isinstance(params, (SamplingParams, BeamSearchParams)):
+            raise RequestError(f"The parameters are of type {type(params).__name__}; here they must be SamplingParams.")
+        self._check_order(request_id, priority)
         beam = params if isinstance(params, BeamSearchParams) else None
         params = params if isinstance(params, SamplingParams) else params.sampling()
         ranked = beam is not None or params.samples > params.n
@@ -103,7 +108,7 @@ class Engine:
         self._check(params)
         with self._lock:
             self._ids += 1
-            request_id = request_id or f"request-{self._ids}"
+            request_id = request_id or f"request-{self._ids}-{self._mark}"  # no caller's own
         tokenizer = self.tokenizer if self.has_tokenizer else None
         texts = [continuation(n, params, tokenizer, ranked) for n in range(params.samples)]
         if params.stop and not self.has_tokenizer:
@@ -129,6 +134,14 @@ class Engine:
             pooler=pooler,
             salt=salt,
         )
+
+    def _check_order(self, request_id: str | None, priority: int) -> None:
+        if request_id is not None and not isinstance(request_id, str):
+            raise RequestError(f"The request id is {request_id!r}; it must be a text.")
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 1 << 31:
+            raise RequestError(f"priority is {priority!r}; it must be an integer of 32 bits.")
+        if priority and self.loaded.config.policy != "priority":
+            raise RequestError("priority is for engines with policy='priority'; leave it out, or set the policy.")
 
     def embedding(
         self,
@@ -185,8 +198,10 @@ class Engine:
             if not 0 <= token < vocab:
                 raise RequestError(f"The token id {token} does not exist; this model's ids go from 0 to {vocab - 1}.")
 
-    def abort(self, request_id: str) -> None:
-        self._core.abort(request_id)
+    def abort(self, *request_ids: str) -> None:
+        """Ends these requests together, in any state, unless they or the engine have ended already."""
+        with suppress(EngineStoppedError):
+            self._core.abort(*request_ids)
 
     def abandon(self, request_id: str) -> None:
         """``abort`` without waiting for it to be done."""

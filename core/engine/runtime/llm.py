@@ -83,7 +83,7 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        several: Any = _conversations(messages)
         texts = [self.render(conversation, **template) for conversation in several]
         encoded = [self.engine.encode(text, parse_special=True) for text in texts]
         return self._run(
@@ -107,13 +107,18 @@ class LLM:
         return stacked(self._finished(requests, outputs, None))
 
     def render(self, messages: Sequence[Message], **template: Any) -> str:
-        """The prompt that the model's chat template makes of a conversation."""
+        """The prompt that the model's chat template makes of a conversation. RequestError for what it would not read."""
         found = self.loaded.checkpoint.chat_template()
         if found is None:
             raise RequestError(
                 f"{self.loaded.config.model} has no chat template; use generate with a prompt of your own."
             )
-        return found.render(list(messages), **template)
+        for name, value in template.items():
+            if value is not None and name != "add_generation_prompt" and not found.reads(name):
+                raise RequestError(
+                    f"The chat template of {self.loaded.config.model} does not read {name}; leave it out."
+                )
+        return found.render([_message(each) for each in messages], **template)
 
     def stream(
         self,
@@ -149,7 +154,9 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        ranks = priority or [0] * len(texts)
+        ranks = [0] * len(texts) if priority is None else list(priority)
+        if len(ranks) != len(texts):
+            raise RequestError(f"There are {len(texts)} prompts but {len(ranks)} priorities; give one each.")
         requests = [
             self.engine.request(text, prompt, param, outputs.put, None, rank, stream=on_output is not None)
             for text, prompt, param, rank in zip(texts, encoded, params, ranks, strict=True)
@@ -174,9 +181,8 @@ class LLM:
                 if output.finished:
                     finished[output.request_id] = output
         finally:
-            for request_id in ids:
-                if request_id not in finished:
-                    self.engine.abort(request_id)
+            if left := [request_id for request_id in ids if request_id not in finished]:
+                self.engine.abort(*left)
         return [finished[request_id] for request_id in ids]
 
     def _next(
@@ -202,6 +208,28 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _conversations(messages: Any) -> list[Any]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError(f"A conversation is a list of messages, and not {messages!r}.")
+    several = [messages] if isinstance(messages[0], Mapping) else list(messages)
+    if not all(isinstance(each, Sequence) and not isinstance(each, str) for each in several):
+        raise RequestError("A conversation is a list of messages; give one of these, or a list of several.")
+    return several
+
+
+def _message(given: Any) -> Message:
+    """With its content as one text: OpenAI's may be a list of parts."""
+    if not isinstance(given, Mapping):
+        raise RequestError(f"A message is a mapping with a role and a content, and not {given!r}.")
+    content = given.get("content")
+    if not isinstance(content, list):
+        return given
+    parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    if not all(isinstance(part, str) for part in parts):
+        raise RequestError("The content of a message has parts that are no text; models see text alone.")
+    return {**given, "content": "".join(map(str, parts))}
 
 
 def _tell(reading: Callable[[int, int], None], request: Request) -> None:

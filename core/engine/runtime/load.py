@@ -104,7 +104,7 @@ class Loaded:
 
     def _session(self) -> Session:
         # A device's own session knows that device alone.
-        one = len(self.devices) == 1
+        one = tuple(self.devices) == ("device",)
         session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
         if self.config.warm_up and isinstance(session, StepSession):
             session.warm_up()

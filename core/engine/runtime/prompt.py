@@ -35,8 +35,8 @@ def plain(prompt: Prompt) -> str | tuple[int, ...]:
         return content
     if not isinstance(content, Iterable) or isinstance(content, bytes | Mapping):
         raise RequestError(f"A prompt of type {type(content).__name__} is not known; give {_FORMS}.")
-    ids = tuple(content)
-    wrong = [i for i in ids if not isinstance(i, Integral)]
+    ids = tuple(_integer(i) for i in content)
+    wrong = [i for i in ids if not isinstance(i, Integral) or isinstance(i, bool)]
     if wrong:
         raise RequestError(f"The prompt has {wrong[0]!r} in the place of a token id; give {_FORMS}.")
     return tuple(int(i) for i in ids)
@@ -47,12 +47,24 @@ def _content(prompt: Mapping[str, Any]) -> Any:
         return prompt["prompt"]
     if set(prompt) == {"prompt_token_ids"} and not isinstance(prompt["prompt_token_ids"], str):
         return prompt["prompt_token_ids"]
-    raise RequestError(f"A prompt with the keys {', '.join(map(repr, prompt))} is not known; give {_FORMS}.")
+    keys = ", ".join(map(repr, prompt)) or "no keys"
+    raise RequestError(f"A prompt with {keys} is not known; give {_FORMS}.")
+
+
+def _integer(item: Any) -> Any:
+    """An array of one integer, such as torch's tensors have as elements, as that; all else as it is."""
+    whole = getattr(item, "ndim", None) == 0 and hasattr(item, "__index__")
+    try:
+        return item.__index__() if whole and not isinstance(item, Integral) else item
+    except TypeError:
+        return item
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[str | tuple[int, ...]]:
     """One prompt, or a sequence of them, each as a text or ids. Integers in a sequence make it one prompt."""
     if isinstance(prompts, str | Mapping):
         return [plain(prompts)]
-    items: list[Any] = list(prompts)
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes) or getattr(prompts, "ndim", 1) == 0:
+        raise RequestError(f"A prompt of type {type(prompts).__name__} is not known; give {_FORMS}.")
+    items: list[Any] = [_integer(item) for item in prompts]
     return [plain(items)] if items and isinstance(items[0], Integral) else [plain(item) for item in items]

@@ -230,9 +230,13 @@ def _source(wanted: StructuredOutputs) -> str:
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, wanted.choice)))
     return LLMatcher.grammar_from_lark(_lark(str(wanted.grammar)))
+
+
+def _literal(text: str) -> str:
+    """An expression that matches this text."""
+    return "".join(c if c.isalnum() and c.isascii() else f"\\u{{{ord(c):x}}}" for c in text)
 
 
 def _lark(text: str) -> str:

@@ -13,6 +13,7 @@ from .structured import StructuredOutputs
 MAX_LOGPROBS = 32
 MAX_SEED = 2**64
 MAX_BIAS = 1e9
+MAX_STOPS = 1024
 MIN_TEMPERATURE = 1e-5
 """Below it logits would overflow, and the best token is certain: it counts as 0."""
 
@@ -74,11 +75,17 @@ class SamplingParams:
                 raise RequestError(f"{name} is 0; it must be above, and 1 turns it off.")
         self._check_bias()
         self._check_processors()
+        # what the caller does with its own mappings afterwards changes nothing here
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        own = {name: dict(options) for name, options in self.logits_processors.items()}
+        object.__setattr__(self, "logits_processors", own)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise RequestError(f"structured_outputs is {self.structured_outputs!r}; it must be a StructuredOutputs.")
+        if len(self.stop) > MAX_STOPS:
+            raise RequestError(f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError("Every stop string must be a text that is not empty.")
 

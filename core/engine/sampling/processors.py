@@ -45,7 +45,7 @@ class NamedProcessor:
         try:
             given = self.process(prompt_ids, output_ids)
             bias = self._banned(given) if isinstance(given, np.ndarray) else self._added(given)
-        except Exception as error:  # it is someone else's: whatever happens in it ends its own request
+        except BaseException as error:  # it is someone else's: whatever happens in it ends its own request
             raise RequestError(f"The logits processor {self.name!r} failed: {type(error).__name__}: {error}") from error
         return bias
 
@@ -56,6 +56,9 @@ class NamedProcessor:
         return ids, np.full(len(ids), -np.inf, np.float32)
 
     def _added(self, given: Mapping[int, float]) -> Bias:
+        wrong = next((key for key in given if isinstance(key, bool) or not isinstance(key, (int, np.integer))), None)
+        if wrong is not None:
+            raise ValueError(f"it gave {wrong!r} in the place of a token id")
         ids, values = np.array(list(given.keys()), np.int64), np.array(list(given.values()), np.float64)
         if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab_size:
             raise ValueError(f"it gave a token id outside of 0 to {self.vocab_size - 1}")

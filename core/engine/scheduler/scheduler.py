@@ -78,6 +78,10 @@ class Scheduler:
             insort(self._waiting, each, key=self._policy)
         return tuple(branches)
 
+    def has(self, request_id: str) -> bool:
+        """Whether a sequence of this request is here."""
+        return request_id in self._requests
+
     def finish(self, seq_id: int) -> None:
         """Ends a sequence (a stop token or string was found). Tokens of it in flight will be dropped."""
         if seq_id not in self.sequences:

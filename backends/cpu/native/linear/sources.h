@@ -239,7 +239,7 @@ template <int kGroup_, bool kWide>
 struct Lattice {
   static constexpr int kUnit = 256, kGroupSize = kGroup_, kOffset = kWide ? 128 : 64, kMost = kWide ? 255 : 127;
   static constexpr bool kMinimums = false;
-  static constexpr int kScales = 320, kNibbles = kScales + kUnit / kGroupSize * 64, kUnitBytes = kNibbles + 8192;
+  static constexpr int kTableBytes = 64, kScales = 320, kNibbles = kScales + kUnit / kGroupSize * 64, kUnitBytes = kNibbles + 8192;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit Lattice(const uint8_t* source) : unit(source) {}
@@ -248,7 +248,7 @@ struct Lattice {
     return look_up(nibble_step<kStep>(unit + kNibbles + group * kGroupSize * 32, panel), unit);
   }
   ENGINE_INLINE f32x16 scale(int group, int panel) const {
-    return load_as<f32x16>(unit + 64 + 64 * panel) * widen_i8(load_as<i8x16>(unit + kScales + 64 * group + 16 * panel));
+    return load_as<f32x16>(unit + kTableBytes + 64 * panel) * widen_i8(load_as<i8x16>(unit + kScales + 64 * group + 16 * panel));
   }
   ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
 };
