@@ -11,7 +11,6 @@ import time
 import pexpect
 import pyte
 
-PASTE, PASTED = "\x1b[200~", "\x1b[201~"
 
 
 class Terminal:

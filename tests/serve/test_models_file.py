@@ -66,7 +66,7 @@ def test_a_wrong_file_is_one_sentence(tmp_path, text, said):
         (["{talker}", "--name", "other", "--models", "{file}"], "Two models are called other;"),
         (["{talker}", "--name", "tiny", "--also", "tiny={talker}"], "Two models are called tiny;"),
         (["owner/never-asked-for", "--also", "tiny"], "--also is 'tiny'; it must be a name and a model"),
-        (["--models", "{file}"], "other: --decode-slowdown is 0.5; it must be above 1."),
+        (["--models", "{file}"], "other: --decode-slowdown is 0.5; it must be above 1, and"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_a_line(talker, tmp_path, capsys, given, said):

@@ -147,11 +147,14 @@ def _load(chat: Chat, rest: str) -> None:
     retell(talk)
 
 
-def retell(talk: Conversation, turns: int = 2) -> None:
+_RETOLD = 2
+
+
+def retell(talk: Conversation) -> None:
     """The last turns of a conversation that goes on."""
     tell(f"Conversation {talk.id}: {talk.name()} ({len(talk.messages)} messages)")
     starts = [i for i, message in enumerate(talk.messages) if message.role == "user"]
-    for message in talk.messages[starts[-turns] if len(starts) >= turns else 0 :]:
+    for message in talk.messages[starts[-_RETOLD] if len(starts) >= _RETOLD else 0 :]:
         if message.role in ("user", "assistant") and message.content:
             tell(f"{'> ' if message.role == 'user' else ''}{message.content}")
 
@@ -327,6 +330,6 @@ def table() -> str:
         [
             "| command | what it does |",
             "|---|---|",
-            *(row.replace("[TITLE or FILE]", "[TITLE or FILE]") for row in rows),
+            *rows,
         ]
     )

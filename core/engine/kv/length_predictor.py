@@ -25,15 +25,13 @@ class LengthHistogram:
     """A quantile of the output lengths seen lately, those of longer prompts apart from those of shorter ones.
 
     One histogram for each doubling of the prompt's length, of bins that grow by a quarter doubling; with each length
-    observed the weight of those before shrinks by ``decay``. A prediction is the upper end of the bin that holds the
+    observed the weight of those before shrinks by 2 %. A prediction is the upper end of the bin that holds the
     ``quantile`` of the lengths above what the sequence has already. Before anything like it was seen, it is that much
-    again, and at least ``first`` tokens more.
+    again, and at least 64 tokens more.
     """
 
-    def __init__(self, quantile: float = 0.8, decay: float = 0.98, first: int = 64) -> None:
+    def __init__(self, quantile: float = 0.8) -> None:
         self._quantile = quantile
-        self._decay = decay
-        self._first = first
         self._weights: dict[int, list[float]] = defaultdict(lambda: [0.0] * _BINS)
 
     def predict(self, prompt: int, output: int) -> int:
@@ -42,7 +40,7 @@ class LengthHistogram:
         above = weights[lowest:] if weights is not None else []
         wanted = self._quantile * sum(above)
         if wanted < 1e-6:  # nothing like it, or so long ago that it has faded away
-            return output + max(output, self._first)
+            return output + max(output, _FIRST)
         reached = 0.0
         for n, weight in enumerate(above, start=lowest):
             reached += weight
@@ -52,8 +50,11 @@ class LengthHistogram:
 
     def observe(self, prompt: int, output: int) -> None:
         weights = self._weights[prompt.bit_length()]
-        weights[:] = [weight * self._decay for weight in weights]
+        weights[:] = [weight * _DECAY for weight in weights]
         weights[_bin(output)] += 1.0
+
+
+_FIRST, _DECAY = 64, 0.98
 
 
 def _bin(length: int) -> int:

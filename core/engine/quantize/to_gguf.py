@@ -124,11 +124,11 @@ def _choose(
     if again:
         notices.append(f"{_tensors(again)} had been quantized before: their first loss adds to the new one.")
     if importance is not None:
-        notices += _unseen(source, infos, importance)
+        notices += _unseen(infos, importance)
     return tuple(infos), tuple(notices)
 
 
-def _unseen(source: Contents, infos: list[TensorInfo], importance: Importance) -> Iterator[str]:
+def _unseen(infos: list[TensorInfo], importance: Importance) -> Iterator[str]:
     blocks = [i.name for i in infos if FORMATS[i.format].block > 1 and importance.of(i.name, i.shape) is None]
     if blocks:
         yield f"{_tensors(len(blocks))} had no entry in the importance matrix, such as {blocks[0]}."

@@ -35,7 +35,7 @@ class EmbedAsked(Body):
     dimensions: int | None = None
     options: ContextOption | None = None
     keep_alive: str | int | float | None = None
-    """Taken, and without effect: a served model stays loaded."""
+    """Taken, and without effect, as in ``ollama``."""
 
 
 class OneEmbedAsked(Body):

@@ -1,4 +1,4 @@
-"""Ollama's /api: chat, generate, tags, show and version, by way of the chat's and the plain completions' machinery."""
+"""Ollama's /api: chat, generate, tags, ps, show and version, by way of the chat's and the plain completions' machinery."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Asked(Body):
     format: Literal["json", ""] | dict[str, Any] | None = None
     options: Options | None = None
     keep_alive: str | int | float | None = None
-    """Taken, and without effect: a served model stays loaded."""
+    """Taken, and without effect: --idle-unload and --memory-budget say how long a model stays loaded."""
     think: bool | Literal["low", "medium", "high"] | None = None
 
     def fields(self) -> dict[str, Any]:
