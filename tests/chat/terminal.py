@@ -12,7 +12,6 @@ import pexpect
 import pyte
 
 
-
 class Terminal:
     """A chat that was started in a terminal of so many rows and columns."""
 

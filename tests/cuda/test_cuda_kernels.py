@@ -11,7 +11,7 @@ from engine.ops import OPS
 from engine.program.features import refusal
 from engine.program.group import OPS as EXCHANGES
 from engine.testing import memory
-from engine.testing.cases import all_cases
+from engine.testing.cases import all_cases, random_weight
 from engine.testing.checks import check_case, check_op
 from engine.testing.running import Bench
 
@@ -65,6 +65,18 @@ def test_a_part_of_the_long_ones(op, name, device):
     [case] = [case for case in all_cases(OPS[op], rng) if case.name.startswith(name)]
     [provider] = device.providers()[op]
     bench = Bench(device, OPS[op], case)
+    assert refusal(provider, bench.call) is None
+    check_case(bench, provider, None, rng)
+
+
+@pytest.mark.parametrize("format_", ["IQ1_M", "IQ2_S", "IQ3_XXS", "TQ1_0"])
+def test_formats_without_an_encoder(format_, device):
+    """A form each of those that codebooks and tables come to, of random blocks."""
+    rng = np.random.default_rng()
+    [case] = [case for case in all_cases(OPS["linear"], rng) if case.name.startswith("Q4_K 9x")]
+    case = replace(case, name=format_, weights={"weight": random_weight(rng, format_, case.weights["weight"][2])})
+    [provider] = device.providers()["linear"]
+    bench = Bench(device, OPS["linear"], case)
     assert refusal(provider, bench.call) is None
     check_case(bench, provider, None, rng)
 

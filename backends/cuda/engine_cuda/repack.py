@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.backend.v1 import Array
+from engine.backend.v1 import Array, codebook
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,102 @@ def _iq4_xs(rows: Array) -> Parts:
     return Parts(_row(_nibbles(qs.reshape(*qs.shape[:-1], 8, 16))), _f16(d), _row(scales))
 
 
+def _of_codebook(format_: str, index: Array, signs: Array) -> Array:
+    """Codes u8 [rows, K]: the numbers of the entries ``index`` [..., n], and behind them one bit for each, [..., numbers]."""
+    numbers = 4 if format_.startswith("IQ3") else 8
+    entries = codebook(format_)[index][..., None] >> np.arange(0, 4 * numbers, 4, dtype=np.uint32) & 15
+    return _row(entries.astype(np.uint8).reshape(*signs.shape) | (signs << 3).astype(np.uint8))
+
+
+def _bits(field: Array, count: int) -> Array:
+    """The lowest bits of each number, [..., numbers * count]."""
+    return (field[..., None] >> np.arange(count, dtype=field.dtype) & 1).reshape(*field.shape[:-1], -1)
+
+
+def _even(sevens: Array) -> Array:
+    """Seven signs and an eighth that makes their number even, of each number."""
+    seven = (sevens & 127).astype(np.uint8)
+    eighth = np.bitwise_xor.reduce(seven[..., None] >> np.arange(7, dtype=np.uint8) & 1, axis=-1)
+    return _bits(seven | eighth << 7, 8)
+
+
+def _odd(scales: Array) -> Array:
+    return _row((2 * scales + 1).astype(np.uint8))
+
+
+def _pairs(field: Array) -> Array:
+    """Two numbers of four bits a byte, the low one first."""
+    return np.stack([field & 15, field >> 4], axis=-1).reshape(*field.shape[:-1], -1)
+
+
+def _factor(field: Array, share: float) -> Array:
+    return _f16(field).astype(np.float32) * np.float32(share)
+
+
+def _iq2_xxs(rows: Array) -> Parts:
+    d, groups = _fields(rows, 2, 64)
+    rest = np.ascontiguousarray(groups.reshape(*groups.shape[:-1], 8, 8)[..., 4:]).view(np.uint32)[..., 0]
+    index = groups.reshape(*groups.shape[:-1], 8, 8)[..., :4].reshape(*groups.shape[:-1], 32)
+    signs = _even((rest[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)).reshape(*rest.shape[:-1], 32))
+    return Parts(_of_codebook("IQ2_XXS", index, signs), _factor(d, 0.125), _odd(rest >> 28))
+
+
+def _iq2_xs(rows: Array) -> Parts:
+    d, qs, scales = _fields(rows, 2, 64, 8)
+    q = qs.view(np.uint16)
+    return Parts(_of_codebook("IQ2_XS", q & 511, _even(q >> 9)), _factor(d, 0.125), _odd(_pairs(scales)))
+
+
+def _iq2_s(rows: Array) -> Parts:
+    d, qs, signs, high, scales = _fields(rows, 2, 32, 32, 8, 8)
+    more = high[..., None] >> np.array([0, 2, 4, 6], np.uint8) & 3
+    index = qs | more.reshape(*qs.shape).astype(np.uint16) << 8
+    return Parts(_of_codebook("IQ2_S", index, _bits(signs, 8)), _factor(d, 0.125), _odd(_pairs(scales)))
+
+
+def _iq3_xxs(rows: Array) -> Parts:
+    d, qs, packed = _fields(rows, 2, 64, 32)
+    rest = packed.view(np.uint32)
+    signs = _even((rest[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)).reshape(*rest.shape[:-1], 32))
+    return Parts(_of_codebook("IQ3_XXS", qs, signs), _factor(d, 0.25), _odd(rest >> 28))
+
+
+def _iq3_s(rows: Array) -> Parts:
+    d, qs, high, signs, scales = _fields(rows, 2, 64, 8, 32, 4)
+    index = qs | _bits(high, 8).astype(np.uint16) << 8
+    return Parts(_of_codebook("IQ3_S", index, _bits(signs, 8)), _factor(d, 1), _odd(_pairs(scales)))
+
+
+def _iq1_s(rows: Array) -> Parts:
+    d, qs, packed = _fields(rows, 2, 32, 16)
+    rest = packed.view(np.uint16)
+    more = (rest[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(*qs.shape)
+    less = np.repeat(rest >> 15, 32, axis=-1)
+    return Parts(_of_codebook("IQ1_S", qs | more << 8, less), _factor(d, 0.125), _odd(rest >> 12 & 7))
+
+
+def _iq1_m(rows: Array) -> Parts:
+    qs, high, packed = _fields(rows, 32, 16, 8)
+    words = packed.view(np.uint16)
+    d = np.bitwise_or.reduce((words >> 12) << np.arange(0, 16, 4, dtype=np.uint16), axis=-1).view(np.float16)
+    rest = _pairs(high)
+    scales = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(*words.shape[:-1], 16)
+    less = np.repeat(rest >> 3, 8, axis=-1)
+    index = qs | (rest & 7).astype(np.uint16) << 8
+    return Parts(_of_codebook("IQ1_M", index, less), d.astype(np.float32) * np.float32(0.125), _odd(scales))
+
+
+def _tq1_0(rows: Array) -> Parts:
+    qs, high, d = _fields(rows, 48, 4, 2)
+
+    def digits(field: Array, count: int) -> Array:
+        powers = np.array([1, 3, 9, 27, 81][:count], np.uint8)[:, None]
+        return ((field[..., None, :] * powers).astype(np.uint16) * 3 >> 8).reshape(*field.shape[:-1], -1)
+
+    codes = np.concatenate([digits(qs[..., :32], 5), digits(qs[..., 32:], 5), digits(high, 4)], axis=-1)
+    return Parts(_row(codes.astype(np.uint8)), _f16(d))
+
+
 def _mxfp4(rows: Array) -> Parts:
     exponent, qs = _fields(rows, 1, 16)
     # Half of E8M0's power of two, since the table has twice the numbers.
@@ -210,6 +306,11 @@ def _e4m3() -> Array:
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
+# Of codebooks: the highest bit of a code is a number's sign, or of IQ1 that of an eighth which is added to it.
+_TWOS = np.array([8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43, 0, 0, 0, 0, 0], np.float32)
+_THREES = np.array([4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62], np.float32)
+_ODDS = np.array([1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15], np.float32)
+_ONES = np.array([-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7, 0, 0, 0, 0, 0], np.float32)
 # The quantiles of the normal distribution of QLoRA (arXiv 2305.14314), appendix E.
 _NF4 = np.array(
     [
@@ -246,6 +347,14 @@ REPACKED: Mapping[str, Form] = {
     "Q4_K": Form(4, 32, 256, _q4_k),
     "Q5_K": Form(8, 32, 256, _q5_k),
     "Q6_K": Form(8, 16, 256, _q6_k, 32),
+    "IQ1_S": Form(4, 32, 256, _iq1_s, table=_ONES),
+    "IQ1_M": Form(4, 16, 256, _iq1_m, table=_ONES),
+    "IQ2_XXS": Form(4, 32, 256, _iq2_xxs, table=_TWOS),
+    "IQ2_XS": Form(4, 16, 256, _iq2_xs, table=_TWOS),
+    "IQ2_S": Form(4, 16, 256, _iq2_s, table=_TWOS),
+    "IQ3_XXS": Form(4, 32, 256, _iq3_xxs, table=_THREES),
+    "IQ3_S": Form(4, 32, 256, _iq3_s, table=_ODDS),
+    "TQ1_0": Form(4, 256, 256, _tq1_0, 1),
     "TQ2_0": Form(4, 256, 256, _tq2_0, 1),
     "IQ4_NL": Form(4, 32, 32, _iq4_nl, table=_IQ4),
     "IQ4_XS": Form(4, 32, 256, _iq4_xs, table=_IQ4),

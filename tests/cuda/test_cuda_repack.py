@@ -1,0 +1,43 @@
+"""Formats taken apart as codes and factors say exactly what their decoder says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from engine.formats import FORMATS
+from engine_cuda.repack import REPACKED
+
+
+def numbers_of(form, parts):
+    """f32 [rows, K], by the formula of engine_cuda.repack."""
+    depth = parts.codes.shape[1]
+
+    def spread(factors, fine):
+        wide = np.repeat(factors.astype(np.float32), depth // factors.shape[1], axis=1)
+        return wide if fine is None else wide * np.repeat(fine, depth // fine.shape[1], axis=1).astype(np.float32)
+
+    scale = spread(parts.scale, parts.fine_scale)
+    codes = parts.codes.astype(np.float32) - np.float32(form.zero) if form.table is None else form.table[parts.codes]
+    least = 0 if parts.least is None else spread(parts.least, parts.fine_least)
+    return codes * scale - least
+
+
+@pytest.mark.parametrize("name", REPACKED)
+def test_parts_are_the_decoder_s_numbers(name):
+    """On random bytes, with scales of any size."""
+    form, stored = REPACKED[name], FORMATS[name]
+    rows = np.random.default_rng().integers(0, 256, (40, 3 * stored.block_bytes), np.uint8)
+    if name in ("W8S", "W8M", "FP8", "NF4", "FP4"):  # f32 scales, of which random bytes are mostly none
+        blocks = rows.reshape(40, 3, -1)
+        scales = np.random.default_rng().standard_normal((40, 3, 2 if name == "W8M" else 1)).astype(np.float32)
+        blocks[..., : 4 * scales.shape[2]] = scales.view(np.uint8)
+    with np.errstate(all="ignore"):
+        got, want = numbers_of(form, form.split(rows)), stored.decode(rows)
+    assert got.shape == want.shape
+    sound = np.isfinite(want)
+    assert sound.mean() > 0.5
+    np.testing.assert_array_equal(got[sound], want[sound])
