@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import numpy as np
 import openai
@@ -77,7 +78,9 @@ def test_a_model_that_idles_is_unloaded_and_comes_back(start, tmp_path):
         next(stream)
         running.wait_until(lambda: not served["other"].loaded)  # while a request keeps the first one
         assert served["tiny"].loaded and served["tiny"].users == 1
+        engine = weakref.ref(served["tiny"].llm.engine)
     running.wait_until(lambda: not running.models.loaded)
+    running.wait_until(lambda: engine() is None)  # and its memory is free
     with running.http as http:
         assert http.get("/health").status_code == 200
         assert [model["loaded"] for model in http.get("/v1/models").json()["data"]] == [False, False]

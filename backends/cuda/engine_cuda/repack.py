@@ -169,13 +169,14 @@ def _iq4_xs(rows: Array) -> Parts:
 def _of_codebook(format_: str, index: Array, signs: Array) -> Array:
     """Codes u8 [rows, K]: the numbers of the entries ``index`` [..., n], and behind them one bit for each, [..., numbers]."""
     numbers = 4 if format_.startswith("IQ3") else 8
-    entries = codebook(format_)[index][..., None] >> np.arange(0, 4 * numbers, 4, dtype=np.uint32) & 15
+    entries: Array = codebook(format_)[index][..., None] >> np.arange(0, 4 * numbers, 4, dtype=np.uint32) & 15
     return _row(entries.astype(np.uint8).reshape(*signs.shape) | (signs << 3).astype(np.uint8))
 
 
 def _bits(field: Array, count: int) -> Array:
     """The lowest bits of each number, [..., numbers * count]."""
-    return (field[..., None] >> np.arange(count, dtype=field.dtype) & 1).reshape(*field.shape[:-1], -1)
+    bits: Array = field[..., None] >> np.arange(count, dtype=field.dtype) & 1
+    return bits.reshape(*field.shape[:-1], -1)
 
 
 def _even(sevens: Array) -> Array:
@@ -256,7 +257,8 @@ def _tq1_0(rows: Array) -> Parts:
 
     def digits(field: Array, count: int) -> Array:
         powers = np.array([1, 3, 9, 27, 81][:count], np.uint8)[:, None]
-        return ((field[..., None, :] * powers).astype(np.uint16) * 3 >> 8).reshape(*field.shape[:-1], -1)
+        digit: Array = (field[..., None, :] * powers).astype(np.uint16) * 3 >> 8
+        return digit.reshape(*field.shape[:-1], -1)
 
     codes = np.concatenate([digits(qs[..., :32], 5), digits(qs[..., 32:], 5), digits(high, 4)], axis=-1)
     return Parts(_row(codes.astype(np.uint8)), _f16(d))

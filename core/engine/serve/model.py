@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing
@@ -91,7 +92,8 @@ class ServedModel:
                 try:
                     await make_room(self)
                 except ApiError:
-                    await asyncio.to_thread(self._opened.close)
+                    del engine
+                    await asyncio.to_thread(self._free)
                     raise
             self._begin(engine)
 
@@ -110,6 +112,11 @@ class ServedModel:
         self.used_at = time.monotonic()
         self._llm, self._turns = AsyncLLM(engine), None
 
+    def _free(self) -> None:
+        """What is closed refers to itself, and would keep its memory until Python looks for such things by chance."""
+        self._opened.close()
+        gc.collect()
+
     def close(self) -> None:
         """Frees the model's memory at the server's end."""
         self._llm = None
@@ -119,8 +126,8 @@ class ServedModel:
         """Frees the model's memory, unless somebody has begun to use it."""
         async with self._loading:
             if self.loaded and not self.users:
-                self._llm = None
-                await asyncio.to_thread(self._opened.close)
+                self._llm = self._turns = None
+                await asyncio.to_thread(self._free)
                 log("unloaded", model=self.name)
 
     def take(self) -> None:
