@@ -106,10 +106,11 @@ class Local:
         return text, self._turns.encode(text)
 
     def _template(self, ask: Ask) -> dict[str, Any]:
+        """What the template reads of it; of the rest the person has been told."""
         variables = dict(ask.variables or {})
         if ask.tools:
             variables["tools"] = list(ask.tools)
-        return variables
+        return {name: value for name, value in variables.items() if self.hears(name)}
 
     def exact(self, ask: Ask) -> list[str]:
         text, ids = self._prompt(ask)

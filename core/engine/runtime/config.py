@@ -104,6 +104,8 @@ class EngineConfig:
         return max(find_processors().cores // self.tensor_parallel_size, 1)
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", Path(self.model))
         self._check_types()
         if self.rules.complete and self.backend != "auto":
             raise ConfigError("--place gives the rest to a device, and --backend names one for it, too; leave one out.")
