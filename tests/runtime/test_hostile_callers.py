@@ -104,13 +104,13 @@ def test_leaving_many_requests_takes_no_step_each(llm):
 
 
 def test_thousands_of_prompts_are_admitted_at_once(llm):
-    prompts = [[1, 5 + n % 300] for n in range(4000)]
+    prompts = [[1, 5 + n % 300] for n in range(8000)]
     requests = [llm.engine.request(None, prompt, GREEDY, lambda output: None) for prompt in prompts]
     start = time.monotonic()
     llm.engine.admit(*requests)
     taken = time.monotonic() - start
     llm.engine.abort(*(request.request_id for request in requests))
-    assert taken < 0.6  # 0.1 s; with a look at all others for each it was 0.8
+    assert taken < 0.9  # 0.2 s; with a look at all others for each it was 3
 
 
 class Leaving:

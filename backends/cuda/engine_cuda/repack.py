@@ -158,9 +158,14 @@ def _iq4_nl(rows: Array) -> Parts:
     return Parts(_row(_nibbles(qs)), _f16(d))
 
 
+def _pairs(field: Array) -> Array:
+    """Two numbers of four bits a byte, the low one first."""
+    return np.stack([field & 15, field >> 4], axis=-1).reshape(*field.shape[:-1], -1)
+
+
 def _iq4_xs(rows: Array) -> Parts:
     d, high, low, qs = _fields(rows, 2, 2, 4, 128)
-    lows = np.stack([low & 15, low >> 4], axis=-1).reshape(*low.shape[:-1], 8)
+    lows = _pairs(low)
     highs = (high.view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3).astype(np.uint8)
     scales = (lows | highs << 4).astype(np.int8) - np.int8(32)
     return Parts(_row(_nibbles(qs.reshape(*qs.shape[:-1], 8, 16))), _f16(d), _row(scales))
@@ -188,11 +193,6 @@ def _even(sevens: Array) -> Array:
 
 def _odd(scales: Array) -> Array:
     return _row((2 * scales + 1).astype(np.uint8))
-
-
-def _pairs(field: Array) -> Array:
-    """Two numbers of four bits a byte, the low one first."""
-    return np.stack([field & 15, field >> 4], axis=-1).reshape(*field.shape[:-1], -1)
 
 
 def _factor(field: Array, share: float) -> Array:

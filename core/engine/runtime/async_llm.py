@@ -19,7 +19,7 @@ from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
 from .core import Health
-from .engine import Engine, Params
+from .engine import Engine, Params, check_kind
 from .load import Progress, load
 from .outputs import RequestOutput
 from .pooling import PoolingParams, stacked
@@ -56,7 +56,7 @@ class AsyncLLM:
         """A request's outputs as they come, for a slow reader some left out, since each holds all before it; without
         ``stream`` the last alone, as ``best_of`` above ``n`` needs it. Cancelling, or leaving the iterator, aborts the
         request."""
-        _check_kind(sampling_params, SamplingParams)
+        check_kind(sampling_params, SamplingParams)
         prepared = await self.prepare(prompt, sampling_params, request_id, priority, stream)
         async with aclosing(prepared.outputs()) as outputs:
             async for output in outputs:
@@ -66,7 +66,7 @@ class AsyncLLM:
         self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, priority: int = 0
     ) -> RequestOutput:
         """The sequences that beam search finds, best first. Cancelling aborts the request."""
-        _check_kind(params, BeamSearchParams)
+        check_kind(params, BeamSearchParams)
         prepared = await self.prepare(prompt, params, request_id, priority, stream=False)
         async with aclosing(prepared.outputs()) as outputs:
             return await anext(outputs)
@@ -222,11 +222,6 @@ class Prepared:
                     return await self._latest.get()
             except TimeoutError:
                 self._engine.check_progress()
-
-
-def _check_kind(params: Any, kind: type) -> None:
-    if not isinstance(params, kind):
-        raise RequestError(f"The parameters are of type {type(params).__name__}; here they must be {kind.__name__}.")
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

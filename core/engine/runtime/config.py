@@ -83,12 +83,14 @@ class EngineConfig:
     def _check_types(self) -> None:
         hints = get_type_hints(type(self))
         for field in fields(self):
-            value, kinds = getattr(self, field.name), _kinds(hints[field.name])
-            fits = type(value) in kinds or (isinstance(value, int) and type(value) is not bool and float in kinds)
-            if not fits and not isinstance(value, Path):
+            value: Any = getattr(self, field.name)
+            kinds = _kinds(hints[field.name])
+            if type(value) is int and float in kinds:
+                continue
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 wanted = " or ".join(_KINDS[kind] for kind in kinds)
                 raise ConfigError(f"{field.name} is {value!r}; it must be {wanted}.")
-            if field.name in ("without", "keep") and not all(isinstance(name, str) for name in value):
+            if isinstance(value, tuple) and not all(isinstance(name, str) for name in value):
                 raise ConfigError(f"{field.name} is {value!r}; it must be a tuple of texts.")
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from ..errors import AdmissionError, EngineError, EngineStoppedError, RequestErr
 from ..sampling.speculation import PromptLookup
 from ..scheduler import ScheduledStep, Sequence, SequenceStatus, Update
 from .beams import BeamGroup, make_search
+from .commands import Command, Commands, Done
 from .head_inputs import HeadInputs, RowParams
 from .load import Loaded
 from .member import Member, logprobs, row_params
@@ -57,9 +57,6 @@ class _InFlight:
     submitted: float
 
 
-Command = Callable[[], None]
-
-
 class EngineCore:
     """Takes requests, runs steps, and passes tokens on as events. All public methods may be called from any thread."""
 
@@ -74,7 +71,7 @@ class EngineCore:
         self._restarts = Restarts()
         self._max_in_flight = max(loaded.device.describe().max_in_flight, 1)
         self._members: dict[int, Member] = {}
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands = Commands()
         self._in_flight: deque[_InFlight] = deque()
         self._suspects: deque[str] = deque()
         self._next_id = 0
@@ -94,18 +91,9 @@ class EngineCore:
         none of them is admitted."""
         self._call(lambda: self._add_all(requests))
 
-    def add_soon(self, request: Request, done: Callable[[BaseException | None], None]) -> None:
-        """``add`` for callers that must not wait: ``done`` gets what it would raise, or None, on the loop's thread."""
-
-        def run() -> None:
-            try:
-                self._add_all((request,))
-            except BaseException as error:
-                done(error)
-            else:
-                done(None)
-
-        self._commands.put(run)
+    def add_soon(self, request: Request, done: Done) -> None:
+        """``add`` for callers that must not wait."""
+        self._commands.put_told(lambda: self._add_all((request,)), done)
 
     def abort(self, *request_ids: str) -> None:
         """End requests in any state, all before the next step; nothing happens to one that has ended already."""
@@ -148,33 +136,15 @@ class EngineCore:
     def close(self) -> None:
         """Ends all requests and frees the device's state; a device that hangs is left behind."""
         self._stopping = True
-        self._commands.put(None)
+        self._commands.put(lambda: None)  # it may wait for one
         while self._thread.is_alive() and threading.current_thread() is not self._thread and not self._hangs():
             self._thread.join(timeout=1.0)
 
     def _call(self, action: Command) -> None:
         """Run an action on the loop's thread, and raise here what it raises."""
-        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-        def run() -> None:
-            try:
-                action()
-                done.put(None)
-            except BaseException as error:
-                done.put(error)
-
         if self._failure is not None or self._stopping:
             raise self._failure or EngineStoppedError("The engine has been shut down.")
-        self._commands.put(run)
-        while True:
-            try:
-                error = done.get(timeout=1.0)
-            except queue.Empty:
-                self.check_progress()
-                continue
-            if error is not None:
-                raise error
-            return
+        self._commands.call(action, self.check_progress)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -194,9 +164,8 @@ class EngineCore:
                     request.request_id, "error" if self._failure else "abort", str(self._failure or "shut down")
                 )
             self._close_session()
-            while not self._commands.empty():
-                command = self._commands.get()
-                if command is not None and not self._failure:
+            while (command := self._commands.take(wait=False)) is not None:
+                if not self._failure:
                     command()
 
     def _turn(self) -> None:
@@ -241,14 +210,12 @@ class EngineCore:
     def _take_commands(self) -> None:
         while not self._stopping:
             idle = not self._members and not self._in_flight
-            try:
-                command = self._commands.get(block=idle)
-            except queue.Empty:
+            command = self._commands.take(wait=idle)
+            if command is None:
                 return
-            if command is not None:
-                if idle:
-                    self._progress = time.monotonic()
-                command()
+            if idle:
+                self._progress = time.monotonic()
+            command()
 
     def _submit(self) -> None:
         assert self._session is not None

@@ -24,6 +24,12 @@ from .stage3 import Stage3
 Params = SamplingParams | BeamSearchParams
 
 
+def check_kind(params: object, kind: type) -> None:
+    """RequestError where parameters are of another kind."""
+    if not isinstance(params, kind):
+        raise RequestError(f"The parameters are of type {type(params).__name__}; here they must be {kind.__name__}.")
+
+
 class Engine:
     """What ``LLM``, ``AsyncLLM`` and the server stand on. ``submit`` may be called from any thread."""
 
@@ -93,8 +99,8 @@ class Engine:
     ) -> Request:
         """A request, checked but not admitted; ``sink`` will get its outputs on stage 3's thread, each token's or,
         without ``stream``, the last alone. Requests of different ``salt`` share no cached prefix. Raises RequestError."""
-        if not isinstance(params, (SamplingParams, BeamSearchParams)):
-            raise RequestError(f"The parameters are of type {type(params).__name__}; here they must be SamplingParams.")
+        if not isinstance(params, BeamSearchParams):
+            check_kind(params, SamplingParams)
         self._check_order(request_id, priority)
         beam = params if isinstance(params, BeamSearchParams) else None
         params = params if isinstance(params, SamplingParams) else params.sampling()

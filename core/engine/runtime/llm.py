@@ -16,7 +16,7 @@ from ..formats.tokenizer import Tokenizer
 from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
-from .engine import Engine, Params
+from .engine import Engine, Params, check_kind
 from .load import Loaded, Progress, load
 from .outputs import RequestOutput
 from .pooling import PoolingParams, stacked
@@ -242,9 +242,8 @@ def _params(given: P | Sequence[P] | None, default: P, count: int) -> list[P]:
     if given is None or isinstance(given, kind):
         return [given or default] * count
     several = list(given) if isinstance(given, Sequence) else [given]
-    wrong = next((each for each in several if not isinstance(each, kind)), None)
-    if wrong is not None:
-        raise RequestError(f"The parameters are of type {type(wrong).__name__}; here they must be {kind.__name__}.")
+    for each in several:
+        check_kind(each, kind)
     if len(several) != count:
         raise RequestError(
             f"There are {count} prompts but {len(several)} sampling parameters; give one for all, or one each."

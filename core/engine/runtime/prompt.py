@@ -35,7 +35,7 @@ def plain(prompt: Prompt) -> str | tuple[int, ...]:
         return content
     if not isinstance(content, Iterable) or isinstance(content, bytes | Mapping):
         raise RequestError(f"A prompt of type {type(content).__name__} is not known; give {_FORMS}.")
-    ids = tuple(_integer(i) for i in content)
+    ids = tuple(i if type(i) is int else _integer(i) for i in content)
     wrong = [i for i in ids if not isinstance(i, Integral) or isinstance(i, bool)]
     if wrong:
         raise RequestError(f"The prompt has {wrong[0]!r} in the place of a token id; give {_FORMS}.")
@@ -66,5 +66,6 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[str | tuple[int, ...]]:
         return [plain(prompts)]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes) or getattr(prompts, "ndim", 1) == 0:
         raise RequestError(f"A prompt of type {type(prompts).__name__} is not known; give {_FORMS}.")
-    items: list[Any] = [_integer(item) for item in prompts]
-    return [plain(items)] if items and isinstance(items[0], Integral) else [plain(item) for item in items]
+    items: list[Any] = list(prompts)
+    one = items and isinstance(_integer(items[0]), Integral)
+    return [plain(items)] if one else [plain(item) for item in items]
