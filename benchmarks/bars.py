@@ -111,6 +111,7 @@ JOBS = (
     _single("qwen3-0.6b-bf16", [Bar("bf16", 0.6)], [Bar("bandwidth", 0.85)]),
     _single("qwen3-0.6b-f16", [Bar("f32", 0.6)], [Bar("bandwidth", 0.85)]),
     _single("qwen3moe-tiny-q4_k_m", [_llama(1)], [_llama(1)]),
+    *(_single(f"qwen3-0.6b-{name}", [], []) for name in ("q5_k_m", "iq4_xs", "q3_k_m", "q2_k")),  # no bar is set
 )
 QUICK = (f"{_MAIN}/prompt-512", f"{_MAIN}/decode-1", f"{_MAIN}/decode-8")
 
