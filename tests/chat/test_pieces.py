@@ -10,7 +10,6 @@ import pytest
 
 from engine.chat.conversation import Conversation, Message, ToolCall
 from engine.chat.markdown import finished_blocks
-from engine.chat.screen import visible
 from engine.chat.settings import ToolSetting, change, load_settings
 from engine.chat.terminal import message, shortest, unfinished
 from engine.chat.tools import DECLINED, Tools
@@ -43,10 +42,6 @@ def test_messages_of_several_lines():
 def test_letters_that_choose_are_one_choice_s_alone():
     assert list(shortest(("summarize", "drop", "stop"))) == ["su", "d", "st"]
     assert list(shortest(("yes", "no"))) == ["y", "n"]
-
-
-def test_nothing_that_moves_the_cursor_is_shown():
-    assert visible("a\x1b[2Jb\x9bc\rd\n\te é東🙂") == "a\ufffd[2Jb\ufffdc\ufffdd\n\te é東🙂"
 
 
 def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path, monkeypatch):

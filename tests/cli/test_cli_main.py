@@ -52,7 +52,7 @@ def test_a_command_alone_is_the_same_and_loads_no_other():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Talk with a model." in done.stdout
     loaded = {name.removeprefix("engine.cli.") for name in done.stderr.split() if name.startswith("engine.cli.")}
-    assert loaded == {"main", "streams", "chat", "options"}
+    assert loaded == {"main", "streams", "chat"}
 
 
 def test_version_and_bare_command(engine):

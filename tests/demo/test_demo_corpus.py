@@ -80,7 +80,8 @@ def test_commands_files_and_options_that_answers_name_exist():
     assert {"quantize", "doctor", "bench"} <= named <= commands
     for file in re.findall(r"(?:docs|tools)/[\w./-]*\w", answers):
         assert (ROOT / file).exists(), file
-    sources = "".join(file.read_text() for file in (ROOT / "core/engine/cli").glob("*.py"))
+    files = (file for room in ("cli", "console") for file in (ROOT / "core/engine" / room).glob("*.py"))
+    sources = "".join(file.read_text() for file in files)
     for option in re.findall(r"--([a-z]+)", answers):
         assert f'"--{option}"' in sources or re.search(rf"^    {option}: ", sources, re.M) or option == "help", option
 

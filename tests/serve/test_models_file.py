@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from engine.cli.main import run
-from engine.cli.options import EngineOptions
+from engine.console.options import EngineOptions
 from engine.errors import UsageError
 from engine.serve.keys import Keys
 from engine.serve.models_file import Named, read_models

@@ -13,8 +13,8 @@ import pytest
 from engine.chat.answer import Ask
 from engine.chat.remote import Remote
 from engine.cli.main import run
-from engine.cli.options import EngineOptions
 from engine.cli.serve import _configs
+from engine.console.options import EngineOptions
 from engine.sampling import StructuredOutputs
 from engine.serve.models_file import Named
 from engine.serve.run import _open as open_model

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.cli.running import read_text_file
+from engine.console.notes import visible
+from engine.console.texts import read_text_file
 from engine.errors import UsageError
 
 from .context import summarize
 from .conversation import Conversation
-from .screen import visible
 from .store import exported
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from engine.console.notes import note
 from engine.errors import EngineError
 
 from .conversation import SUMMARY_REQUEST, Message
-from .screen import note
 
 if TYPE_CHECKING:
     from .session import Session

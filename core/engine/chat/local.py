@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.answers import OPEN, read_calls, split_reasoning
-from engine.cli.processes import shown as listed
+from engine.console.processes import shown as listed
 from engine.errors import RequestError, UsageError
 from engine.hub.names import short_name
 from engine.runtime.turns import Turns
@@ -175,7 +175,7 @@ def _times(output: RequestOutput) -> dict[str, float | None]:
 
 def open_local(path: Path, settings: dict[str, Any]) -> Local:
     """Load a model with keywords of ``LLM``. Raises EngineError; UsageError if it has no chat template."""
-    from engine.cli.progress import Wait
+    from engine.console.progress import Wait
     from engine.formats import open_checkpoint
 
     if open_checkpoint(path).chat_template() is None:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.console.notes import note
 from engine.errors import EngineError
 
 from .answer import Source
 from .commands import Chat, LeaveError, as_attachment, obey, retell, words
 from .conversation import Conversation
-from .screen import Screen, note
+from .screen import Screen
 from .session import Session
 from .store import Store, StoreError
 from .terminal import LEAVING, Piped, Terminal, Typed
@@ -30,9 +31,9 @@ def open_source(settings: Any, model: str | None) -> Source:
         from .remote import Remote
 
         return Remote(settings.attach, model, settings.api_key or os.environ.get("OPENAI_API_KEY"))
-    from engine.cli.demo import model_or_demo
-    from engine.cli.options import EngineOptions
-    from engine.cli.running import find_model
+    from engine.console.demo import model_or_demo
+    from engine.console.opening import find_model
+    from engine.console.options import EngineOptions
 
     from .local import open_local
     from .settings import ENGINE
@@ -161,7 +162,7 @@ def _converse(session: Session) -> bool:
 
 def _change_model(session: Session, name: str) -> None:
     """Another model goes on; where it cannot be opened, the one before does. Two are never loaded at once."""
-    from engine.cli.running import find_model
+    from engine.console.opening import find_model
     from engine.formats import open_checkpoint
 
     settings = session.settings

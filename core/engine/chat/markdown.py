@@ -15,8 +15,9 @@ from rich.markdown import Markdown
 from rich.segment import Segment, Segments
 from rich.text import Text
 
+from engine.console.notes import visible
+
 from .answer import Answer
-from .screen import visible
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])  # or rich would drop tags

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import sys
-import unicodedata
 from typing import Protocol
 
+from engine.console.notes import visible
+
 from .answer import Answer, Usage
-
-
-def visible(text: str) -> str:
-    """The text without what could move the cursor or reorder what is read: a model or a tool wrote it, and a terminal
-    obeys escape sequences."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text)
-
-
-def note(sentence: str) -> None:
-    """A line for the person, on stderr."""
-    print(f"engine: {visible(sentence)}", file=sys.stderr, flush=True)
 
 
 def status_line(model: str, used: int | None, limit: int | None, usage: Usage, *marks: str) -> str:

@@ -10,12 +10,13 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from engine.console.notes import note
 from engine.errors import EngineError, RequestError, UsageError
 
 from .answer import Answer, Ask, Source, Usage
 from .context import ContextFullError, make_room
 from .conversation import Conversation, Message
-from .screen import Plain, Screen, note, status_line
+from .screen import Plain, Screen, status_line
 from .settings import SAMPLING
 from .store import Store, StoreError
 from .tools import Tools

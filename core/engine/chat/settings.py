@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from engine.cli.options import EngineOptions, SamplingOptions
-from engine.cli.settings_file import fields_of, read_toml, told
+from engine.console.options import EngineOptions, SamplingOptions
+from engine.console.settings_file import fields_of, read_toml, told
 from engine.errors import UsageError
 
 ENVIRONMENT = "ENGINE_"

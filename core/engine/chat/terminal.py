@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine.cli.running import read_text_file
+from engine.console.notes import note, visible
+from engine.console.texts import read_text_file
 from engine.errors import UsageError
-
-from .screen import note, visible
 
 QUOTES = '"""'
 LEAVING = "Press Ctrl-C once more or Ctrl-D to leave; /help tells more."

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.console.notes import note, visible
 from engine.errors import UsageError
 
 from .conversation import ToolCall
-from .screen import note, visible
 
 if TYPE_CHECKING:
     from .settings import ToolSetting

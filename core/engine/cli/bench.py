@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engine.cli.machine import describe_machine
-from engine.cli.options import AsJson, EngineOptions, Model, parse_integers
-from engine.cli.progress import Wait
-from engine.cli.running import find_model, note, open_llm
 from engine.cli.tables import print_table
+from engine.console.notes import note
+from engine.console.opening import find_model, open_llm
+from engine.console.options import AsJson, EngineOptions, Model, parse_integers
+from engine.console.progress import Wait
 from engine.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson
-from engine.cli.progress import Wait
 from engine.cli.tables import print_table
+from engine.console.options import AsJson
+from engine.console.progress import Wait
 from engine.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import MODEL_HELP, EngineOptions, FormOptions, SamplingOptions, given_options
+from engine.console.options import MODEL_HELP, EngineOptions, FormOptions, SamplingOptions, given_options
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _new() -> Any:
 
 def _stdin() -> str:
     """What is piped in, to follow the message."""
-    from engine.cli.running import decode_utf8
+    from engine.console.texts import decode_utf8
 
     if sys.stdin.isatty():
         return ""
@@ -143,6 +143,8 @@ def _records(store: Store, search: str, export: str | None, number: int | None, 
             raise UsageError(f"--export is {export!r}; it must be md or json.")
         sys.stdout.write(exported(store.load(number), export))
     else:
+        from engine.console.notes import visible
+
         for each in store.list(search, most=1 << 30):
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.updated))
-            print(f"{each.id:>5}  {when}  {each.messages:>4} messages  {each.model}  {each.name}")
+            print(visible(f"{each.id:>5}  {when}  {each.messages:>4} messages  {each.model}  {each.name}"))

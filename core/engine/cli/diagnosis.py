@@ -15,12 +15,12 @@ from engine.backend.registry import discover
 from engine.backend.v1 import Call, Device, Segment, Value, providers_of
 from engine.cli import hardware
 from engine.cli.machine import describe_machine
-from engine.cli.running import open_loaded
+from engine.console.opening import open_loaded
 from engine.ops import OPS
 from engine.program.transfers import transfers
 
 if TYPE_CHECKING:
-    from engine.cli.options import EngineOptions
+    from engine.console.options import EngineOptions
     from engine.program.place import PlacedCall
     from engine.runtime.load import Loaded
 

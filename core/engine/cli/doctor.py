@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson, EngineOptions
+from engine.console.options import AsJson, EngineOptions
 
 
 def doctor(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.demo import OptionalModel, model_and_text, model_or_demo
-from engine.cli.options import AsJson, EngineOptions, FormOptions, SamplingOptions, given_options, parse_integers
-from engine.cli.running import Stopwatch, Streamed, note, open_llm, rates, read_stdin
+from engine.cli.streamed import Streamed, rates
+from engine.console.demo import OptionalModel, model_and_text, model_or_demo
+from engine.console.notes import note
+from engine.console.opening import open_llm
+from engine.console.options import AsJson, EngineOptions, FormOptions, SamplingOptions, given_options, parse_integers
+from engine.console.texts import read_stdin
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,9 +103,9 @@ def generate(
         wanted = parse_integers(prompt_ids, "--prompt-ids")
     else:
         wanted = read_stdin() if prompt == "-" else str(prompt)
-    loading = Stopwatch()
+    start = time.monotonic()
     with open_llm(model_or_demo(model), engine.settings()) as llm:
-        load_s = loading.read()
+        load_s = time.monotonic() - start
         if beams is None:
             recommended: dict[str, Any] = {**llm.loaded.checkpoint.sampling}
             said = given_options(context, recommended)

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.options import EngineOptions, Model
 from engine.cli.perplexity import Context, TextPath
-from engine.cli.progress import Wait
-from engine.cli.running import find_model, read_text_file
+from engine.console.opening import find_model
+from engine.console.options import EngineOptions, Model
+from engine.console.progress import Wait
+from engine.console.texts import read_text_file
 
 
 def imatrix(

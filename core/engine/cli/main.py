@@ -13,7 +13,8 @@ import typer
 
 from engine import __version__
 from engine.cli import streams
-from engine.cli.options import expanded
+from engine.console.notes import note
+from engine.console.options import expanded
 from engine.errors import EngineError
 
 FAULT, WRONG_USAGE, INTERRUPTED = 1, 2, 130
@@ -126,7 +127,7 @@ def _fault(status: int, sentence: str) -> int:
     try:
         if os.environ.get("ENGINE_DEBUG") == "1":
             traceback.print_exc()
-        print(f"engine: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+        note(" ".join(sentence.split()))
     except OSError:  # the status says it alone
         streams.silence(sys.stderr)
     return status

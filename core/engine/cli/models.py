@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson, Model
-from engine.cli.progress import Wait
-from engine.cli.running import note
+from engine.console.notes import note, visible
+from engine.console.options import AsJson, Model
+from engine.console.progress import Wait
 
 if TYPE_CHECKING:
     from engine.formats.checkpoint import Checkpoint
@@ -125,7 +125,7 @@ def show(model: Model, *, as_json: AsJson = False) -> None:
         "license": found["license"] or "not told",
     }
     for key, value in lines.items():
-        print(f"{key:<14} {value}")
+        print(f"{key:<14} {visible(value)}")
 
 
 def _described(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def ps(as_json: AsJson = False) -> None:
     """
     from dataclasses import asdict
 
-    from engine.cli.processes import running
+    from engine.console.processes import running
     from engine.hub.variants import size
 
     found = running()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli.options import AsJson, EngineOptions, Model
-from engine.cli.progress import Wait
-from engine.cli.running import find_model, note, read_text_file
+from engine.console.notes import note
+from engine.console.opening import find_model
+from engine.console.options import AsJson, EngineOptions, Model
+from engine.console.progress import Wait
+from engine.console.texts import read_text_file
 from engine.errors import UsageError
 
 if TYPE_CHECKING:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engine.cli.options import Model
-from engine.cli.progress import Wait
-from engine.cli.running import Stopwatch, find_model, note
+from engine.console.notes import note
+from engine.console.opening import find_model
+from engine.console.options import Model
+from engine.console.progress import Wait
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def quantize(
 
     wanted = type_name.upper()
     path = find_model(model)
-    watch = Stopwatch()
+    start = time.monotonic()
     with Wait("Quantizing") as wait:
         checkpoint = open_checkpoint(path)
         if wanted in ("NF4", "INT8"):
@@ -57,7 +59,7 @@ def quantize(
     for notice in result.notices:
         note(notice)
     sizes = f"{result.before / 1e6:.1f} MB of weights became {result.after / 1e6:.1f} MB"
-    print(f"{output}: {sizes} in {watch.read():.1f} s")
+    print(f"{output}: {sizes} in {time.monotonic() - start:.1f} s")
 
 
 def _to_gguf(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.cli.demo import OptionalModel, model_or_demo
-from engine.cli.options import EngineOptions
-from engine.cli.running import find_model, note
+from engine.console.demo import OptionalModel, model_or_demo
+from engine.console.notes import note
+from engine.console.opening import find_model
+from engine.console.options import EngineOptions
 from engine.errors import ConfigError, UsageError
 from engine.serve.settings import LoadOptions, ServeOptions
 

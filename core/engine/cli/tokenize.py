@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.options import Model, parse_integers
-from engine.cli.running import find_model, read_stdin, read_text_file
+from engine.console.opening import find_model
+from engine.console.options import Model, parse_integers
+from engine.console.texts import read_stdin, read_text_file
 from engine.errors import UsageError
 
 

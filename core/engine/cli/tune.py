@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.cli.options import AsJson, EngineOptions, Model, parse_integers
-from engine.cli.progress import Wait
-from engine.cli.running import open_llm
+from engine.console.opening import open_llm
+from engine.console.options import AsJson, EngineOptions, Model, parse_integers
+from engine.console.progress import Wait
 from engine.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
-from engine.cli.options import EngineOptions
-from engine.cli.settings_file import fields_of, read_toml, told
+from engine.console.options import EngineOptions
+from engine.console.settings_file import fields_of, read_toml, told
 from engine.errors import UsageError
 from engine.hub.locate import path_exists
 

@@ -168,8 +168,8 @@ def serve(models: Mapping[str, EngineConfig], options: ServeOptions, keys: Keys,
 
 def _open(name: str, config: EngineConfig, note: Callable[[str], None], opened: ExitStack) -> Engine:
     """The model's engine; ``engine ps`` shows it until ``opened`` is closed."""
-    from engine.cli.processes import shown
-    from engine.cli.progress import Wait
+    from engine.console.processes import shown
+    from engine.console.progress import Wait
     from engine.runtime.load import load
 
     with Wait(f"Loading {name}") as wait:

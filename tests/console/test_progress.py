@@ -6,8 +6,8 @@ import io
 import sys
 import time
 
-from engine.cli import progress
-from engine.cli.progress import Wait
+from engine.console import progress
+from engine.console.progress import Wait
 
 
 class Terminal(io.StringIO):

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from engine import demo
-from engine.cli.options import MODEL_HELP
-from engine.cli.running import note
+from engine.console.notes import note
+from engine.console.options import MODEL_HELP
 
 OptionalModel = Annotated[
     str | None,

@@ -1,81 +1,20 @@
-"""A model opened for a command, and one request whose text is written to stdout as it comes."""
+"""Requests of a command, one after the other: a text that is written as it comes, and how long it took."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.cli.processes import shown
-from engine.cli.progress import Wait
-from engine.errors import RequestError, UsageError
+from engine.console.notes import note, visible
+from engine.console.progress import Wait
+from engine.errors import RequestError
 
 if TYPE_CHECKING:
     from engine import LLM, RequestOutput
     from engine.runtime.engine import Params
-    from engine.runtime.load import Loaded
-
-
-def note(sentence: str) -> None:
-    """A line for the person, on stderr."""
-    print(f"engine: {sentence}", file=sys.stderr, flush=True)
-
-
-def find_model(model: str) -> Path:
-    """The model's path; what is named and not here is downloaded. Raises HubError."""
-    from engine.hub import located
-
-    with Wait("Downloading") as wait:
-        return located(model, wait.update, note)
-
-
-def open_loaded(model: str, settings: dict[str, Any]) -> Loaded:
-    """The model, loaded and not run, with keywords of ``EngineConfig``."""
-    path = find_model(model)
-    with Wait("Loading") as wait:
-        from engine.runtime.config import EngineConfig
-        from engine.runtime.load import load
-
-        return load(EngineConfig(model=path, **settings), wait.update)
-
-
-@contextmanager
-def open_llm(model: str, settings: dict[str, Any]) -> Iterator[LLM]:
-    """The model, loaded with keywords of ``LLM``, and shown by ``engine ps``; closed at the end."""
-    path = find_model(model)
-    with Wait("Loading") as wait:
-        from engine import LLM
-
-        llm = LLM(path, progress=wait.update, **settings)
-    with llm, shown(llm.loaded):
-        yield llm
-
-
-def read_text_file(file: Path) -> str:
-    """A file's text, as it is; UsageError if it cannot be read or is no UTF-8."""
-    try:
-        return decode_utf8(file.read_bytes(), str(file))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
-
-
-def read_stdin() -> str:
-    """All of stdin, as it is; UsageError if it cannot be read or is no UTF-8."""
-    try:
-        return decode_utf8(sys.stdin.buffer.read(), "The input")
-    except OSError as error:
-        raise UsageError(f"The input cannot be read: {error.strerror or error}.") from error
-
-
-def decode_utf8(data: bytes, what: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{what} is not UTF-8: byte {error.start} is {data[error.start]:#04x}.") from error
 
 
 class Streamed:
@@ -104,7 +43,7 @@ class Streamed:
                     note(self._notices.pop(0))
                 if self._echo:
                     text = self.output.outputs[0].text
-                    sys.stdout.write(text[shown:])
+                    sys.stdout.write(visible(text[shown:]) if sys.stdout.isatty() else text[shown:])
                     sys.stdout.flush()
                     shown = len(text)
         assert self.output is not None
@@ -147,13 +86,3 @@ def rates(output: RequestOutput) -> dict[str, float | None]:
         "prefill_tok_s": len(output.prompt_token_ids) / ttft if ttft > 0 else None,
         "decode_tok_s": later / decoding if decoding > 0 and later > 0 else None,
     }
-
-
-class Stopwatch:
-    """Seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-
-    def read(self) -> float:
-        return time.monotonic() - self._start
