@@ -245,6 +245,7 @@ TABLES = {
     "docs/performance.md": {
         "step-profile": profile,
         "cpu-peers-zen4": partial(peers, "cpu-peers-zen4"),
+        "cpu-peers-formats-zen4": partial(peers, "cpu-peers-formats-zen4"),
         "cpu-peers-amx": partial(peers, "cpu-peers-amx"),
         "cpu-peers-avx2": partial(peers, "cpu-peers-avx2"),
         "opencl-peers": partial(peers, "opencl-peers"),
