@@ -190,6 +190,21 @@ def test_tensors_are_prompts(llm):
     assert [output.prompt_token_ids for output in several] == [(1, 5), (1, 6)]
 
 
+def test_an_error_says_of_which_prompt_it_is(llm):
+    room = llm.loaded.max_model_len
+    for wrong, kind, said in (
+        ([5] * (room + 1), AdmissionError, "tokens"),
+        ([1, 1 << 20], RequestError, "token id"),
+        ([1, None], RequestError, "in the place of a token id"),
+    ):
+        with pytest.raises(kind, match=rf"^Prompt 2 of 3: .*{said}"):
+            llm.generate([[1, 5], wrong, [1, 6]], GREEDY)
+        with pytest.raises(kind, match=r"^(?!Prompt 1 of)"):
+            llm.generate([wrong], GREEDY)
+        with pytest.raises(kind, match=rf"^Prompt 2 of 2: .*{said}"):
+            llm.embed([[1, 5], wrong])
+
+
 def test_more_tokens_than_there_is_room_for(llm):
     room = llm.loaded.max_model_len
     with pytest.raises(AdmissionError, match=r"100 more are wanted at least"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import SamplingParams
+from engine import BeamSearchParams, SamplingParams
 from engine.errors import RequestError
 
 numbers = st.one_of(st.integers(), st.floats(), st.integers(-2, 40), st.floats(-3, 3), st.booleans(), st.none())
@@ -47,18 +48,21 @@ ALLOWED = {
     "frequency_penalty": lambda v: number(v, -100, 100),
     "presence_penalty": lambda v: number(v, -100, 100),
     "no_repeat_ngram_size": lambda v: integer(v, 0, 2**30),
-    "logits_processors": lambda v: v == {},
+    "logits_processors": lambda v: v is None or v == {},
     "logit_bias": lambda v: (
-        isinstance(v, dict)
-        and all(
-            type(k) is int and (number(b, -1e9, 1e9) or (type(b) is float and b == -math.inf)) for k, b in v.items()
+        v is None
+        or (
+            isinstance(v, dict)
+            and all(
+                type(k) is int and (number(b, -1e9, 1e9) or (type(b) is float and b == -math.inf)) for k, b in v.items()
+            )
         )
     ),
     "seed": lambda v: v is None or integer(v, 0, 2**64 - 1),
     "logprobs": lambda v: v is None or integer(v, 0, 32),
     "prompt_logprobs": lambda v: v is None or integer(v, 0, 32),
-    "stop": texts,
-    "stop_token_ids": lambda v: isinstance(v, list) and all(type(i) is int for i in v),
+    "stop": lambda v: v is None or texts(v),
+    "stop_token_ids": lambda v: v is None or (isinstance(v, list) and all(type(i) is int for i in v)),
     "include_stop_str_in_output": lambda v: type(v) is bool,
     "ignore_eos": lambda v: type(v) is bool,
     "skip_special_tokens": lambda v: type(v) is bool,
@@ -121,3 +125,27 @@ def test_logits_processors_are_names_with_parameters():
     for wrong in (["name"], {"name": 3}, {1: {}}, {"name": {2: 3}}, "name"):
         with pytest.raises(RequestError, match="it must map names of processors to their parameters"):
             SamplingParams(logits_processors=wrong)
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = SamplingParams(
+        temperature=np.float32(0.5),
+        top_k=np.int64(-1),
+        seed=np.uint64(2**64 - 1),
+        max_tokens=np.int32(4),
+        logit_bias={np.int64(5): np.float32(2)},
+        stop_token_ids=list(np.array([1, 2])),
+    )
+    plain = SamplingParams(
+        temperature=0.5, top_k=0, seed=2**64 - 1, max_tokens=4, logit_bias={5: 2.0}, stop_token_ids=[1, 2]
+    )
+    assert given == plain and repr(given) == repr(plain)
+    beams = BeamSearchParams(beam_width=np.int64(2), length_penalty=np.float32(0.5))
+    assert repr(beams) == repr(BeamSearchParams(beam_width=2, length_penalty=0.5))
+    for wrong in (np.float32(np.nan), np.float32(-1), np.array([1.0, 2.0]), 1j):
+        with pytest.raises(RequestError, match="temperature is"):
+            SamplingParams(temperature=wrong)
+
+
+def test_none_is_none_of_them():
+    assert SamplingParams(stop=None, stop_token_ids=None, logit_bias=None, logits_processors=None) == SamplingParams()

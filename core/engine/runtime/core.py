@@ -20,6 +20,7 @@ from .load import Loaded
 from .member import Member, logprobs, row_params
 from .pace import Pace
 from .pooling import Pooler, take_states
+from .prompt import numbered
 from .request import Request
 from .restarts import Restarts
 from .speculation import Speculation
@@ -399,10 +400,12 @@ class EngineCore:
         for n, request in enumerate(requests):
             try:
                 self._add(request)
-            except Exception:
+            except Exception as error:
                 for admitted in requests[:n]:
                     for seq_id in self.scheduler.abort(admitted.request_id):
                         self._drop(seq_id)
+                if isinstance(error, EngineError):
+                    raise numbered(error, n, len(requests)) from error
                 raise
 
     def _add(self, request: Request) -> None:

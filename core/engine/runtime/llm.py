@@ -20,7 +20,7 @@ from .engine import Engine, Params, check_kind
 from .load import Loaded, Progress, load
 from .outputs import RequestOutput
 from .pooling import PoolingParams, stacked
-from .prompt import Prompt, listed, plain
+from .prompt import Prompt, listed, of_each, plain
 from .request import Request
 
 Message = Mapping[str, Any]
@@ -59,7 +59,7 @@ class LLM:
         ``on_output`` sees every output as it comes."""
         given = listed(prompts)
         params = _params(sampling_params, self.default_sampling_params, len(given))
-        encoded = [self.engine.encode(prompt) for prompt in given]
+        encoded = of_each(self.engine.encode, given)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(texts, encoded, params, on_output, priority)
 
@@ -71,7 +71,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt by beam search; each output's sequences come best first."""
         given = listed(prompts)
-        encoded = [self.engine.encode(prompt) for prompt in given]
+        encoded = of_each(self.engine.encode, given)
         texts = [prompt if isinstance(prompt, str) else None for prompt in given]
         return self._run(texts, encoded, _params(params, BeamSearchParams(), len(given)), None, priority)
 
@@ -84,8 +84,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
         several: Any = _conversations(messages)
-        texts = [self.render(conversation, **template) for conversation in several]
-        encoded = [self.engine.encode(text, parse_special=True) for text in texts]
+        texts = of_each(partial(self.render, **template), several)
+        encoded = of_each(partial(self.engine.encode, parse_special=True), texts)
         return self._run(
             texts, encoded, _params(sampling_params, self.default_sampling_params, len(texts)), on_output, None
         )
@@ -103,7 +103,7 @@ class LLM:
         AdmissionError where one is longer than the context; RequestError where it is empty, or another setting wrong."""
         params = PoolingParams(pooling, normalize, dimensions)
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        requests = [self.engine.embedding(prompt, params, outputs.put) for prompt in listed(prompts)]
+        requests = of_each(lambda prompt: self.engine.embedding(prompt, params, outputs.put), listed(prompts))
         return stacked(self._finished(requests, outputs, None))
 
     def render(self, messages: Sequence[Message], **template: Any) -> str:
@@ -157,11 +157,11 @@ class LLM:
         ranks = [0] * len(texts) if priority is None else list(priority)
         if len(ranks) != len(texts):
             raise RequestError(f"There are {len(texts)} prompts but {len(ranks)} priorities; give one each.")
-        requests = [
-            self.engine.request(text, prompt, param, outputs.put, None, rank, stream=on_output is not None)
-            for text, prompt, param, rank in zip(texts, encoded, params, ranks, strict=True)
-        ]
-        return self._finished(requests, outputs, on_output)
+
+        def request(text: str | None, ids: Sequence[int], param: Params, rank: int) -> Request:
+            return self.engine.request(text, ids, param, outputs.put, None, rank, stream=on_output is not None)
+
+        return self._finished(of_each(request, texts, encoded, params, ranks), outputs, on_output)
 
     def _finished(
         self,

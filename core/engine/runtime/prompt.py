@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
-from ..errors import RequestError
+from ..errors import EngineError, RequestError
+
+R = TypeVar("R")
 
 _FORMS = "a text, a sequence of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
@@ -68,4 +70,20 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[str | tuple[int, ...]]:
         raise RequestError(f"A prompt of type {type(prompts).__name__} is not known; give {_FORMS}.")
     items: list[Any] = list(prompts)
     one = items and isinstance(_integer(items[0]), Integral)
-    return [plain(items)] if one else [plain(item) for item in items]
+    return [plain(items)] if one else of_each(plain, items)
+
+
+def of_each(make: Callable[..., R], *prompts: Sequence[Any]) -> list[R]:
+    """What ``make`` gives for each of several prompts; an EngineError of its says of which."""
+    made: list[R] = []
+    for given in zip(*prompts, strict=True):
+        try:
+            made.append(make(*given))
+        except EngineError as error:
+            raise numbered(error, len(made), len(prompts[0])) from error
+    return made
+
+
+def numbered(error: EngineError, index: int, count: int) -> EngineError:
+    """The error of one of several prompts, which says of which."""
+    return error if count == 1 else type(error)(f"Prompt {index + 1} of {count}: {error}")

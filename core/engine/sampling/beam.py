@@ -13,7 +13,7 @@ from heapq import nsmallest
 from typing import Any
 
 from ..errors import RequestError
-from .params import SamplingParams
+from .params import SamplingParams, plain_number
 
 MAX_BEAM_WIDTH = 64
 MAX_CANDIDATES = 256
@@ -53,6 +53,8 @@ class BeamSearchParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain_number(getattr(self, each.name)))
         _check_count("beam_width", self.beam_width, MAX_BEAM_WIDTH)
         if self.num_return_sequences is not None:
             _check_count("num_return_sequences", self.num_return_sequences, self.beam_width)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 from ..errors import RequestError
@@ -60,8 +61,14 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain_number(getattr(self, each.name)))
+        for name, unset in _UNSET:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, unset)
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
-        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        ids = map(plain_number, _listed("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
         object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
         if isinstance(self.temperature, float) and 0 < self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
@@ -73,10 +80,10 @@ class SamplingParams:
         for name in ("top_p", "typical_p"):
             if getattr(self, name) == 0:
                 raise RequestError(f"{name} is 0; it must be above, and 1 turns it off.")
+        # what the caller does with its own mappings afterwards changes nothing here
+        object.__setattr__(self, "logit_bias", self._own_bias())
         self._check_bias()
         self._check_processors()
-        # what the caller does with its own mappings afterwards changes nothing here
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         own = {name: dict(options) for name, options in self.logits_processors.items()}
         object.__setattr__(self, "logits_processors", own)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -105,9 +112,12 @@ class SamplingParams:
                 ' {"name": {"parameter": 1}}.'
             )
 
-    def _check_bias(self) -> None:
+    def _own_bias(self) -> dict[int, float]:
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers.")
+        return {plain_number(token): plain_number(bias) for token, bias in self.logit_bias.items()}
+
+    def _check_bias(self) -> None:
         for token in (*self.logit_bias, *self.stop_token_ids):
             if isinstance(token, bool) or not isinstance(token, int):
                 raise RequestError(f"{token!r} is no token id; logit_bias and stop_token_ids take integers.")
@@ -130,6 +140,24 @@ class SamplingParams:
             raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}).")
         if self.samples < self.n:
             raise RequestError(f"best_of ({self.best_of}) is below n ({self.n}); n are chosen of best_of samples.")
+
+
+_UNSET: tuple[tuple[str, Any], ...] = (
+    ("stop", ()),
+    ("stop_token_ids", ()),
+    ("logit_bias", {}),
+    ("logits_processors", {}),
+)
+"""What None is, as in vLLM."""
+
+
+def plain_number(value: Any) -> Any:
+    """A number of another library, such as NumPy's, as Python's own; anything else as it is."""
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
