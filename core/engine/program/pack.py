@@ -32,11 +32,9 @@ class Packing:
         jobs = _jobs(placement)
         self.weights: dict[tuple[str, str, str], Packed] = {}
         self._begun: deque[tuple[Packed, WeightRef]] = deque()
-        self._progress = progress
-        self._done, self._total = 0, sum(stored_bytes(job.ref) for job in jobs.values())
-        ahead = 0
+        ahead, advance = 0, _advance(progress, sum(stored_bytes(job.ref) for job in jobs.values()))
         for key, job in jobs.items():
-            self.weights[key] = packed = job.provider.pack(job.ref, tuple(job.uses), self._advance)
+            self.weights[key] = packed = job.provider.pack(job.ref, tuple(job.uses), advance)
             self._begun.append((packed, job.ref))
             ahead += stored_bytes(job.ref)
             while ahead > AHEAD:
@@ -53,10 +51,19 @@ class Packing:
         packed.ready()
         ref.release()
 
-    def _advance(self, count: int) -> None:
-        self._done += count
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+
+def _advance(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Counts bytes. It may be kept by packed weights, and so must not refer to them: only Python's search for such things would
+    free them."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return advance
 
 
 def _jobs(placement: Placement) -> dict[tuple[str, str, str], _Job]:

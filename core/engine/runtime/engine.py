@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -44,21 +45,17 @@ class Engine:
         self._ids = 0
         self._mark = secrets.token_hex(4)
         self._lock = threading.Lock()
-        self._closed = False
-        self._stage3 = Stage3(self._stop_string)
-        try:
-            self._core = EngineCore(loaded, self._stage3.put)
-        except BaseException:
-            self._stage3.close()
-            raise
+        self._stage3 = Stage3()
+        self._core = EngineCore(loaded, self._stage3.put)
+        self._stage3.start(self._core.finish)
+        # threads keep what they use: an engine that nobody refers to any more would stay with its model for ever
+        self._end = weakref.finalize(self, _end, self._core, self._stage3, loaded)
+        self._end.atexit = False
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; TokenizerError if the checkpoint has none."""
         return self.loaded.checkpoint.tokenizer()
-
-    def _stop_string(self, request_id: str, index: int) -> None:
-        self._core.finish(request_id, index)
 
     def encode(self, prompt: str | tuple[int, ...], parse_special: bool = False) -> tuple[int, ...]:
         """Stage 1: text with the tokenizer's BOS, or ids as they are."""
@@ -230,11 +227,13 @@ class Engine:
 
     def close(self) -> None:
         """End all requests and free the device."""
-        if not self._closed:
-            self._closed = True
-            self._core.close()
-            self._stage3.close()
-            self.loaded.close()
+        self._end()
+
+
+def _end(core: EngineCore, stage3: Stage3, loaded: Loaded) -> None:
+    core.close()
+    stage3.close()
+    loaded.close()
 
 
 __all__ = ["Engine", "Params"]

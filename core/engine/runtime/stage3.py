@@ -5,10 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import RequestError
 from .request import Request
+
+Finish = Callable[[str, int], None]
+"""Ends a continuation of a request."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +28,15 @@ class TokenEvent:
     time: float
 
 
-@dataclass
 class Stage3:
     """The thread that turns tokens into text and hands outputs to their sinks."""
 
-    finish: Callable[[str, int], None]
-    _events: queue.SimpleQueue[TokenEvent | None] = field(default_factory=queue.SimpleQueue)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[TokenEvent | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="engine-detokenize", daemon=True)
+
+    def start(self, finish: Finish) -> None:
+        self._finish: Finish | None = finish
         self._thread.start()
 
     def put(self, event: TokenEvent) -> None:
@@ -41,7 +44,9 @@ class Stage3:
 
     def close(self) -> None:
         self._events.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._finish = None  # it refers to the loop, and the loop to this: Python would not free them at once
 
     def _main(self) -> None:
         while (event := self._events.get()) is not None:
@@ -58,7 +63,7 @@ class Stage3:
             request.first_token = request.first_token or event.time
             request.last_token = event.time
             if c.push(event.token, event.logprobs, event.is_stop) and event.finish_reason is None:
-                self.finish(request.request_id, event.index)
+                self._stop(request.request_id, event.index)
         if event.finish_reason is not None:
             c.end(event.finish_reason, event.stop_reason)
         if request.stream or request.finished:
@@ -67,8 +72,12 @@ class Stage3:
     def _fail(self, event: TokenEvent, error: Exception) -> None:
         c = event.request.continuations[event.index]
         c.finish_reason, c.stop_reason = "error", f"{RequestError.__name__}: {error}"
-        self.finish(event.request.request_id, event.index)
+        self._stop(event.request.request_id, event.index)
         try:
             event.request.sink(event.request.output())
         except Exception:  # the sink itself is broken; nobody is left to tell
             return
+
+    def _stop(self, request_id: str, index: int) -> None:
+        if self._finish is not None:
+            self._finish(request_id, index)
