@@ -182,3 +182,16 @@ def test_python_runs_the_package_as_the_command():
 
     for arguments in (["--help"], ["nothing"]):
         assert output("engine", *arguments) == output("engine.cli.main", *arguments)
+
+
+def test_ctrl_c_while_it_is_being_imported():
+    code = (
+        "import sys, engine.__main__ as m\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "m.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
