@@ -286,6 +286,17 @@ def test_lines_typed_before_come_back(terminal, server):
     child.wait("two")
 
 
+def test_lines_are_not_kept_where_nothing_is_saved(terminal, server, home):
+    server.scripts = [["Answered."]]
+    child = terminal("--attach", server.url, "--no-save")
+    child.line("a secret")
+    child.wait("Answered.")
+    child.send("\x1b[A")  # within the chat they come back
+    child.wait("> a secret\n(.*\n)*> a secret")
+    child.kill()
+    assert not [file for file in home.rglob("*") if file.is_file() and b"a secret" in file.read_bytes()]
+
+
 def test_a_database_that_cannot_be_used_is_told_and_the_chat_goes_on(terminal, server, tmp_path):
     (tmp_path / "file").write_text("no folder")
     server.scripts = [["Hello."]]

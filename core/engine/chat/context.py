@@ -47,7 +47,7 @@ def make_room(session: Session, warned: bool) -> bool:
     if len(session.talk.turns()) < 2:
         raise ContextFullError(
             f"The message takes {used} tokens with what comes before it, and the context holds {limit}; shorten it, or"
-            " use a larger --max-context."
+            " use a larger --max-context, where the model has more."
         )
     _free(session, used, limit)
     return False

@@ -66,7 +66,7 @@ class Local:
         if room < 1:
             raise RequestError(
                 f"The conversation takes {len(ids)} tokens and the context holds {self.limit}; begin a new one with"
-                " /clear, or use a larger --max-context."
+                " /clear, or use a larger --max-context, where the model has more."
             )
         options = {name: value for name, value in ask.options.items() if value is not None}
         most = min(room, options.pop("max_tokens", room))

@@ -120,7 +120,8 @@ def _once(session: Session, prompt: str) -> None:
 def _typed(session: Session) -> Typed:
     from .settings import history_file
 
-    return Typed(history_file(), session.status, words(), session.settings.editing)
+    path = history_file() if session.settings.save else None
+    return Typed(path, session.status, words(), session.settings.editing)
 
 
 def _converse(session: Session) -> bool:

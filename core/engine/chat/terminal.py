@@ -92,7 +92,7 @@ class Piped:
 class Typed:
     """A person at a terminal. ``status`` gives the line below the prompt, ``words`` the commands to complete."""
 
-    def __init__(self, history: Path, status: Callable[[], str], words: Sequence[str], editing: str) -> None:
+    def __init__(self, history: Path | None, status: Callable[[], str], words: Sequence[str], editing: str) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.enums import EditingMode
@@ -213,9 +213,12 @@ def _keys() -> Any:
     return keys
 
 
-def _history(path: Path) -> Any:
-    """The lines of earlier chats; those of this one alone where no file can be written."""
+def _history(path: Path | None) -> Any:
+    """The lines of earlier chats; those of this one alone without a file, or where none can be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    if path is None:
+        return InMemoryHistory()
 
     class Kept(FileHistory):
         def store_string(self, string: str) -> None:

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,6 +26,8 @@ _OPEN = ("/health", "/health/live", "/health/ready", "/health/progress", "/")
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _BODY_S = 60.0
 """A body must have come by then."""
+_DISCARD_S, _SILENCE_S = 10.0, 0.5
+"""For how long a refused body is read on, and how long it may pause."""
 
 
 def _of_ollama(scope: Scope) -> Scope:
@@ -126,6 +129,8 @@ class Gate:
         it does not come."""
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_body:
+            if "expect" not in headers:  # else nothing comes before it is asked for
+                await _discard(receive)
             raise self._too_large()
         body = bytearray()
         try:
@@ -136,6 +141,8 @@ class Gate:
                         raise ClientGoneError
                     body += message.get("body", b"")
                     if len(body) > self._max_body:
+                        body.clear()
+                        await _discard(receive)
                         raise self._too_large()
                     if not message.get("more_body"):
                         break
@@ -156,3 +163,12 @@ class Gate:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is larger than {self._max_body} bytes, the most that is taken.")
+
+
+async def _discard(receive: Receive) -> None:
+    """What is still to come of a body that is refused: a client that is cut off while it sends does not see why."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            more = True
+            while more:
+                more = (await asyncio.wait_for(receive(), _SILENCE_S)).get("more_body", False)
