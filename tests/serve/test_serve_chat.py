@@ -180,6 +180,8 @@ def test_a_prompt_is_scored_without_an_answer(running, stream):
         answer = complete(running, **fields)
         choices = answer["choices"]
         assert answer["usage"]["completion_tokens"] == 0
+    asked = sum(len(running.engine.encode(prompt)) for prompt in prompts)
+    running.wait_until_logged(path="/v1/completions", prompt_tokens=asked, completion_tokens=0)
     assert sorted(choice["text"] for choice in choices) == sorted(prompts)
     for choice in choices:
         ids = running.engine.encode(choice["text"])

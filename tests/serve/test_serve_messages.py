@@ -91,6 +91,14 @@ def test_what_the_assistant_has_begun_goes_on(running):
     assert counted == len(ids)
 
 
+def test_tools_that_are_not_told_do_not_count(tooled):
+    fields = {"model": "tiny", "messages": HELLO, "tools": [TOOL]}
+    with_tools = client(tooled).messages.count_tokens(**fields).input_tokens
+    counted = client(tooled).messages.count_tokens(**fields, tool_choice={"type": "none"}).input_tokens
+    usage = client(tooled).messages.create(**fields, tool_choice={"type": "none"}, max_tokens=1).usage
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens < with_tools
+
+
 def test_forced_calls(tooled):
     fields = seeded(max_tokens=300, tools=[TOOL], tool_choice={"type": "tool", "name": "weather"})
     whole = client(tooled).messages.create(**fields)

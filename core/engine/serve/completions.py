@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,10 +15,14 @@ from engine.runtime.outputs import CompletionOutput, RequestOutput
 
 from .errors import ApiError
 from .fields import MAX_LISTED, CompletionBody
-from .model import Generation, ServedModel, salt_of
+from .generation import Generation, begin
+from .keys import salt_of
+from .logprobs import TextOffsets, text_logprobs
+from .model import ServedModel
 from .models import Models
-from .respond import TextOffsets, last_outputs, note, text_logprobs, usage
-from .sse import Event, EventStream
+from .prompts import encode
+from .respond import Outputs, last_outputs, stream, usage
+from .sse import Event
 from .tracing import current
 
 Prompt = tuple[str, tuple[int, ...]]
@@ -41,8 +45,8 @@ def routes(models: Models) -> APIRouter:
             "model": model.name,
         }
         if body.stream:
-            return EventStream(_events(work, head, request, with_usage), work.generation.close)
-        outputs = [work.asked(output) for output in await last_outputs(request, work.generation)]
+            return stream(request, work.generation, partial(_events, work, head, with_usage))
+        outputs = await last_outputs(request, work.generation)
         choices = [
             choice
             for prompt, output in enumerate(outputs)
@@ -65,17 +69,6 @@ class Work:
     echo: bool
     logprobs: int | None
     skip_special: bool
-    only_echo: bool
-
-    def asked(self, output: RequestOutput) -> RequestOutput:
-        """Without the token that the engine made where none was asked for."""
-        if not self.only_echo:
-            return output
-        outputs = tuple(
-            replace(c, text="", token_ids=(), logprobs=c.logprobs and (), finish_reason=c.finish_reason and "length")
-            for c in output.outputs
-        )
-        return replace(output, outputs=outputs)
 
 
 async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work:
@@ -97,8 +90,18 @@ async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work
     ids = [prompt[1] for prompt in prompts]
     priority = model.priority(body.priority)
     salt = salt_of(caller, body.cache_salt or "")
-    generation = await model.begin(ids, params, caller, bool(body.stream), priority, salt)
-    return Work(model, generation, prompts, params.n, echo, body.logprobs, bool(params.skip_special_tokens), only_echo)
+    shown = _none_made if only_echo else None
+    generation = await begin(model, ids, params, caller, bool(body.stream), priority, salt, shown=shown)
+    return Work(model, generation, prompts, params.n, echo, body.logprobs, bool(params.skip_special_tokens))
+
+
+def _none_made(output: RequestOutput) -> RequestOutput:
+    """Without the token that the engine made where none was asked for."""
+    outputs = tuple(
+        replace(c, text="", token_ids=(), logprobs=c.logprobs and (), finish_reason=c.finish_reason and "length")
+        for c in output.outputs
+    )
+    return replace(output, outputs=outputs)
 
 
 def _listed(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -110,22 +113,20 @@ def _listed(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str |
 
 async def _prompt(model: ServedModel, given: str | list[int], echo: bool) -> Prompt:
     if isinstance(given, str):
-        return given, await model.encode(given)
+        return given, await encode(model, given)
     ids = model.llm.engine.encode(tuple(given))
     return model.llm.engine.tokenizer.decode(ids) if echo else "", ids
 
 
-async def _events(work: Work, head: dict[str, Any], request: Request, with_usage: bool) -> AsyncGenerator[Event, None]:
-    streams: dict[tuple[int, int], _Choice] = {}
+async def _events(work: Work, head: dict[str, Any], with_usage: bool, outputs: Outputs) -> AsyncGenerator[Event, None]:
+    choices: dict[tuple[int, int], _Choice] = {}
     last: dict[int, RequestOutput] = {}
-    async with aclosing(work.generation.outputs()) as outputs:
-        async for prompt, made in outputs:
-            output = last[prompt] = work.asked(made)
-            for completion in output.outputs:
-                stream = streams.setdefault((prompt, completion.index), _Choice(work, prompt))
-                for choice in stream.advance(output, completion):
-                    yield {**head, "choices": [choice]}
-    note(request, last.values())
+    async for prompt, output in outputs:
+        last[prompt] = output
+        for completion in output.outputs:
+            choice = choices.setdefault((prompt, completion.index), _Choice(work, prompt))
+            for chunk in choice.advance(output, completion):
+                yield {**head, "choices": [chunk]}
     if with_usage:
         yield {**head, "choices": [], "usage": usage(last.values())}
     yield "[DONE]"

@@ -18,8 +18,10 @@ from engine.runtime.pooling import PoolingParams, stacked
 
 from .embedding_fields import EmbedAsked, EmbeddingBody, OneEmbedAsked
 from .errors import ApiError
+from .generation import Generation
+from .keys import salt_of
 from .lanes import beside
-from .model import Generation, ServedModel, salt_of
+from .model import ServedModel
 from .models import Models
 from .respond import last_outputs
 
@@ -97,7 +99,7 @@ async def begin(
     except BaseException:
         place.leave()
         raise
-    return Generation(model, prepared, place, start, model.deadline_s)
+    return Generation(model, prepared, place, start)
 
 
 def _listed(given: Any) -> Inputs:

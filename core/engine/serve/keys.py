@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from hmac import compare_digest
 from pathlib import Path
 
@@ -34,6 +34,13 @@ class Keys:
         given = sha256((key or "").encode("utf-8", "surrogateescape")).digest()
         matches = [name for digest, name in self._digests.items() if compare_digest(digest, given)]
         return matches[0] if matches and key else None
+
+
+def salt_of(caller: str, given: str) -> bytes:
+    """What keeps callers from probing each other's cached prompts; the same for all where no keys are used."""
+    if caller == ANYONE and not given:
+        return b""
+    return blake2b(f"{caller}\0{given}".encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def load_keys(file: Path | None, environment: Mapping[str, str] = os.environ) -> Keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,13 +14,12 @@ from pydantic import Field
 from engine.runtime.outputs import RequestOutput
 
 from .blocks import Block, Blocks, Step, blocks
-from .chat_completions import Chat, finish_reason, prepare, template_variables
-from .errors import ApiError
+from .chat import Chat, finish_reason, prepare, prompt
 from .fields import Body, ChatBody, Listed, Loose
-from .model import ServedModel, salt_of
+from .model import ServedModel
 from .models import Models
-from .respond import last_outputs, note, usage
-from .sse import Event, EventStream, encoded
+from .respond import Outputs, last_outputs, stream, usage
+from .sse import Event, encoded
 
 
 class Text(Body):
@@ -167,9 +166,9 @@ def routes(models: Models) -> APIRouter:
         chat = await prepare(model, body.chat(model), request.state.caller)
         head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
         if body.stream:
-            return EventStream(_events(chat, head, request), chat.generation.close, _named)
+            return stream(request, chat.generation, partial(_events, chat, head), _named)
         output = (await last_outputs(request, chat.generation))[0]
-        parts = chat.reader.read(output.outputs[0].text, finished=True)
+        parts = chat.parts(output.outputs[0])
         content = [_content(block, block.text) for block in blocks(parts)]
         return JSONResponse({**head, "content": content, **_ending(output, bool(parts.calls)), "usage": _usage(output)})
 
@@ -178,9 +177,7 @@ def routes(models: Models) -> APIRouter:
         """How many tokens the prompt of a conversation has."""
         model = await models.find(body.model)
         chat = ChatBody(**body.fields(model))
-        tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or ()]
-        salt = salt_of(request.state.caller, "")
-        _, ids = await model.chat_prompt(chat.templated(), tools, template_variables(chat, model), chat.ending, salt)
+        _, ids = await prompt(model, chat, request.state.caller)
         return {"input_tokens": len(ids)}
 
     return router
@@ -227,28 +224,18 @@ def _named(event: Event) -> bytes:
 _DELTAS = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}
 
 
-async def _events(chat: Chat, head: dict[str, Any], request: Request) -> AsyncGenerator[Event, None]:
-    state, output = Blocks(), None
-    async with aclosing(chat.generation.outputs()) as outputs:
-        async for _, output in outputs:
-            if not state.blocks and not output.outputs[0].text and not output.finished:
-                continue
-            if head:
-                empty: dict[str, Any] = {
-                    "content": [],
-                    "stop_reason": None,
-                    "stop_sequence": None,
-                    "usage": _usage(output),
-                }
-                yield {"type": "message_start", "message": {**head, **empty}}
-                head = {}
-            completion = output.outputs[0]
-            parts = chat.reader.read(completion.text, completion.finish_reason is not None)
-            for step, block, text in state.advance(parts, completion.finish_reason is not None):
-                yield _event(step, block, text)
-    if output is None:
-        raise ApiError(500, "The answer has no end.")
-    note(request, [output])
+async def _events(chat: Chat, head: dict[str, Any], outputs: Outputs) -> AsyncGenerator[Event, None]:
+    state, begun = Blocks(), False
+    async for _, output in outputs:
+        completion = output.outputs[0]
+        if not begun and not completion.text and not output.finished:
+            continue
+        if not begun:
+            begun = True
+            empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(output)}
+            yield {"type": "message_start", "message": {**head, **empty}}
+        for step, block, text in state.advance(chat.parts(completion), output.finished):
+            yield _event(step, block, text)
     calls = any(block.kind == "call" for block in state.blocks)
     yield {"type": "message_delta", "delta": _ending(output, calls), "usage": _usage(output)}
     yield {"type": "message_stop"}

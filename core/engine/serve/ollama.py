@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -17,13 +17,13 @@ from engine import __version__
 from engine.answers import OPEN, Parts
 from engine.runtime.outputs import RequestOutput
 
-from .chat_completions import Chat, prepare
+from .chat import Chat, prepare
 from .errors import ApiError
 from .fields import Body, ChatBody, ContextOption, Listed, Tool
 from .model import ServedModel
 from .models import Models
-from .respond import last_outputs, note
-from .sse import Event, EventStream
+from .respond import Outputs, last_outputs, stream
+from .sse import Event
 
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
@@ -172,10 +172,9 @@ def routes(models: Models) -> APIRouter:
         chat = await prepare(model, asked.chat(), request.state.caller)
         form = _Form(chat, chatting)
         if asked.stream:
-            return LinesStream(_lines(chat, form, request), chat.generation.close, _line)
+            return stream(request, chat.generation, partial(_pieces, chat, form), _line, "application/x-ndjson")
         output = (await last_outputs(request, chat.generation))[0]
-        parts = chat.reader.read(output.outputs[0].text, finished=True)
-        return JSONResponse(form.piece(Parts(), parts, done=True) | form.ending(output))
+        return JSONResponse(form.piece(Parts(), chat.parts(output.outputs[0]), done=True) | form.ending(output))
 
     @router.post("/api/chat")
     async def chat(body: ChatAsked, request: Request) -> Response:
@@ -250,14 +249,8 @@ def _in_memory(model: ServedModel) -> dict[str, Any]:
     return {**_described(model), "size": model.bytes, "size_vram": model.bytes if own else 0}
 
 
-class LinesStream(EventStream):
-    """Objects, one a line."""
-
-    media_type = "application/x-ndjson"
-
-
 def _line(event: Event) -> bytes:
-    """A fault has its sentence alone."""
+    """An object on a line of its own; a fault has its sentence alone."""
     assert isinstance(event, dict)
     if isinstance(event.get("error"), dict):
         event = {"error": event["error"]["message"]}
@@ -304,17 +297,11 @@ def _object(arguments: str) -> Any:
         return {}
 
 
-async def _lines(chat: Chat, form: _Form, request: Request) -> AsyncGenerator[Event, None]:
+async def _pieces(chat: Chat, form: _Form, outputs: Outputs) -> AsyncGenerator[Event, None]:
     before = Parts()
-    output: RequestOutput | None = None
-    async with aclosing(chat.generation.outputs()) as outputs:
-        async for _, output in outputs:
-            finished = output.outputs[0].finish_reason is not None
-            parts = chat.reader.read(output.outputs[0].text, finished)
-            if finished or (parts.content, parts.reasoning) != (before.content, before.reasoning):
-                piece = form.piece(before, parts, finished)
-                before = parts
-                yield piece | form.ending(output) if finished else piece
-    if output is None:
-        raise ApiError(500, "The answer has no end.")
-    note(request, [output])
+    async for _, output in outputs:
+        parts = chat.parts(output.outputs[0])
+        if output.finished or (parts.content, parts.reasoning) != (before.content, before.reasoning):
+            piece = form.piece(before, parts, output.finished)
+            before = parts
+            yield piece | form.ending(output) if output.finished else piece

@@ -1,19 +1,67 @@
-"""What both kinds of completions need to answer: usage, logprobs, and how a sequence has ended."""
+"""A request's answer, given whole or as a stream: either way it ends when the client leaves, and the log has its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
 
-from engine.formats.tokenizer import Tokenizer
-from engine.runtime.outputs import CompletionOutput, RequestOutput
+from engine.runtime.outputs import RequestOutput
 
-from .model import Generation
-from .sse import answered
+from .generation import Generation, Output
+from .sse import Event, EventStream, answered, encoded
 
-Logprobs = Mapping[int, float]
+Outputs = AsyncGenerator[Output, None]
+
+
+async def last_outputs(request: Request, generation: Generation) -> list[RequestOutput]:
+    """The last output of each prompt, for an answer that is given whole. ClientGoneError if the client leaves before."""
+    try:
+        outputs = await answered(request, generation.last())
+    finally:
+        generation.close()
+    _note(request, outputs)
+    return outputs
+
+
+def stream(
+    request: Request,
+    generation: Generation,
+    events: Callable[[Outputs], AsyncGenerator[Event, None]],
+    encode: Callable[[Event], bytes] = encoded,
+    media_type: str = "text/event-stream",
+) -> EventStream:
+    """An answer that is sent as it comes: ``events`` makes of the outputs what the protocol says to them, and to their end."""
+
+    async def made() -> AsyncGenerator[Event, None]:
+        async with aclosing(_noted(request, generation)) as outputs, aclosing(events(outputs)) as found:
+            async for event in found:
+                yield event
+
+    return EventStream(made(), generation.close, encode, media_type)
+
+
+async def _noted(request: Request, generation: Generation) -> Outputs:
+    last: dict[int, RequestOutput] = {}
+    async with aclosing(generation.outputs()) as outputs:
+        async for index, output in outputs:
+            last[index] = output
+            yield index, output
+    _note(request, last.values())
+
+
+def _note(request: Request, outputs: Iterable[RequestOutput]) -> None:
+    """Figures of a request for its line in the log."""
+    outputs = list(outputs)
+    figures: dict[str, Any] = request.state.figures
+    counts = usage(outputs)
+    figures |= {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
+    figures["cached_tokens"] = counts["prompt_tokens_details"]["cached_tokens"]
+    first = [o.metrics.first_token - o.metrics.arrival for o in outputs if o.metrics.first_token is not None]
+    if first:
+        figures["ttft_s"] = round(min(first), 4)
 
 
 def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
@@ -27,88 +75,3 @@ def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
     }
-
-
-async def last_outputs(request: Request, generation: Generation) -> list[RequestOutput]:
-    """The last output of each prompt, for an answer that is given whole. ClientGoneError if the client leaves before."""
-    try:
-        outputs = await answered(request, generation.last())
-    finally:
-        generation.close()
-    note(request, outputs)
-    return outputs
-
-
-def note(request: Request, outputs: Iterable[RequestOutput]) -> None:
-    """Figures of a request for its line in the log."""
-    outputs = list(outputs)
-    figures: dict[str, Any] = request.state.figures
-    counts = usage(outputs)
-    figures |= {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
-    figures["cached_tokens"] = counts["prompt_tokens_details"]["cached_tokens"]
-    first = [o.metrics.first_token - o.metrics.arrival for o in outputs if o.metrics.first_token is not None]
-    if first:
-        figures["ttft_s"] = round(min(first), 4)
-
-
-def shown_tokens(completion: CompletionOutput) -> int:
-    """How many tokens belong to the text: the one that ends a sequence does not."""
-    ended = completion.finish_reason == "stop" and isinstance(completion.stop_reason, int)
-    return len(completion.token_ids) - ended
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
-
-
-def chat_logprobs(tokenizer: Tokenizer, completion: CompletionOutput, start: int, best: int) -> dict[str, Any] | None:
-    """Of a chat's tokens from ``start`` on, each with its ``best`` alternatives; None where none are asked for."""
-    if completion.logprobs is None:
-        return None
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token, skip_special=False)
-        return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
-
-    content = []
-    for n in range(start, shown_tokens(completion)):
-        token, known = completion.token_ids[n], completion.logprobs[n]
-        top = [entry(*pair) for pair in _best(known, best)]
-        content.append({**entry(token, known[token]), "top_logprobs": top})
-    return {"content": content, "refusal": None}
-
-
-class TextOffsets:
-    """Where the text of each token begins, in characters from ``at`` on; tokens of one character begin where it does."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, continuation: bool, at: int = 0) -> None:
-        self._pieces = tokenizer.detokenizer(continuation, skip_special)
-        self.at = at
-
-    def take(self, token: int) -> int:
-        start = self.at
-        self.at += len(self._pieces.push(token))
-        return start
-
-
-def text_logprobs(
-    tokenizer: Tokenizer, ids: Sequence[int], known: Sequence[Logprobs | None], best: int, offsets: TextOffsets
-) -> dict[str, list[Any]]:
-    """Of plain completions, in OpenAI's older form."""
-    tokens, chosen, top = [], [], []
-    for token, logprobs in zip(ids, known, strict=True):
-        tokens.append(token_text(tokenizer, token))
-        chosen.append(None if logprobs is None else _finite(logprobs[token]))
-        found = {} if logprobs is None else {token_text(tokenizer, i): _finite(p) for i, p in _best(logprobs, best)}
-        top.append(None if logprobs is None else found)
-    begins = [offsets.take(token) for token in ids]
-    return {"tokens": tokens, "text_offset": begins, "token_logprobs": chosen, "top_logprobs": top}
-
-
-def _best(known: Logprobs, count: int) -> list[tuple[int, float]]:
-    return sorted(known.items(), key=lambda pair: -pair[1])[:count]
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI's answers have -9999 in its place."""
-    return max(logprob, -9999.0)

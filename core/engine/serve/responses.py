@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,11 +13,11 @@ from fastapi.responses import JSONResponse, Response
 from engine.runtime.outputs import RequestOutput
 
 from .blocks import Block, Blocks, Step, blocks
-from .chat_completions import Chat, prepare
+from .chat import Chat, prepare
 from .models import Models
-from .respond import last_outputs, note, usage
+from .respond import Outputs, last_outputs, stream, usage
 from .responses_body import ResponsesBody
-from .sse import Event, EventStream, encoded
+from .sse import Event, encoded
 
 
 def routes(models: Models) -> APIRouter:
@@ -30,10 +30,9 @@ def routes(models: Models) -> APIRouter:
         chat = await prepare(model, body.chat(), request.state.caller)
         head = _head(body, model.name, request.state.request_id)
         if body.stream:
-            return EventStream(_events(chat, head, request), chat.generation.close, _named)
+            return stream(request, chat.generation, partial(_events, chat, head), _named)
         output = (await last_outputs(request, chat.generation))[0]
-        parts = chat.reader.read(output.outputs[0].text, finished=True)
-        return JSONResponse(_whole(chat, head, blocks(parts), output))
+        return JSONResponse(_whole(chat, head, blocks(chat.parts(output.outputs[0])), output))
 
     return router
 
@@ -117,7 +116,7 @@ def _named(event: Event) -> bytes:
     return f"event: {event['type']}\n".encode() + encoded(event)
 
 
-async def _events(chat: Chat, head: dict[str, Any], request: Request) -> AsyncGenerator[Event, None]:
+async def _events(chat: Chat, head: dict[str, Any], outputs: Outputs) -> AsyncGenerator[Event, None]:
     number = -1
 
     def numbered(event: dict[str, Any]) -> dict[str, Any]:
@@ -126,18 +125,12 @@ async def _events(chat: Chat, head: dict[str, Any], request: Request) -> AsyncGe
         return {**event, "sequence_number": number}
 
     state = Blocks()
-    output: RequestOutput | None = None
     for name in ("created", "in_progress"):
         yield numbered({"type": f"response.{name}", "response": head})
-    async with aclosing(chat.generation.outputs()) as outputs:
-        async for _, output in outputs:
-            finished = output.outputs[0].finish_reason is not None
-            parts = chat.reader.read(output.outputs[0].text, finished)
-            for step, block, text in state.advance(parts, finished):
-                for event in _of_block(step, block, text):
-                    yield numbered(event)
-    assert output is not None
-    note(request, [output])
+    async for _, output in outputs:
+        for step, block, text in state.advance(chat.parts(output.outputs[0]), output.finished):
+            for event in _of_block(step, block, text):
+                yield numbered(event)
     whole = _whole(chat, head, state.blocks, output)
     yield numbered({"type": f"response.{whole['status']}", "response": whole})
 

@@ -26,22 +26,21 @@ class ClientGoneError(Exception):
 
 
 class EventStream(Response):
-    """Sends events as they come: JSON objects, or texts as they are. ``close`` is called at the end, whatever happens; a
+    """Sends events as they come, each as ``encode`` writes it. ``close`` is called at the end, whatever happens; a
     client that leaves ends it. A fault in the middle becomes an event that says so."""
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncGenerator[Event, None],
         close: Callable[[], None],
-        event: Callable[[Event], bytes] | None = None,
+        encode: Callable[[Event], bytes],
+        media_type: str,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._close = close
-        self._event = event or encoded
+        self._encode = encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -56,12 +55,12 @@ class EventStream(Response):
         async with aclosing(self._events):
             try:
                 async for event in self._events:
-                    await _sent(send, {"type": "http.response.body", "body": self._event(event), "more_body": True})
+                    await _sent(send, {"type": "http.response.body", "body": self._encode(event), "more_body": True})
             except (ClientGoneError, OSError):
                 raise
             except Exception as error:
                 log_defect(error)
-                body = self._event(api_error(error).body())
+                body = self._encode(api_error(error).body())
                 await _sent(send, {"type": "http.response.body", "body": body, "more_body": True})
         await _sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request
 
 from .errors import ApiError
 from .fields import DetokenizeBody, TokenizeBody, ending_of
+from .keys import salt_of
 from .lanes import beside
-from .model import salt_of
+from .logprobs import token_text
 from .models import Models
-from .respond import token_text
+from .prompts import chat_prompt, encode
 
 
 def routes(models: Models) -> APIRouter:
@@ -28,9 +29,9 @@ def routes(models: Models) -> APIRouter:
             tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
             ending = ending_of(body.add_generation_prompt, body.continue_final_message)
             salt = salt_of(request.state.caller, "")
-            _, ids = await model.chat_prompt(messages, tools, body.chat_template_kwargs, ending, salt)
+            _, ids = await chat_prompt(model, messages, tools, body.chat_template_kwargs, ending, salt)
         else:
-            ids = await model.encode(body.prompt or "", body.add_special_tokens)
+            ids = await encode(model, body.prompt or "", body.add_special_tokens)
         tokenizer = model.llm.engine.tokenizer
         texts = [token_text(tokenizer, token) for token in ids] if body.return_token_strs else None
         return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": list(ids), "token_strs": texts}

@@ -1,0 +1,205 @@
+"""A request on its way: through the queue and the engine, to its end or its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+
+from engine.errors import RequestError
+from engine.runtime.async_llm import Prepared
+from engine.runtime.core import NO_TOKEN, STATUS
+from engine.runtime.outputs import CompletionOutput, RequestOutput
+from engine.runtime.turns import Turns
+from engine.sampling import SamplingParams
+
+from .admission import Place
+from .errors import ApiError, api_error
+from .lanes import beside, lane, later
+from .model import ServedModel
+from .tracing import current
+
+Output = tuple[int, RequestOutput]
+"""A prompt's index, and what has come of it."""
+
+
+async def begin(
+    model: ServedModel,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    caller: str,
+    stream: bool,
+    priority: int = 0,
+    salt: bytes = b"",
+    conversation: str | None = None,
+    shown: Callable[[RequestOutput], RequestOutput] | None = None,
+) -> Generation:
+    """Takes a place for a request with one or several prompts, of which half of what there is room for run at a time where
+    that is not enough for all; ``conversation`` is the text of one whose answers are to be known in its next turn, and
+    ``shown`` makes of outputs what is to be seen of them. ApiError or EngineError where it is wrong or there is no room;
+    ``Generation.close`` must be called in the end."""
+    start = time.monotonic()
+    stream = stream and params.samples == params.n
+    for prompt in prompts:
+        _check_length(model, len(prompt), params)
+    room = max(model.admission.capacity // params.samples, 1)
+    together = len(prompts) if len(prompts) <= room else max(room // 2, 1)  # long ones leave room for others
+    place = model.admission.enter(caller, together * params.samples, priority)
+    try:
+        gate = None if together == len(prompts) else asyncio.Semaphore(together)
+        threads = lane(slow=params.structured_outputs is not None)
+        prepared = [
+            await model.llm.prepare(list(prompt), params, None, priority, stream, salt, threads, gate)
+            for prompt in prompts
+        ]
+    except BaseException:
+        place.leave()
+        raise
+    remember = None if conversation is None else partial(_remember, model.turns, conversation, salt)
+    return Generation(model, prepared, place, start, remember, shown)
+
+
+def _check_length(model: ServedModel, prompt: int, params: SamplingParams) -> None:
+    """What the scheduler would refuse too, but only once it is the request's turn."""
+    if not prompt:
+        raise ApiError(400, "The prompt is empty.", "prompt")
+    wanted = prompt + (params.max_tokens or 1)
+    if wanted > model.max_model_len:
+        raise ApiError(
+            400,
+            f"The prompt has {prompt} tokens, and {params.max_tokens or 1} more are to be generated; the context of"
+            f" {model.name} holds {model.max_model_len}.",
+            code="context_length_exceeded",
+        )
+
+
+def _remember(turns: Turns, conversation: str, salt: bytes, output: RequestOutput) -> None:
+    for completion in output.outputs:
+        turns.remember(conversation, completion.text, completion.token_ids, salt)
+
+
+class Generation:
+    """The prompts of one request, on their way through the queue and the engine."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        prepared: Sequence[Prepared],
+        place: Place,
+        start: float,
+        remember: Callable[[RequestOutput], None] | None = None,
+        shown: Callable[[RequestOutput], RequestOutput] | None = None,
+    ) -> None:
+        self._model = model
+        self._prepared = prepared
+        self._place = place
+        self._start = start
+        self._remember = remember
+        self._shown = shown or (lambda output: output)
+
+    def close(self) -> None:
+        self._place.leave()
+
+    async def outputs(self) -> AsyncGenerator[Output, None]:
+        """Outputs as they come, each with all before it, and one of each prompt at least. Leaving the iterator aborts the
+        request. ApiError 504 when the deadline has passed, and 400 or 500 when the engine ends a sequence by a fault."""
+        source = self._single() if len(self._prepared) == 1 else self._merged()
+        observed = self._model.metrics.request(self._model.name, self._start, self._place)
+        first = self._prepared[0].request
+        if trace := current.get():
+            trace.begun(self._model.name, first.params, first.stream, self._place)
+        unfinished: dict[int, RequestOutput] = {}
+        ending = asyncio.ensure_future(self._leave_when_done())
+        async with aclosing(source), aclosing(self._timed(source)) as outputs:
+            try:
+                async for index, output in outputs:
+                    observed.take(index, output)
+                    if trace:
+                        trace.take(index, output)
+                    for completion in output.outputs:
+                        _check(completion)
+                    unfinished[index] = output
+                    if output.finished and self._remember is not None:
+                        await beside(partial(self._remember, unfinished.pop(index)))
+                    yield index, self._shown(output)
+            except Exception as error:
+                if trace:
+                    trace.failed(str(api_error(error).status))
+                raise
+            finally:
+                observed.close()
+                ending.cancel()
+                self.close()  # before the last event is sent: who has it may ask again at once
+                if self._remember is not None:
+                    for output in unfinished.values():
+                        later(partial(self._remember, output))
+
+    async def _leave_when_done(self) -> None:
+        """The place is others' once the engine is done, though a slow reader may not have taken what there is."""
+        for prepared in self._prepared:
+            await prepared.ended()
+        self._place.leave()
+
+    async def last(self) -> list[RequestOutput]:
+        """The last output of each prompt."""
+        found: dict[int, RequestOutput] = {}
+        async with aclosing(self.outputs()) as outputs:
+            async for index, output in outputs:
+                found[index] = output
+        return [found[index] for index in sorted(found)]
+
+    async def _timed(self, source: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
+        limit = self._model.deadline_s
+        left = None if limit is None else self._start + limit - time.monotonic()
+        at = None if left is None else asyncio.get_running_loop().time() + left
+        try:
+            async with asyncio.timeout_at(at):
+                await self._place.turn()
+            while True:
+                async with asyncio.timeout_at(at):
+                    try:
+                        item = await anext(source)
+                    except StopAsyncIteration:
+                        return
+                yield item
+        except TimeoutError as error:
+            raise ApiError(504, f"The request took longer than {limit:g} s.", code="deadline") from error
+
+    async def _single(self) -> AsyncGenerator[Output, None]:
+        async with aclosing(self._prepared[0].outputs()) as outputs:
+            async for output in outputs:
+                yield 0, output
+
+    async def _merged(self) -> AsyncGenerator[Output, None]:
+        """Outputs of all prompts, in the order in which they come."""
+        async with AsyncExitStack() as stack:
+            sources = [await stack.enter_async_context(aclosing(prepared.outputs())) for prepared in self._prepared]
+            steps = {asyncio.ensure_future(anext(source)): index for index, source in enumerate(sources)}
+            try:
+                while steps:
+                    done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+                    for step in done:
+                        index = steps.pop(step)
+                        try:
+                            output = step.result()
+                        except StopAsyncIteration:
+                            continue
+                        steps[asyncio.ensure_future(anext(sources[index]))] = index
+                        yield index, output
+            finally:
+                for step in steps:
+                    step.cancel()
+                await asyncio.gather(*steps, return_exceptions=True)
+
+
+def _check(completion: CompletionOutput) -> None:
+    """Raises what ended a sequence other than its own end."""
+    if completion.finish_reason == "abort":
+        raise ApiError(503, "The request was ended, since the server shuts down.", code="shutting_down")
+    if completion.finish_reason == "error":
+        reason = str(completion.stop_reason)
+        if reason == STATUS[NO_TOKEN] or reason.startswith("The grammar"):
+            raise RequestError(reason)
+        raise ApiError(500, reason)
