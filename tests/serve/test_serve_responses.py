@@ -44,6 +44,8 @@ def test_streams_give_the_same_as_whole_answers(running):
         assert [event.sequence_number for event in events] == list(range(len(events)))
         assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
         assert events[-1].type == "response.incomplete" and events[-1].response.output_text == whole.output_text
+        done = [event.item.status for event in events if event.type == "response.output_item.done"]
+        assert done == [item.status for item in whole.output] == ["incomplete"]
 
 
 def test_forms(running):

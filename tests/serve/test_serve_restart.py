@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import httpx
@@ -64,6 +65,20 @@ def test_what_waits_is_served_by_a_new_session(losable):
             health = http.get("/health")
             assert health.status_code == 200 and health.json()["restarts"] == count
             assert f'engine:restarts_total{{model_name="tiny"}} {count}.0' in http.get("/metrics").text
+    losable.wait_until_free()
+
+
+def test_a_fault_in_the_midst_of_numbered_events_has_a_number(losable):
+    body = {"model": "tiny", "input": "Hello?", "max_output_tokens": 900, "stream": True}
+    with losable.http as http, http.stream("POST", "/v1/responses", json=body) as answer:
+        events = (json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line.startswith("data: "))
+        found = [next(events)]
+        while found[-1]["type"] != "response.output_text.delta":
+            found.append(next(events))
+        Switch.refusals, Switch.lost = 1, True
+        found += events
+    assert found[-1]["type"] == "error" and "the device is lost" in found[-1]["message"]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
     losable.wait_until_free()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -30,7 +31,7 @@ def routes(models: Models) -> APIRouter:
         chat = await prepare(model, body.chat(), request.state.caller)
         head = _head(body, model.name, request.state.request_id)
         if body.stream:
-            return stream(request, chat.generation, partial(_events, chat, head), _named)
+            return stream(request, chat.generation, partial(_events, chat, head), _numbered())
         output = (await last_outputs(request, chat.generation))[0]
         return JSONResponse(_whole(chat, head, blocks(chat.parts(output.outputs[0])), output))
 
@@ -107,39 +108,38 @@ def _part(block: Block, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _named(event: Event) -> bytes:
-    """Events have their type as a name, too; a fault is one of them."""
-    assert isinstance(event, dict)
-    if "type" not in event:
-        fault = event["error"]
-        event = {"type": "error", "sequence_number": 0, **{k: fault[k] for k in ("code", "message", "param")}}
-    return f"event: {event['type']}\n".encode() + encoded(event)
+def _numbered() -> Callable[[Event], bytes]:
+    """Events of one stream have numbers, and their type as a name, too; a fault is one of them."""
+    numbers = count()
+
+    def encode(event: Event) -> bytes:
+        assert isinstance(event, dict)
+        if "type" not in event:
+            event = {"type": "error", **{name: event["error"][name] for name in ("code", "message", "param")}}
+        return f"event: {event['type']}\n".encode() + encoded({**event, "sequence_number": next(numbers)})
+
+    return encode
 
 
 async def _events(chat: Chat, head: dict[str, Any], outputs: Outputs) -> AsyncGenerator[Event, None]:
-    number = -1
-
-    def numbered(event: dict[str, Any]) -> dict[str, Any]:
-        nonlocal number
-        number += 1
-        return {**event, "sequence_number": number}
-
     state = Blocks()
     for name in ("created", "in_progress"):
-        yield numbered({"type": f"response.{name}", "response": head})
+        yield {"type": f"response.{name}", "response": head}
     async for _, output in outputs:
-        for step, block, text in state.advance(chat.parts(output.outputs[0]), output.finished):
-            for event in _of_block(step, block, text):
-                yield numbered(event)
+        parts, cut = chat.parts(output.outputs[0]), output.outputs[0].finish_reason == "length"
+        last = len(blocks(parts)) - 1 if cut else None
+        for step, block, text in state.advance(parts, output.finished):
+            for event in _of_block(step, block, text, "incomplete" if block.index == last else "completed"):
+                yield event
     whole = _whole(chat, head, state.blocks, output)
-    yield numbered({"type": f"response.{whole['status']}", "response": whole})
+    yield {"type": f"response.{whole['status']}", "response": whole}
 
 
 _NAMES = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 
 
-def _of_block(step: Step, block: Block, text: str) -> Iterator[dict[str, Any]]:
-    """The events of a block's step."""
+def _of_block(step: Step, block: Block, text: str, status: str) -> Iterator[dict[str, Any]]:
+    """The events of a block's step; ``status`` is that at its end."""
     at = {"output_index": block.index}
     name, item = f"response.{_NAMES[block.kind]}", _item(block, "in_progress")
     within = {**at, "item_id": item["id"]} | ({} if block.kind == "call" else {"content_index": 0})
@@ -155,4 +155,4 @@ def _of_block(step: Step, block: Block, text: str) -> Iterator[dict[str, Any]]:
         yield {"type": f"{name}.done", **within, **whole, **scored}
         if block.kind != "call":
             yield {"type": "response.content_part.done", **within, "part": _part(block, block.text)}
-        yield {"type": "response.output_item.done", **at, "item": _item(block, "completed")}
+        yield {"type": "response.output_item.done", **at, "item": _item(block, status)}
