@@ -53,7 +53,11 @@ def test_a_manifest_by_entry_point(install):
     install(GROUP, "shiny", "shiny_plugin:manifest", good("shiny", score=10_000))
     assert discover()[0].name == "shiny"
     assert open_device("auto", {"threads": 3}) == ("a device", 0, {"threads": 3})
-    assert open_device("shiny", {}, index=2) == ("a device", 2, {})
+    assert open_device("shiny", {}, index=2) == open_device("shiny:2", {}) == ("a device", 2, {})
+    assert open_device("shiny:1", {}, index=2) == ("a device", 3, {})
+    for wrong in ("shiny:", "shiny:x", "shiny:-1", "shiny:1:1"):
+        with pytest.raises(BackendError, match="is no number of a device of shiny"):
+            open_device(wrong, {})
 
 
 def test_a_hook_in_place_of_a_manifest(install):

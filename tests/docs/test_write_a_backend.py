@@ -25,13 +25,14 @@ from engine.ops import OPS
 from engine.testing.checks import check_op, ops_of
 import numpy as np
 model, ops = sys.argv[1], sys.argv[2].split(",")
-def answer(backend):
+def answer(backend, kv_dtype="auto"):
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    with LLM(model, backend=backend, kv_cache_dtype="f32", max_model_len=96) as llm:
+    with LLM(model, backend=backend, kv_cache_dtype=kv_dtype, max_model_len=96) as llm:
         places = {p.call.op: p.place for p in llm.loaded.placement.calls}
-        return [o.outputs[0].token_ids for o in llm.generate([[5, 6, 7], [9] * 30], params)], places
-got, places = answer("mydev")
-assert got == answer("reference")[0], got
+        tokens = [o.outputs[0].token_ids for o in llm.generate([[5, 6, 7], [9] * 30], params)]
+        return tokens, places, llm.loaded.config.kv_cache_dtype
+got, places, kv_dtype = answer("mydev")
+assert got == answer("reference", kv_dtype)[0], got
 assert {op for op, place in places.items() if place == "device"} == (set(ops) if ops != [""] else set(places)), places
 device = open_device("mydev", {})
 assert list(ops_of(device)) == [op for op in OPS if op in ops]

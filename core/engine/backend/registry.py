@@ -6,6 +6,7 @@ pluggy carries the one hook, ``engine_backend_manifest``; a plugin that fails in
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -102,16 +103,18 @@ def _compatible(api: str) -> bool:
     return major == mine[0] and minor <= mine[1]
 
 
-def open_place(name: str, options: Mapping[str, Any]) -> Device:
-    """The device that a placing rule names: a backend, or one of its devices by number, as in cuda:1."""
-    backend, _, index = name.partition(":")
-    return open_device(backend, options, int(index or 0))
-
-
 def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device:
-    """The device of a backend by name; "auto" takes the best available, and ENGINE_BACKEND overrides auto."""
+    """The device of a backend by name, or one of its devices by number, as in cuda:1, from which ``index`` counts on; "auto"
+    takes the best available, and ENGINE_BACKEND overrides auto."""
     if name == "auto":
         name = os.environ.get("ENGINE_BACKEND", "auto")
+    name, numbered, number = name.partition(":")
+    if numbered:
+        if not re.fullmatch(r"[0-9]{1,4}", number):
+            raise BackendError(
+                f"{number!r} is no number of a device of {name}; they are counted from 0, as in {name}:1."
+            )
+        index += int(number)
     if name == "auto":
         backends = discover()
         chosen = next((b for b in backends if b.automatic), None)

@@ -167,14 +167,18 @@ def table() -> str:
     """All settings as a Markdown table."""
     lines = ["| setting | flag | environment | default | what it is |", "|---|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        lines.append(f"| `{name}` | {flag(name)} | {_variable(name)} | {_default(name)} | {field.description} |")
+        what = f"{field.description}{_choices(name)}"
+        lines.append(f"| `{name}` | {flag(name)} | {_variable(name)} | {_default(name)} | {what} |")
     return "\n".join(lines)
 
 
 def tool_table() -> str:
     """The settings of a tool as a Markdown table."""
-    rows = [f"| `{name}` | {field.description} |" for name, field in ToolSetting.model_fields.items()]
-    return "\n".join(["| setting | what it is |", "|---|---|", *rows])
+    rows = []
+    for name, field in ToolSetting.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        rows.append(f"| `{name}` | {f'`{default:g}`' if default else ''} | {field.description} |")
+    return "\n".join(["| setting | default | what it is |", "|---|---|---|", *rows])
 
 
 def flag(name: str) -> str:
@@ -182,6 +186,11 @@ def flag(name: str) -> str:
     flags = {"model": "`MODEL`", "save": "`--no-save`", "markdown": "`--no-markdown`"}
     flags |= dict.fromkeys(("api_key", "context_warning", "editing", "tool_rounds", "tools"), "")
     return flags.get(name, f"`--{name.replace('_', '-')}`")
+
+
+def _choices(name: str) -> str:
+    annotation = Settings.model_fields[name].annotation
+    return f" One of {', '.join(get_args(annotation))}." if get_origin(annotation) is Literal else ""
 
 
 def _variable(name: str) -> str:

@@ -26,7 +26,12 @@ ENGINE, SAMPLING = "Engine", "Sampling"
 class EngineOptions:
     """How a model is run; the fields are options of every command that loads one."""
 
-    backend: Annotated[str, typer.Option(help="Backend by name; auto takes the best that can run here.")] = "auto"
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Backend by name, or one of its devices, as in cuda:1; auto takes the best that can run here."
+        ),
+    ] = "auto"
     place: Annotated[
         str | None,
         typer.Option(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..backend.joining import join_group, join_on
-from ..backend.registry import open_device, open_place
+from ..backend.registry import open_device
 from ..backend.v1 import Device, DeviceInfo, Group, Plan, Session
 from ..errors import BackendError, ConfigError, EngineError, EngineStoppedError
 from ..formats import Checkpoint, open_checkpoint
@@ -206,7 +206,7 @@ def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
     options = {"threads": config.threads_a_rank, "pin_threads": config.pin_threads}
     if config.place is None:
         return {"device": open_device(config.backend, options, index)}
-    return {name: open_place(name, options) for name in config.rules.devices}
+    return {name: open_device(name, options) for name in config.rules.devices}
 
 
 def _program(

@@ -85,6 +85,8 @@ def matrix(backends: Mapping[str, Sequence[Support]]) -> str:
         "",
         "Made by `python -m engine.testing.matrix` from what each backend answers to the cases of the conformance kit. An empty",
         f"cell: the op runs by its reference, on the host. {' and '.join(EXCHANGES)} are done by collectives.",
+        "Formats are those of the kit's cases: a backend may take more, and `engine doctor MODEL` says which of a model's",
+        "it has no kernel for. cuda and rocm are not here, since what they take depends on a card.",
         "",
         f"| op | {' | '.join(names)} |",
         "|---" * (len(names) + 1) + "|",
