@@ -30,7 +30,7 @@ def test_one_message_through_the_template(chat, talker):
     with LLM(talker, backend="reference") as llm:
         from engine import SamplingParams
 
-        ids = llm.engine.encode("<system>short<user>hello<assistant>", parse_special=True)
+        ids = llm.engine.encode("<system>short<user>hello<assistant>", add_special=False)
         params = SamplingParams(temperature=0, max_tokens=9)
         assert llm.generate([list(ids)], params)[0].outputs[0].text == asked.out.strip()
 

@@ -319,7 +319,7 @@ def test_parameters_for_each_prompt(llm):
     params = [BeamSearchParams(beam_width=2, max_tokens=n, ignore_eos=True) for n in (3, 6)]
     outputs = llm.beam_search([PROMPT, PROMPT], params)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 6]
-    with pytest.raises(RequestError, match="2 prompts but 1 sampling parameters"):
+    with pytest.raises(RequestError, match="given 1 times for 2 prompts"):
         llm.beam_search([PROMPT, PROMPT], params[:1])
     with pytest.raises(RequestError, match="of type SamplingParams; here they must be BeamSearchParams"):
         llm.beam_search([PROMPT], SamplingParams())

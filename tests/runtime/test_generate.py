@@ -50,6 +50,13 @@ def test_prompts_of_any_form(llm):
     assert llm.generate([], greedy()) == []
 
 
+def test_control_tokens_are_read_in_a_prompt_and_none_is_put_before_it_twice(llm):
+    plain, begun, within = (llm.generate(text, greedy())[0].prompt_token_ids for text in ("a", "<s>a", "a</s>b"))
+    assert begun.count(1) == 1 and begun[0] == plain[0] == within[0] == 1
+    assert within.count(2) == 1 and within[: len(plain)] == plain
+    assert llm.generate({"prompt": "<s>"}, greedy())[0].prompt_token_ids == (1,)
+
+
 def test_outputs_come_in_the_order_of_the_prompts_each_with_its_parameters(llm):
     prompts = [[1, 5], [1, 6], [1, 7]]
     params = [greedy(max_tokens=n) for n in (9, 1, 4)]
@@ -57,7 +64,7 @@ def test_outputs_come_in_the_order_of_the_prompts_each_with_its_parameters(llm):
     assert [out.prompt_token_ids for out in outputs] == [(1, 5), (1, 6), (1, 7)]
     assert [len(out.outputs[0].token_ids) for out in outputs] == [9, 1, 4]
     assert all(out.finished and out.outputs[0].finish_reason == "length" for out in outputs)
-    with pytest.raises(RequestError, match="3 prompts but 2 sampling parameters"):
+    with pytest.raises(RequestError, match="given 2 times for 3 prompts"):
         llm.generate(prompts, params[:2])
 
 
@@ -330,6 +337,8 @@ def test_chat_is_the_rendered_prompt_with_its_tokens_parsed(chatty):
     ids = chatty.get_tokenizer().encode(text, parse_special=True)
     assert list(out.prompt_token_ids) == ids and ids.count(1) == 1, "one beginning of sequence, the template's"
     assert out.outputs == chatty.generate([ids], greedy())[0].outputs
+    again = [chatty.generate(text, greedy())[0], list(chatty.stream(text, greedy()))[-1]]
+    assert all(each.prompt_token_ids == out.prompt_token_ids and each.outputs == out.outputs for each in again)
     both = chatty.chat([hello, [*hello, {"role": "bot", "content": "The end"}]], greedy(), extra="bot:")
     assert both[0].outputs == out.outputs and len(both) == 2
     assert len(both[1].prompt_token_ids) > len(ids)

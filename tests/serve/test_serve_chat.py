@@ -130,7 +130,7 @@ def test_bias_penalties_and_min_p_reach_the_sampler(running):
     fields = {"temperature": 1.3, "frequency_penalty": 2.0, "presence_penalty": 1.0, "seed": 7, "max_tokens": 30}
     extra = {"min_p": 0.02, "repetition_penalty": 1.2, "top_k": 40, "ignore_eos": True}
     over_http = chat(running, **fields, extra_body=extra).choices[0].message.content
-    prompt = engine.encode(f"<user>{HELLO[0]['content']}<assistant>", parse_special=True)
+    prompt = engine.encode(f"<user>{HELLO[0]['content']}<assistant>", add_special=False)
     outputs = queue.SimpleQueue()
     engine.submit(None, prompt, SamplingParams(**fields, **extra), outputs.put, stream=False)
     assert over_http == outputs.get(timeout=60).outputs[0].text
@@ -148,6 +148,20 @@ def test_echo_and_token_ids(running):
     assert by_text.logprobs.token_logprobs[0] is None
     assert len(by_text.logprobs.tokens) == len(ids) + 5
     assert by_text.logprobs.text_offset == sorted(by_text.logprobs.text_offset)
+
+
+def test_control_tokens_in_a_prompt(running):
+    """They are read as such, echoed as they were written, and have their place in the text."""
+    for prompt, before in (("Once</s>upon", 1), ("<s>Once</s>", 0)):
+        fields = {"max_tokens": 0, "echo": True, "logprobs": 1}
+        (choice,) = complete(running, prompt=prompt, **fields)["choices"]
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert choice["text"] == prompt and tokens.count("<s>") == tokens.count("</s>") == 1
+        for token, offset in list(zip(tokens, offsets, strict=True))[before:]:
+            assert prompt[offset : offset + len(token)] == token
+        (choice,) = complete(running, prompt=list(running.engine.encode(prompt)), **fields)["choices"]
+        assert choice["text"] == prompt.replace("<s>", "").replace("</s>", "")
+        assert choice["logprobs"]["text_offset"][-1] <= len(choice["text"])
 
 
 def complete(running, **fields):

@@ -30,11 +30,11 @@ class Streamed:
         self._echo = echo
         self._notices = list(llm.loaded.notices)
 
-    def run(self, prompt: str | Sequence[int], params: Params, parse_special: bool = False) -> RequestOutput:
+    def run(self, prompt: str | Sequence[int], params: Params) -> RequestOutput:
         """The request's last output. Raises RequestError when it ended by a fault."""
         self.output = None
         shown = 0
-        with Wait("Reading the prompt") as wait, closing(self._outputs(prompt, params, parse_special, wait)) as outputs:
+        with Wait("Reading the prompt") as wait, closing(self._outputs(prompt, params, wait)) as outputs:
             for self.output in outputs:
                 if self._echo and sys.stdout.isatty():
                     wait.close()
@@ -54,9 +54,7 @@ class Streamed:
             raise RequestError(str(failed.stop_reason))
         return self.output
 
-    def _outputs(
-        self, prompt: str | Sequence[int], params: Params, parse_special: bool, wait: Wait
-    ) -> Generator[RequestOutput, None, None]:
+    def _outputs(self, prompt: str | Sequence[int], params: Params, wait: Wait) -> Generator[RequestOutput, None, None]:
         """Those of a request as they come; the last alone where it is chosen at the end."""
         from engine import SamplingParams
 
@@ -66,7 +64,7 @@ class Streamed:
             yield from self._llm.generate([prompt], params)
         else:
             reading = partial(wait.update, "Reading the prompt")
-            yield from self._llm.stream(prompt, params, parse_special, reading)
+            yield from self._llm.stream(prompt, params, reading)
 
 
 def _count(output: RequestOutput) -> int:

@@ -121,9 +121,10 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
-        add_special: put around it what the model's files say (mostly a beginning of sequence).
-        parse_special: take control tokens written in the text for tokens, as a chat template's output needs;
-        otherwise they are plain text, as a user's input must be.
+        add_special: put around it what the model's files say (mostly a beginning of sequence), but not a second time before
+        a text that begins with it, where that is read.
+        parse_special: take control tokens written in the text for tokens, as a chat template's output needs; otherwise
+        they are plain text.
         """
         if missing := self._vocabulary.missing_bytes.intersection(_utf8(text)):
             raise TokenizerError(f"the text has the byte {min(missing):#04x}, which the vocabulary cannot express.")
@@ -134,9 +135,11 @@ class Tokenizer:
             else:  # other threads may run meanwhile
                 [encoding] = pipeline.encode_batch_fast([text], add_special_tokens=False)
                 ids = encoding.ids
-        if add_special:
-            return [*self._vocabulary.prefix_ids, *ids, *self._vocabulary.suffix_ids]
-        return ids
+        if not add_special:
+            return ids
+        prefix = [*self._vocabulary.prefix_ids]
+        begun = parse_special and ids[: len(prefix)] == prefix
+        return [*([] if begun else prefix), *ids, *self._vocabulary.suffix_ids]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids; what is no UTF-8 becomes U+FFFD, and so does an id that is no token."""

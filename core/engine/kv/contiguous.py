@@ -142,7 +142,7 @@ class ContiguousAllocator:
             needed, usable = group.length(limit) * group.page, group.usable
             if needed > usable:
                 raise AdmissionError(
-                    f"prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.spec.block_size} "
+                    f"Prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.spec.block_size} "
                     f"in cache group {group.spec.name!r}; its pool has {usable} "
                     f"({usable * group.spec.block_size} tokens) and the null block."
                 )

@@ -80,7 +80,7 @@ class PagedAllocator:
             needed, usable = spec.most_blocks(limit, self._max_chunk), group.pool.num_blocks - 1
             if needed > usable:
                 raise AdmissionError(
-                    f"prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.block_size} in "
+                    f"Prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.block_size} in "
                     f"cache group {spec.name!r}; its pool has {usable} ({usable * group.block_size} tokens) and "
                     "the null block."
                 )

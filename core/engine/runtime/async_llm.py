@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backend.v1 import Array
-from ..errors import RequestError
+from ..errors import EngineError, RequestError
 from ..formats.pooling import Pooling
 from ..formats.tokenizer import Tokenizer
 from ..hub import located
@@ -23,7 +23,7 @@ from .engine import Engine, Params, check_kind
 from .load import Progress, load
 from .outputs import RequestOutput
 from .pooling import PoolingParams, stacked
-from .prompt import Prompt, listed, plain
+from .prompt import Prompt, listed, numbered, plain
 from .request import Request
 
 
@@ -81,7 +81,12 @@ class AsyncLLM:
     ) -> Array:
         """As ``LLM.embed``. Cancelling aborts all that have not ended."""
         params = PoolingParams(pooling, normalize, dimensions)
-        prepared = [await self.prepare_embedding(prompt, params, priority) for prompt in listed(prompts)]
+        prepared: list[Prepared] = []
+        for prompt in (given := listed(prompts)):
+            try:
+                prepared.append(await self.prepare_embedding(prompt, params, priority))
+            except EngineError as error:
+                raise numbered(error, len(prepared), len(given)) from error
         working = [asyncio.ensure_future(one.last()) for one in prepared]
         try:
             return stacked(await asyncio.gather(*working))

@@ -108,6 +108,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
             object.__setattr__(self, "model", Path(self.model))
+        for name in ("without", "keep"):
+            if isinstance(given := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(given))
         self._check_types()
         if self.rules.complete and self.backend != "auto":
             raise ConfigError("--place gives the rest to a device, and --backend names one for it, too; leave one out.")

@@ -57,10 +57,11 @@ class Engine:
         """The model's tokenizer; TokenizerError if the checkpoint has none."""
         return self.loaded.checkpoint.tokenizer()
 
-    def encode(self, prompt: str | tuple[int, ...], parse_special: bool = False) -> tuple[int, ...]:
-        """Stage 1: text with the tokenizer's BOS, or ids as they are."""
+    def encode(self, prompt: str | tuple[int, ...], add_special: bool = True) -> tuple[int, ...]:
+        """Stage 1: a text, in which control tokens are read, with what the tokenizer puts around it unless a template has made
+        all of it; or ids as they are."""
         if isinstance(prompt, str):
-            return tuple(self.tokenizer.encode(prompt, add_special=not parse_special, parse_special=parse_special))
+            return tuple(self.tokenizer.encode(prompt, add_special, parse_special=True))
         vocab = self.loaded.program.vocab
         if prompt and not 0 <= min(prompt) <= max(prompt) < vocab:
             wrong = next(i for i in prompt if not 0 <= i < vocab)

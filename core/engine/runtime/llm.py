@@ -85,7 +85,7 @@ class LLM:
         """Answer one conversation, or each of several, through the model's chat template."""
         several: Any = _conversations(messages)
         texts = of_each(partial(self.render, **template), several)
-        encoded = of_each(partial(self.engine.encode, parse_special=True), texts)
+        encoded = of_each(partial(self.engine.encode, add_special=False), texts)
         return self._run(
             texts, encoded, _params(sampling_params, self.default_sampling_params, len(texts)), on_output, None
         )
@@ -124,13 +124,12 @@ class LLM:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        parse_special: bool = False,
         reading: Callable[[int, int], None] | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """One request's outputs as they come. Closing the iterator aborts the request. Until the first, ``reading`` is called
         now and then with the number of the prompt's tokens that have been read, and that of all."""
         given = plain(prompt)
-        ids = self.engine.encode(given, parse_special)
+        ids = self.engine.encode(given)
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
         request = self.engine.request(given if isinstance(given, str) else None, ids, params, outputs.put)
         self.engine.admit(request)
@@ -246,6 +245,6 @@ def _params(given: P | Sequence[P] | None, default: P, count: int) -> list[P]:
         check_kind(each, kind)
     if len(several) != count:
         raise RequestError(
-            f"There are {count} prompts but {len(several)} sampling parameters; give one for all, or one each."
+            f"Sampling parameters are given {len(several)} times for {count} prompts; give one for all, or one each."
         )
     return several

@@ -268,7 +268,7 @@ def _sizes(
     if 0 < (config.kv_cache_tokens or 0) < min(length, most):
         notices.append(
             f"The KV cache holds {min(length, most)} tokens and not {config.kv_cache_tokens}: it has room for one whole context,"
-            " and a smaller max_model_len needs less."
+            " and a smaller one (max_model_len, --max-context) needs less."
         )
     usual = most if all(info.own_memory for info in infos.values()) else USUAL_POOL_TOKENS
     wanted = min(most, max(length, config.kv_cache_tokens or usual))

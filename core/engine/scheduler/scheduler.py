@@ -281,14 +281,14 @@ class Scheduler:
         if n < 1:
             raise AdmissionError(f"n is {n}; a request has at least 1 sample.")
         if prompt == 0:
-            raise AdmissionError("the prompt has no tokens; it needs at least 1.")
+            raise AdmissionError("The prompt has no tokens; it needs at least 1.")
         if sequence.max_tokens < 1 and sequence.embeds_from is None:
             raise AdmissionError(f"max_tokens is {sequence.max_tokens}; it must be at least 1.")
         if min(sequence.token_ids) < 0 or max(sequence.token_ids) > MAX_TOKEN_ID:
-            raise AdmissionError(f"the prompt has a token id outside of 0 to {MAX_TOKEN_ID}.")
+            raise AdmissionError(f"The prompt has a token id outside of 0 to {MAX_TOKEN_ID}.")
         if prompt + sequence.max_tokens > limit:
             raise AdmissionError(
-                f"a prompt of {prompt} tokens and max_tokens {sequence.max_tokens} make "
+                f"A prompt of {prompt} tokens and max_tokens {sequence.max_tokens} make "
                 f"{prompt + sequence.max_tokens} tokens, and the context holds {limit}; "
                 "shorten the prompt or lower max_tokens."
             )

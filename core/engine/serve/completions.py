@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from engine.formats.tokenizer import Tokenizer
 from engine.runtime.outputs import CompletionOutput, RequestOutput
 
 from .errors import ApiError
@@ -24,9 +25,6 @@ from .prompts import encode
 from .respond import Outputs, last_outputs, stream, usage
 from .sse import Event
 from .tracing import current
-
-Prompt = tuple[str, tuple[int, ...]]
-"""A prompt as text and as ids."""
 
 
 def routes(models: Models) -> APIRouter:
@@ -59,6 +57,22 @@ def routes(models: Models) -> APIRouter:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """``written``: given as a text, in which control tokens are written out; in that of ids they are not shown."""
+
+    text: str
+    ids: tuple[int, ...]
+    written: bool
+
+    def offsets(self, tokenizer: Tokenizer) -> TextOffsets:
+        """Of its tokens; one that is put before the text has no place in it."""
+        if not self.written:
+            return TextOffsets(tokenizer, skip_special=True, continuation=False)
+        before = len(tokenizer.decode(self.ids, skip_special=False)) - len(self.text)
+        return TextOffsets(tokenizer, skip_special=False, continuation=False, at=-before)
+
+
+@dataclass(frozen=True)
 class Work:
     """Prompts whose continuations are on their way."""
 
@@ -86,8 +100,8 @@ async def prepare(model: ServedModel, body: CompletionBody, caller: str) -> Work
         raise ApiError(400, "best_of above n chooses at the end, and cannot be streamed.", "best_of")
     prompts = [await _prompt(model, given, echo) for given in _listed(body.prompt)]
     if trace := current.get():
-        trace.asked({"role": "user", "content": text} for text, _ in prompts)
-    ids = [prompt[1] for prompt in prompts]
+        trace.asked({"role": "user", "content": prompt.text} for prompt in prompts)
+    ids = [prompt.ids for prompt in prompts]
     priority = model.priority(body.priority)
     salt = salt_of(caller, body.cache_salt or "")
     shown = _none_made if only_echo else None
@@ -113,9 +127,9 @@ def _listed(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str |
 
 async def _prompt(model: ServedModel, given: str | list[int], echo: bool) -> Prompt:
     if isinstance(given, str):
-        return given, await encode(model, given)
+        return Prompt(given, await encode(model, given), written=True)
     ids = model.llm.engine.encode(tuple(given))
-    return model.llm.engine.tokenizer.decode(ids) if echo else "", ids
+    return Prompt(model.llm.engine.tokenizer.decode(ids) if echo else "", ids, written=False)
 
 
 async def _events(work: Work, head: dict[str, Any], with_usage: bool, outputs: Outputs) -> AsyncGenerator[Event, None]:
@@ -154,7 +168,7 @@ class _Choice:
         if not (new or self._ended or begins):
             return []
         self._begun = True
-        echoed = self._work.prompts[self._prompt][0] if begins else ""
+        echoed = self._work.prompts[self._prompt].text if begins else ""
         choice = {
             "index": self._prompt * self._work.n + completion.index,
             "text": echoed + new,
@@ -173,8 +187,8 @@ class _Choice:
         if begins:
             ids, skip = output.prompt_token_ids, self._work.skip_special
             known = output.prompt_logprobs or [None] * len(ids)
-            found = text_logprobs(tokenizer, ids, known, best, TextOffsets(tokenizer, True, continuation=False))
-            echoed = len(self._work.prompts[self._prompt][0])
-            self._offsets = TextOffsets(tokenizer, skip, continuation=True, at=echoed)
+            prompt = self._work.prompts[self._prompt]
+            found = text_logprobs(tokenizer, ids, known, best, prompt.offsets(tokenizer))
+            self._offsets = TextOffsets(tokenizer, skip, continuation=True, at=len(prompt.text))
         new = text_logprobs(tokenizer, completion.token_ids[start:], completion.logprobs[start:], best, self._offsets)
         return {name: [*found.get(name, ()), *values] for name, values in new.items()}

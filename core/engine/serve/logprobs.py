@@ -39,14 +39,15 @@ def chat_logprobs(tokenizer: Tokenizer, completion: CompletionOutput, start: int
 
 
 class TextOffsets:
-    """Where the text of each token begins, in characters from ``at`` on; tokens of one character begin where it does."""
+    """Where the text of each token begins, in characters from ``at`` on, which may lie before the text; tokens of one
+    character begin where it does."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, continuation: bool, at: int = 0) -> None:
         self._pieces = tokenizer.detokenizer(continuation, skip_special)
         self.at = at
 
     def take(self, token: int) -> int:
-        start = self.at
+        start = max(self.at, 0)
         self.at += len(self._pieces.push(token))
         return start
 

@@ -64,8 +64,8 @@ async def chat_prompt(
 
 
 async def encode(model: ServedModel, text: str, add_special: bool = True) -> tuple[int, ...]:
-    tokenizer = model.llm.engine.tokenizer
-    return tuple(await beside(lambda: tokenizer.encode(text, add_special)))
+    engine = model.llm.engine
+    return await beside(lambda: engine.encode(text, add_special))
 
 
 def _begun(message: Mapping[str, Any]) -> str:
