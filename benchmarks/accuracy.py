@@ -79,7 +79,11 @@ def measure(
     ours.close()
     theirs = peer_logits(model, prompts, peer, threads, PEER_KV[kv])
     vocab = exact[0].shape[-1]
-    found: dict[str, Any] = {"model": model.name, "kv": kv, "logits_rms": float(np.median([rms(e, 0) for e in exact]))}
+    found: dict[str, Any] = {
+        "model": model.name,
+        "kv": kv,
+        "logits_rms": float(np.median([rms(e, np.zeros_like(e)) for e in exact])),
+    }
     for n, part in enumerate(("prefill", "decode")):
         own = float(np.median([rms(pair[n], e) for pair, e in zip(mine, exact, strict=True)]))
         other = float(np.median([rms(theirs[f"{part}_{i}"][:, :vocab], e) for i, e in enumerate(exact)]))
@@ -92,7 +96,7 @@ def peer_logits(model: Path, prompts: list[list[int]], peer: Path, threads: int,
         listed, out = Path(folder) / "prompts.json", Path(folder) / "logits.npz"
         listed.write_text(json.dumps(prompts))
         script = Path(__file__).parent / "llama_logits.py"
-        command = [peer / "venv/bin/python", script, model, listed, out, str(threads), kv]
+        command: list[str | Path] = [peer / "venv/bin/python", script, model, listed, out, str(threads), kv]
         subprocess.run(
             command, check=True, env={**os.environ, "LLAMA_CPP_LIB_PATH": str(peer / "bin"), "PYTHONPATH": ""}
         )

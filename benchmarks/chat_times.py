@@ -45,7 +45,7 @@ def demo_first_token(times: int = 9) -> float:
 
 def answered(local: Local, messages: list[dict[str, str]]) -> tuple[str, float]:
     """The answer's text, and seconds to its first token."""
-    last = list(local.answer(Ask(messages, OPTIONS)))[-1]
+    last = list(local.answer(Ask(messages, OPTIONS), lambda read, total: None))[-1]
     assert last.usage.first_token_s is not None
     return last.text, last.usage.first_token_s
 
@@ -53,7 +53,8 @@ def answered(local: Local, messages: list[dict[str, str]]) -> tuple[str, float]:
 def second_turns(model: Path) -> tuple[list[float], list[float]]:
     """Seconds to the first token of second turns, with the first turn's KV and with none of that prompt's."""
     rng = np.random.default_rng()
-    kept, anew = [], []
+    kept: list[float] = []
+    anew: list[float] = []
     local = open_local(model, {"max_model_len": 2 * TOKENS})
     try:
         for _ in range(TURNS):

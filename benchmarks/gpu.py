@@ -83,7 +83,7 @@ DENSE_TOPS = {
     "A100": {"bf16": 312, "int8": 624}, "MI300X": {"bf16": 1307, "int8": 2615, "fp8": 2615},
 }  # fmt: skip
 """By a part of the card's name, 10^12 operations a second without sparsity, as its maker's data sheet has them."""
-PRODUCTS = {
+PRODUCTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "bf16": ("BF16", {}, "bf16"),
     "w8a8": ("Q8_0", {"quantized_activation": "required"}, "int8"),
     "fp8 weights": ("FP8", {}, "bf16"),
@@ -285,7 +285,7 @@ class Run:
             model = write_model(Path(folder), self.sizes.layers, self.sizes.tiny)
             decode, prompt = (8, self.sizes.prompt) if self.sizes.tiny else (64, self.sizes.prompt)
             cases = [Case(n, depth, 0, decode) for n, depth in self.sizes.decode] + [Case(1, 0, prompt, 0)]
-            settings = {
+            settings: dict[str, Any] = {
                 "max_num_seqs": max(case.batch for case in cases),
                 "kv_cache_tokens": max(case.tokens(BLOCK) for case in cases) + BLOCK,
                 "max_model_len": max(case.context for case in cases) + BLOCK,

@@ -23,7 +23,8 @@ def decode_rates(
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
     attention = next(name for name, module in ATTENTION.items() if find_spec(module))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention).to(where)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
+    model.to(where)
     found: dict[Case, dict[str, Any]] = {}
     for case in cases:
         for graphs in (None, True) if where.type == "cuda" else (None,):

@@ -70,7 +70,16 @@ def logits(model: Path, prompts: Path, peer: Path, threads: int) -> Array:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
         script = Path(__file__).parent / "llama_logits.py"
-        command = [peer / "venv/bin/python", script, model, prompts, out, str(threads), "f32", "prefill"]
+        command: list[str | Path] = [
+            peer / "venv/bin/python",
+            script,
+            model,
+            prompts,
+            out,
+            str(threads),
+            "f32",
+            "prefill",
+        ]
         environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(peer / "bin"), "PYTHONPATH": ""}
         subprocess.run(command, check=True, env=environment, capture_output=True)
         return np.concatenate([array for name, array in np.load(out).items() if name.startswith("prefill")])
@@ -108,8 +117,8 @@ def compare(
     start = time.perf_counter()
     quantize_to_gguf(open_checkpoint(model), ours, quant_type(name), importance, threads, force=True)
     own_time = time.perf_counter() - start
-    options = [] if importance is None else ["--imatrix", importance.path]
-    command = [peer / "bin/llama-quantize", *options, model, theirs, name, str(threads)]
+    options: list[str | Path] = [] if importance is None else ["--imatrix", importance.path]
+    command: list[str | Path] = [peer / "bin/llama-quantize", *options, model, theirs, name, str(threads)]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(peer / "bin")}
     start = time.perf_counter()
     subprocess.run(command, check=True, env=environment, capture_output=True)

@@ -45,7 +45,7 @@ class Watch:
             finally:
                 self.steps.append((begun, time.perf_counter()))
 
-        StepSession._run = watched  # type: ignore[method-assign]
+        StepSession._run = watched  # type: ignore[method-assign, assignment]
 
     def between(self) -> float:
         """The part of the time from the first step to the last in which no step ran."""
@@ -82,7 +82,7 @@ def emulate(seconds: float) -> None:
 
         return slowed
 
-    NullDevice.compile = compile_  # type: ignore[method-assign]
+    NullDevice.compile = compile_  # type: ignore[method-assign, assignment]
 
 
 def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) 
                     rates[beside].append(rate)
                     between[beside].append(watch.between())
     ratios = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
-    found = {
+    found: dict[str, Any] = {
         "model": model.name,
         "backend": backend if backend == "cpu" else f"a device that takes {STEP_S * 1e3:g} ms a step",
         "host_share": statistics.median(between[True]),

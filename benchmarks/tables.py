@@ -144,23 +144,23 @@ def serving(name: str) -> str:
         what = f"{title}, p99 at {rate['rate']:.2f} requests/s"
         rows.append((what, f"{a:.0f} ms", f"{b:.0f} ms", f"{b / a:.2f} x", ("no worse", a <= b)))
     static, long = result["static"], result["long_prompt"]
-    for rate, times, kind, bar in (
+    for how_batched, times, kind, bar in (
         ("static", "times", "in static batches, computed until the longest ends", bars["static"]),
         ("leaving", "times_leaving", "in batches that answers leave as they end", None),
     ):
         what = f"{static['batch']} at a time, requests/s: continuous, and {kind}"
-        values = f"{static['continuous']:.2f} and {static[rate]:.2f}"
-        judged = bar and (f"{bar:g} x", static[times] >= bar)
-        rows.append((what, values, "", f"{static[times]:.2f} x", judged))
+        values = f"{static['continuous']:.2f} and {static[how_batched]:.2f}"
+        least = bar and (f"{bar:g} x", static[times] >= bar)
+        rows.append((what, values, "", f"{static[times]:.2f} x", least))
     what = f"between tokens of {long['decodes']} answers while a prompt of {long['prompt']} comes: p50 and p99"
     values = f"{long['itl_p50_ms']:.0f} and {long['itl_p99_ms']:.0f} ms"
     rows.append(
         (what, values, "", f"{long['times']:.2f} x", (f"at most {bars['itl']:g} x", long["times"] <= bars["itl"]))
     )
     lines = ["| work | engine | peer: llama-server | | bar |", "|---|---|---|---|---|"]
-    for what, a, b, x, bar in rows:
-        judged = "" if bar is None else f"{bar[0]}: {'met' if bar[1] else '**missed**'}"
-        lines.append(f"| {what} | {a} | {b} | {x} | {judged} |")
+    for what, a, b, x, least in rows:
+        shown = "" if least is None else f"{least[0]}: {'met' if least[1] else '**missed**'}"
+        lines.append(f"| {what} | {a} | {b} | {x} | {shown} |")
     how = f"{result['model']}, {result['threads']} threads, medians of {result['rounds']} rounds; the peer with its best of"
     how += f" {', '.join(name.split()[1] for name in once['tried'])} slots, {once['peer_name'].split()[1]}"
     return "\n".join([*lines, "", f"{how}; {origin(result)}"])
@@ -234,7 +234,7 @@ def profile() -> str:
     return "\n".join([*lines, "", f"{result['model']}, {result['threads']} threads; {origin(result)}"])
 
 
-TABLES = {
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "cpu-peers": partial(peers, "cpu-peers"),
         "accuracy": accuracy,
@@ -263,7 +263,7 @@ def page(path: Path, tables: dict[str, Callable[[], str]]) -> str:
     text = path.read_text()
     for name, make in tables.items():
         block = f"<!-- table:{name} -->\n{make()}\n<!-- end -->"
-        text, count = re.subn(rf"<!-- table:{name} -->.*?<!-- end -->", lambda _, b=block: b, text, flags=re.S)
+        text, count = re.subn(rf"<!-- table:{name} -->.*?<!-- end -->", block.replace("\\", r"\\"), text, flags=re.S)
         if count != 1:
             raise SystemExit(f"{path.name} has {count} places for the table {name}; it must have one.")
     return text
