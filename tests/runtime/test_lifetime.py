@@ -32,7 +32,7 @@ def opened(llama, backend: str) -> tuple[LLM, list[weakref.ref]]:
     llm = LLM(llama, backend=backend, kv_cache_tokens=1024)
     llm.generate([1, 5, 9], GREEDY)
     packed = llm.loaded.packing.weights.values()
-    return llm, [weakref.ref(llm.loaded), *map(weakref.ref, packed)]
+    return llm, [weakref.ref(llm.loaded), weakref.ref(llm.loaded.device), *map(weakref.ref, packed)]
 
 
 def gone(parts: list[weakref.ref], threads: set[threading.Thread]) -> bool:

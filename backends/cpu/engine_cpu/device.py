@@ -46,7 +46,6 @@ class CpuDevice:
         self.pool = _native.Pool(threads or found.cores, found.order if pin_threads else ())
         self._pinned = pin_threads
         self.packing = _native.PackQueue(self.pool.size)
-        self._providers = make_providers(self)
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
         return host_zeros(shape, dtype)  # a large pool costs only what is used of it, unless populate is called
@@ -89,7 +88,8 @@ class CpuDevice:
         return StepSession(self, plan)
 
     def providers(self) -> Mapping[str, Sequence[Provider]]:
-        return self._providers
+        # made anew: kept, they and the device would hold each other, and with it the threads
+        return make_providers(self)
 
     def export_blocks(self, state: Array, blocks: Array) -> Array:
         rows: Array = state[blocks]

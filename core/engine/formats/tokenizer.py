@@ -141,6 +141,11 @@ class Tokenizer:
         begun = parse_special and ids[: len(prefix)] == prefix
         return [*([] if begun else prefix), *ids, *self._vocabulary.suffix_ids]
 
+    @property
+    def suffix_text(self) -> str:
+        """What ``add_special`` puts after a text, as control tokens are written."""
+        return self.decode(self._vocabulary.suffix_ids, skip_special=False)
+
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids; what is no UTF-8 becomes U+FFFD, and so does an id that is no token."""
         text = b"".join(self.token_bytes(token, skip_special) for token in ids)

@@ -68,7 +68,7 @@ class Prompt:
         """Of its tokens; one that is put before the text has no place in it."""
         if not self.written:
             return TextOffsets(tokenizer, skip_special=True, continuation=False)
-        before = len(tokenizer.decode(self.ids, skip_special=False)) - len(self.text)
+        before = len(tokenizer.decode(self.ids, skip_special=False)) - len(self.text + tokenizer.suffix_text)
         return TextOffsets(tokenizer, skip_special=False, continuation=False, at=-before)
 
 
