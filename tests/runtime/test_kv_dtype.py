@@ -12,7 +12,7 @@ from engine.runtime.load import load
 from engine.testing.checkpoints import write_checkpoint
 from engine_cpu.device import CpuDevice
 
-FASTER_IN_PAIRS = {"amx", "avx512", "avx_vnni"}
+FASTER_IN_PAIRS = {"amx", "avx512", "avx512_vnni", "avx_vnni"}
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from .layouts import CPU_LANES, CPU_PAIRS
 from .providers import CpuProvider, make_providers
 
 # Variants with an instruction that multiplies and adds pairs of 16 bits: twice the products of f32.
-_PAIRS_ARE_FASTER = ("amx", "avx512", "avx_vnni")
+_PAIRS_ARE_FASTER = ("amx", "avx512", "avx512_vnni", "avx_vnni")
 
 
 class CpuDevice:

@@ -39,11 +39,12 @@ struct Variant {
   return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4) != 0;
 }
 
-[[maybe_unused]] bool has_avx512() {
+[[maybe_unused]] bool has_avx512_vnni() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
+
+[[maybe_unused]] bool has_avx512() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 #if defined(__linux__)
 // The tile registers' state is large, and Linux gives it to a process that has asked for it.

@@ -45,7 +45,7 @@ ENGINE_INLINE int64_t dense_distance(int64_t rows) {
 }
 template <class Packed, int kRows>
 ENGINE_INLINE int64_t packed_distance() {
-  constexpr int kKeptUp = !kIsBytes<Packed> ? 1 : kWideRegisters >= 32 ? 3 : 0;
+  constexpr int kKeptUp = kIsBytes<Packed> && kWideRegisters >= 32 ? 3 : 1;
   if (Packed::kGroupSize != 32 || kRows > kKeptUp || kHasTable<Packed>) return distances().many_rows;
   return kRows == 1 ? distances().one_row : distances().few_rows;
 }

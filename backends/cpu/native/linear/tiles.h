@@ -9,7 +9,9 @@
 // the factors of the minimums, are a row's corrections, one a group.
 #pragma once
 
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "ahead.h"
 #include "q8g32.h"
@@ -24,8 +26,8 @@ namespace ENGINE_ISA {
 // registers, too, and a group stores nothing (each store costs as much as a product on Zen 4), but weights that come from memory
 // stream best in one pass. Fewer registers have no room for float sums.
 constexpr int kTileRows = kRegisterBytes >= 32 ? 6 : kWideRegisters >= 8 ? 4 : 2;
-constexpr int kPanelsAtOnce = kWideRegisters >= 32 ? 4 : 1;
-constexpr int kPassPanels = kWideRegisters >= 32 ? 2 : 4;  // with many rows
+constexpr int kPassPanels = kWideRegisters >= 32 ? 2 : 4;  // in a pass with many rows,
+constexpr int kTilePanels = kWideRegisters >= 32 ? 2 : 1;  // of which so many at a time
 
 // How many panels of a dense strip are summed at a time for so many rows: each pass over its weights reads whole lines.
 template <int kRows, int kPanels = 4>
@@ -36,12 +38,27 @@ constexpr int dense_panels() {
     return dense_panels<kRows, kPanels / 2>();
 }
 
+// How many registers a sum takes beside those of so many rows.
+template <class Source, int kRows>
+constexpr int kSumsTake = kSumRegisters<Source::kMost, Source::kGroupSize / 4, multiplies_words<Source::kMost>(kRows)>;
+
+// How many panels one pass over packed weights sums at a time for so many rows: with fewer than all of them it reads a part of what
+// lies together in memory, and comes back for the others.
+template <class Packed, int kRows, int kPanels = 4>
+constexpr int panels_at_once() {
+  if constexpr (kPanels == 1 || kWideRegisters >= 32 ||
+                kRows * kPanels * kPartsOf<i32x16> * kSumsTake<Packed, kRows> <= kRegisterCount / 2)
+    return kPanels;
+  else
+    return panels_at_once<Packed, kRows, kPanels / 2>();
+}
+
 // How many of a panel's registers are summed at a time for so many rows: all of them, or as many as have room for their sums
 // beside the weights, an activation and a product.
 template <class Source, int kRows, int kParts = kPartsOf<i32x16>>
 constexpr int parts_at_once() {
-  constexpr int kSums = kRows * kSumRegisters<Source::kMost, Source::kGroupSize / 4>;
-  constexpr int kWeights = sizeof(ByteStep<Source::kMost>) / kRegisterBytes;
+  constexpr int kSums = kRows * kSumsTake<Source, kRows>;
+  constexpr int kWeights = kStepRegisters<Source::kMost>;
   if constexpr (kParts == 1 || kParts * (kSums + kWeights) + 2 <= kRegisterCount)
     return kParts;
   else
@@ -132,27 +149,49 @@ void factor_rows(const uint8_t* const* q8g32, int64_t depth, int64_t first, int6
     }
 }
 
-// dots [row][panel][part] += the source's products with the rows, for all steps of a group from kStep on.
+template <class Row, int kStep, int... kRows>
+ENGINE_INLINE std::array<Row, sizeof...(kRows)> each_row(const int8_t* const* q, std::integer_sequence<int, kRows...>) {
+  return {Row(splat_step(q[kRows] + 4 * kStep))...};
+}
+
+// dots [row][panel][part] += the source's products with the rows, for all steps of a group from kStep on. What there is less of
+// stays in registers: a step of the rows, or of the weights.
 template <int kStep, int kPart0, class Source, class Ahead, class Sum, int kRows, int kPanels, int kParts>
 ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const Ahead& ahead, const int8_t* const* q,
                              Sum (&dots)[kRows][kPanels][kParts]) {
   if constexpr (kStep < Source::kGroupSize / 4) {
     if constexpr (kPart0 == 0) ahead.template ask<kStep, Source::kGroupSize / 4>();
-    ByteStep<Source::kMost> w[kPanels][kParts];
+    constexpr bool kWords = multiplies_words<Source::kMost>(kRows);
+    using Weights = ByteStep<Source::kMost, kWords>;
+    using Row = RowStep<Source::kMost, kWords>;
+    if constexpr (kRows < kPanels * kParts && kWideRegisters < 32) {
+      const auto a = each_row<Row, kStep>(q, std::make_integer_sequence<int, kRows>());
 #pragma GCC unroll 8
-    for (int p = 0; p < kPanels; ++p) {
-      const u32x16 bytes = source.template weights<kStep>(group, panel0 + p);
-      each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
-        w[p][i] = ByteStep<Source::kMost>(part_of<kPart0 + i>(bytes));
-      });
-    }
+      for (int p = 0; p < kPanels; ++p) {
+        const u32x16 bytes = source.template weights<kStep>(group, panel0 + p);
+        each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
+          const Weights w(part_of<kPart0 + i>(bytes));
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const i32_part a = splat_step(q[r] + 4 * kStep);
+          for (int r = 0; r < kRows; ++r) dots[r][p][i].template add<kStep>(w, a[r]);
+        });
+      }
+    } else {
+      Weights w[kPanels][kParts];
 #pragma GCC unroll 8
-      for (int p = 0; p < kPanels; ++p)
+      for (int p = 0; p < kPanels; ++p) {
+        const u32x16 bytes = source.template weights<kStep>(group, panel0 + p);
+        each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
+          w[p][i] = Weights(part_of<kPart0 + i>(bytes));
+        });
+      }
 #pragma GCC unroll 8
-        for (int i = 0; i < kParts; ++i) dots[r][p][i].template add<kStep>(w[p][i], a);
+      for (int r = 0; r < kRows; ++r) {
+        const Row a(splat_step(q[r] + 4 * kStep));
+#pragma GCC unroll 8
+        for (int p = 0; p < kPanels; ++p)
+#pragma GCC unroll 8
+          for (int i = 0; i < kParts; ++i) dots[r][p][i].template add<kStep>(w[p][i], a);
+      }
     }
     dot_steps<kStep + 1, kPart0>(source, group, panel0, ahead, q, dots);
   }
@@ -187,7 +226,7 @@ struct QuantizedRows {
 template <int kFirst, int kRows, int kPanels, int kPart0, int kParts, class Source, class Ahead, int kAll, int kWidth>
 ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, int at, const Ahead& ahead,
                                    const QuantizedRows<kAll>& rows, FloatSums<kAll, kWidth>& sums) {
-  ByteSum<Source::kMost, Source::kGroupSize / 4> dots[kRows][kPanels][kParts];
+  ByteSum<Source::kMost, Source::kGroupSize / 4, multiplies_words<Source::kMost>(kRows)> dots[kRows][kPanels][kParts];
   const int8_t* q[kRows];
   const RowFactors* const factors = rows.factors + group * rows.pitch + kFirst;
   const auto start = [&](int r) __attribute__((always_inline)) {
@@ -240,7 +279,8 @@ ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at
 template <class Packed, int kRows>
 void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* const* all, const RowFactors* factors, float* acc) {
   constexpr int kFirst = kRows <= kTileRows ? kRows : (kRows + 1) / 2, kGroups = Packed::kUnit / Packed::kGroupSize;
-  constexpr int kReadBytes = Packed::kUnitBytes / kGroups * kPanelsAtOnce / 4;  // by one add_group
+  constexpr int kPanels = panels_at_once<Packed, kRows>();
+  constexpr int kReadBytes = Packed::kUnitBytes / kGroups * kPanels / 4;  // by one add_group
   const int64_t distance = packed_distance<Packed, kRows>();
   FloatSums<kRows, 4> sums(acc, true);
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
@@ -250,11 +290,11 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
     for (int group = 0; group < kGroups; ++group) {
       sums.next_group();
 #pragma GCC unroll 4
-      for (int panel = 0; panel < 4; panel += kPanelsAtOnce, ahead += kReadBytes) {
+      for (int panel = 0; panel < 4; panel += kPanels, ahead += kReadBytes) {
         const LinesAhead<(kReadBytes + 63) / 64> lines{ahead};
-        add_group<0, kFirst, kPanelsAtOnce>(unit, group, panel, panel, lines, rows, sums);
+        add_group<0, kFirst, kPanels>(unit, group, panel, panel, lines, rows, sums);
         if constexpr (kFirst < kRows)
-          add_group<kFirst, kRows - kFirst, kPanelsAtOnce>(unit, group, panel, panel, NoneAhead{}, rows, sums);
+          add_group<kFirst, kRows - kFirst, kPanels>(unit, group, panel, panel, NoneAhead{}, rows, sums);
       }
     }
   }
@@ -267,7 +307,6 @@ void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* c
                 const RowFactors* factors, int64_t pitch, StreamAhead ahead, float* acc) {
   const auto rows = QuantizedRows<kRows>::template at<Source::kGroupSize>(all, depth, k0, factors, pitch);
   const int groups = static_cast<int>(size / Source::kGroupSize);
-  constexpr int kPanels = kPassPanels < kPanelsAtOnce ? kPassPanels : kPanelsAtOnce;
 #pragma GCC unroll 1
   for (int panel0 = 0; panel0 < 4; panel0 += kPassPanels) {
     FloatSums<kRows, kPassPanels> sums(acc + 16 * panel0, k0 == 0);
@@ -275,8 +314,8 @@ void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* c
       ahead.next();
       sums.next_group();
 #pragma GCC unroll 4
-      for (int p = 0; p < kPassPanels; p += kPanels)
-        add_group<0, kRows, kPanels>(source, group, panel0 + p, p, NoneAhead{}, rows, sums);
+      for (int p = 0; p < kPassPanels; p += kTilePanels)
+        add_group<0, kRows, kTilePanels>(source, group, panel0 + p, p, NoneAhead{}, rows, sums);
     }
     sums.leave();
   }
