@@ -344,6 +344,25 @@ def test_chat_is_the_rendered_prompt_with_its_tokens_parsed(chatty):
     assert len(both[1].prompt_token_ids) > len(ids)
 
 
+def test_an_async_chat_is_the_same(chatty):
+    async def main():
+        llm = AsyncLLM(chatty.engine)
+        assert llm.default_sampling_params == chatty.default_sampling_params
+        assert llm.render(hello, extra="bot:") == "<s>user: Once upon a time\nbot:"
+        for other in ([hello, hello], [], "Once"):
+            with pytest.raises(RequestError, match="conversation"):
+                await anext(llm.chat(other, greedy()))
+        with pytest.raises(RequestError, match="does not read tools"):
+            await anext(llm.chat(hello, greedy(), tools=[{}]))
+        return [out async for out in llm.chat(hello, greedy(), "mine", extra="bot:")]
+
+    hello = [{"role": "user", "content": "Once upon a time"}]
+    outs, (alone,) = asyncio.run(main()), chatty.chat(hello, greedy(), extra="bot:")
+    assert {out.request_id for out in outs} == {"mine"} and outs[-1].finished
+    assert (outs[-1].prompt, outs[-1].prompt_token_ids) == (alone.prompt, alone.prompt_token_ids)
+    assert outs[-1].outputs == alone.outputs
+
+
 def test_chat_without_a_template(open_llm):
     with pytest.raises(RequestError, match="no chat template; use generate"):
         open_llm("reference").chat([{"role": "user", "content": "Hello"}])

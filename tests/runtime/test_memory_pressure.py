@@ -9,7 +9,7 @@ import tiny_models
 from memory_limit import limited_memory
 
 from engine import LLM, SamplingParams
-from engine.errors import ConfigError, KVCacheError
+from engine.errors import ConfigError, EngineError, KVCacheError, SchedulerError
 from engine.kv import find_allocator, find_predictor
 from engine.program.execute import swap_refusal
 
@@ -139,7 +139,7 @@ def test_a_device_without_block_access_cannot_swap(model, cpu, monkeypatch):
         assert swap_refusal(llm.loaded.device, llm.loaded.plan) is None, "its states go through the host with every op"
 
 
-def test_settings_are_checked(llama):
+def test_settings_are_checked(llama, tmp_path):
     with pytest.raises(ConfigError, match="no preemption 'never'; choose one of recompute, swap"):
         LLM(llama, preemption="never")
     for space in (0.0, -1.0, float("nan")):
@@ -147,6 +147,14 @@ def test_settings_are_checked(llama):
             LLM(llama, preemption="swap", swap_space=space)
     with pytest.raises(KVCacheError, match="there is no KV allocator 'slab'; known are: contiguous, paged, virtual"):
         LLM(llama, kv_allocator="slab")
+    with pytest.raises(SchedulerError, match="there is no scheduling policy 'first'; known are: fcfs, priority"):
+        LLM(llama, policy="first")
+    for wrong in ({"policy": "first"}, {"kv_allocator": "slab"}):
+        with pytest.raises(EngineError, match="known are"):  # before it is seen that there is no model
+            LLM(tmp_path, **wrong)
+    for nowhere in (tmp_path / "none", "owner/none"):
+        with pytest.raises(ConfigError, match="block size is 3"):
+            LLM(nowhere, block_size=3)
     with pytest.raises(KVCacheError, match="there is no length predictor 'oracle'; known are: histogram"):
         LLM(llama, length_predictor="oracle")
 

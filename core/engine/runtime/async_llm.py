@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..formats.tokenizer import Tokenizer
 from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
+from .conversations import Message, conversations, render
 from .core import Health
 from .engine import Engine, Params, check_kind
 from .load import Progress, load
@@ -38,12 +40,17 @@ class AsyncLLM:
     @classmethod
     async def load(cls, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> AsyncLLM:
         """Load without blocking the event loop."""
-        path = await asyncio.to_thread(located, model, progress)
-        config = EngineConfig(model=path, **settings)
+        config = EngineConfig(model=Path(), **settings)  # refused before anything is downloaded
+        config = replace(config, model=await asyncio.to_thread(located, model, progress))
         return cls(Engine(await asyncio.to_thread(load, config, progress)))
 
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.tokenizer
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend, over the defaults."""
+        return self.engine.default_sampling_params
 
     async def generate(
         self,
@@ -61,6 +68,29 @@ class AsyncLLM:
         async with aclosing(prepared.outputs()) as outputs:
             async for output in outputs:
                 yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        stream: bool = True,
+        **template: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """``generate`` for a conversation, through the model's chat template."""
+        check_kind(sampling_params, SamplingParams)
+        if conversations(messages)[0] is not messages:
+            raise RequestError("chat takes one conversation here; make a task for each of several.")
+        text = await asyncio.to_thread(self.render, messages, **template)
+        prepared = await self.prepare(text, sampling_params, request_id, priority, stream, add_special=False)
+        async with aclosing(prepared.outputs()) as outputs:
+            async for output in outputs:
+                yield output
+
+    def render(self, messages: Sequence[Message], **template: Any) -> str:
+        """As ``LLM.render``."""
+        return render(self.engine.loaded, messages, template)
 
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, priority: int = 0
@@ -117,16 +147,17 @@ class AsyncLLM:
         salt: bytes = b"",
         threads: Executor | None = None,
         gate: asyncio.Semaphore | None = None,
+        add_special: bool = True,
     ) -> Prepared:
         """A request whose prompt is tokenized and whose parameters are checked, on one of ``threads``; ``outputs`` admits
-        it. Requests of different ``salt`` share no cached prefix. ``gate``: held while it is in the engine. Raises
-        RequestError."""
+        it. ``add_special`` as in ``Engine.encode``. Requests of different ``salt`` share no cached prefix. ``gate``: held
+        while it is in the engine. Raises RequestError."""
         latest = _Latest()
         given = plain(prompt)
 
         def make() -> Request:
             text = given if isinstance(given, str) else None
-            ids = self.engine.encode(given)
+            ids = self.engine.encode(given, add_special)
             return self.engine.request(text, ids, params, latest.put, request_id, priority, stream, salt)
 
         made = await asyncio.get_running_loop().run_in_executor(threads, make)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from ..errors import AdmissionError, EngineStoppedError, FormatError, RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
@@ -56,6 +57,12 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; TokenizerError if the checkpoint has none."""
         return self.loaded.checkpoint.tokenizer()
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """Those of requests that give none: what the model's makers recommend, over the defaults."""
+        recommended: dict[str, Any] = {**self.loaded.checkpoint.sampling}
+        return SamplingParams(**recommended)
 
     def encode(self, prompt: str | tuple[int, ...], add_special: bool = True) -> tuple[int, ...]:
         """Stage 1: a text, in which control tokens are read, with what the tokenizer puts around it unless a template has made

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from ..formats.tokenizer import Tokenizer
 from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
 from .config import EngineConfig
+from .conversations import Message, conversations, render
 from .engine import Engine, Params, check_kind
 from .load import Loaded, Progress, load
 from .outputs import RequestOutput
@@ -23,7 +25,6 @@ from .pooling import PoolingParams, stacked
 from .prompt import Prompt, listed, of_each, plain
 from .request import Request
 
-Message = Mapping[str, Any]
 _READING_S = 0.1  # between two looks at how far a prompt has been read
 P = TypeVar("P", SamplingParams, BeamSearchParams)
 
@@ -33,7 +34,8 @@ class LLM:
     it in a ``with`` statement, or call ``close``."""
 
     def __init__(self, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> None:
-        self.engine = Engine(load(EngineConfig(model=located(model, progress), **settings), progress))
+        config = EngineConfig(model=Path(), **settings)  # refused before anything is downloaded
+        self.engine = Engine(load(replace(config, model=located(model, progress)), progress))
 
     @property
     def loaded(self) -> Loaded:
@@ -45,8 +47,7 @@ class LLM:
     @property
     def default_sampling_params(self) -> SamplingParams:
         """Those of requests that give none: what the model's makers recommend, over the defaults."""
-        recommended: dict[str, Any] = {**self.loaded.checkpoint.sampling}
-        return SamplingParams(**recommended)
+        return self.engine.default_sampling_params
 
     def generate(
         self,
@@ -83,8 +84,7 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        several: Any = _conversations(messages)
-        texts = of_each(partial(self.render, **template), several)
+        texts = of_each(partial(self.render, **template), conversations(messages))
         encoded = of_each(partial(self.engine.encode, add_special=False), texts)
         return self._run(
             texts, encoded, _params(sampling_params, self.default_sampling_params, len(texts)), on_output, None
@@ -108,17 +108,7 @@ class LLM:
 
     def render(self, messages: Sequence[Message], **template: Any) -> str:
         """The prompt that the model's chat template makes of a conversation. RequestError for what it would not read."""
-        found = self.loaded.checkpoint.chat_template()
-        if found is None:
-            raise RequestError(
-                f"{self.loaded.config.model} has no chat template; use generate with a prompt of your own."
-            )
-        for name, value in template.items():
-            if value is not None and name != "add_generation_prompt" and not found.reads(name):
-                raise RequestError(
-                    f"The chat template of {self.loaded.config.model} does not read {name}; leave it out."
-                )
-        return found.render([_message(each) for each in messages], **template)
+        return render(self.loaded, messages, template)
 
     def stream(
         self,
@@ -207,28 +197,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _conversations(messages: Any) -> list[Any]:
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise RequestError(f"A conversation is a list of messages, and not {messages!r}.")
-    several = [messages] if isinstance(messages[0], Mapping) else list(messages)
-    if not all(isinstance(each, Sequence) and not isinstance(each, str) for each in several):
-        raise RequestError("A conversation is a list of messages; give one of these, or a list of several.")
-    return several
-
-
-def _message(given: Any) -> Message:
-    """With its content as one text: OpenAI's may be a list of parts."""
-    if not isinstance(given, Mapping):
-        raise RequestError(f"A message is a mapping with a role and a content, and not {given!r}.")
-    content = given.get("content")
-    if not isinstance(content, list):
-        return given
-    parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
-    if not all(isinstance(part, str) for part in parts):
-        raise RequestError("The content of a message has parts that are no text; models see text alone.")
-    return {**given, "content": "".join(map(str, parts))}
 
 
 def _tell(reading: Callable[[int, int], None], request: Request) -> None:

@@ -36,7 +36,7 @@ from ..program.shard import shard
 from ..program.virtual import address_blocks, page_blocks
 from ..program.weights import stored_bytes
 from ..sampling.beam import MAX_CANDIDATES
-from ..scheduler import Scheduler, SchedulerConfig
+from ..scheduler import Scheduler, SchedulerConfig, check_policy
 from .config import USUAL_POOL_TOKENS, EngineConfig
 from .ranks import Ranks
 
@@ -125,6 +125,9 @@ class Loaded:
 def load(config: EngineConfig, progress: Progress | None = None, group: Group | None = None) -> Loaded:
     """Open, build, shard, fuse, place, pack, plan. ``group``: the rank that this is of several, which must all load the
     same; its collectives are joined here. Raises an EngineError that says what is wrong."""
+    # what is not there is told before a large file is read
+    find_allocator(config.kv_allocator)
+    check_policy(config.policy)
     checkpoint = open_checkpoint(config.model)
     model = load_model(checkpoint, config.max_model_len)
     devices = _open_devices(config, 0 if group is None else group.rank)

@@ -1,6 +1,6 @@
 """Scheduling: which tokens of which sequences the next step computes. Integers only; nothing here knows a device."""
 
-from .config import SchedulerConfig, SchedulerStats
+from .config import SchedulerConfig, SchedulerStats, check_policy
 from .policy import POLICIES, Policy
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
@@ -19,4 +19,5 @@ __all__ = [
     "SequenceStatus",
     "Swap",
     "Update",
+    "check_policy",
 ]

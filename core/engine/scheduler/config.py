@@ -30,14 +30,17 @@ class SchedulerConfig:
                 raise SchedulerError(f"{name} is {value}; it must be at least 1")
         if self.rows < self.max_sequences:
             raise SchedulerError(f"max_rows is {self.rows}; it must be at least max_sequences, {self.max_sequences}")
-        if self.policy not in POLICIES:
-            raise SchedulerError(
-                f"there is no scheduling policy {self.policy!r}; known are: {', '.join(sorted(POLICIES))}"
-            )
+        check_policy(self.policy)
 
     @property
     def rows(self) -> int:
         return self.max_sequences if self.max_rows is None else self.max_rows
+
+
+def check_policy(name: str) -> None:
+    """SchedulerError where there is no such policy."""
+    if name not in POLICIES:
+        raise SchedulerError(f"there is no scheduling policy {name!r}; known are: {', '.join(sorted(POLICIES))}")
 
 
 @dataclass(frozen=True)
