@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from one_kernel import DOT_ISAS, native, run_kernel
+from one_kernel import DOT_ISAS, NATIVE_ISAS, POOLS, native, run_kernel
 from weight_cases import (
     DENSE,
     FORMATS,
@@ -209,6 +209,22 @@ def test_non_finite_rows_stay_so_and_alone(rng, isa, bad):
             "linear", {"T": 12}, [packed, plain, None], [((12, 70), np.float32)], weights=[weight.packed], isa=isa
         )
         assert np.isfinite(np.delete(y, 3, 0)).all() and not np.isfinite(y[3]).any(), name
+
+
+@pytest.mark.parametrize("isa", NATIVE_ISAS)
+def test_bf16_is_multiplied_by_the_instruction_for_it(isa):
+    """vdpbf16ps alone takes subnormal numbers for 0, so that a variant built without it would show."""
+    x, y = np.full((1, 64), 0x7000, np.uint16), np.full((1, 64), np.nan, np.float32)  # 2 ** 97
+    packed = alloc("BF16", 64, 64)
+    native.pack_into(packed, np.full((64, 64), 0x0040, "<u2").view(np.uint8))  # 2 ** -127
+    dims = [1] + [0] * (len(native.DIMS) - 1)
+    segment = native.Segment(POOLS[1], dims, 1, isa=isa)
+    segment.value(0, x.nbytes, "1")
+    segment.value(1, y.nbytes, "1")
+    segment.add("linear", [-1, 0, -1], [1], [packed])
+    segment.finish([0], [1])
+    segment.run(dims, [x], [y])
+    assert np.all(y == (0.0 if isa in ("amx", "avx512") else 64 * 2.0**-30))
 
 
 @pytest.mark.parametrize("isa", DOT_ISAS)

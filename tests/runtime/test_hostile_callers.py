@@ -104,7 +104,7 @@ def test_leaving_many_requests_takes_no_step_each(llm):
 
 
 def test_thousands_of_prompts_are_admitted_at_once(llm):
-    """With a look at all others for each, eight times as many took sixty times as long."""
+    """32 times as many take some 45 times as long; with a look at all others for each it is far more than 120."""
 
     def seconds(count: int) -> float:
         prompts = [[1, 5 + n % 300] for n in range(count)]
@@ -115,8 +115,8 @@ def test_thousands_of_prompts_are_admitted_at_once(llm):
         llm.engine.abort(*(request.request_id for request in requests))
         return taken
 
-    few = min(seconds(500) for _ in range(3))
-    assert min(seconds(4000) for _ in range(3)) < 28 * few
+    few = min(seconds(250) for _ in range(5))
+    assert min(seconds(8000) for _ in range(3)) < 120 * few
 
 
 class Leaving:

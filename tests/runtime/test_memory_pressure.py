@@ -149,7 +149,7 @@ def test_settings_are_checked(llama, tmp_path):
         LLM(llama, kv_allocator="slab")
     with pytest.raises(SchedulerError, match="there is no scheduling policy 'first'; known are: fcfs, priority"):
         LLM(llama, policy="first")
-    for wrong in ({"policy": "first"}, {"kv_allocator": "slab"}):
+    for wrong in ({"policy": "first"}, {"kv_allocator": "slab"}, {"length_predictor": "oracle"}):
         with pytest.raises(EngineError, match="known are"):  # before it is seen that there is no model
             LLM(tmp_path, **wrong)
     for nowhere in (tmp_path / "none", "owner/none"):

@@ -127,6 +127,7 @@ def load(config: EngineConfig, progress: Progress | None = None, group: Group | 
     same; its collectives are joined here. Raises an EngineError that says what is wrong."""
     # what is not there is told before a large file is read
     find_allocator(config.kv_allocator)
+    find_predictor(config.length_predictor)
     check_policy(config.policy)
     checkpoint = open_checkpoint(config.model)
     model = load_model(checkpoint, config.max_model_len)

@@ -154,8 +154,8 @@ ENGINE_INLINE std::array<Row, sizeof...(kRows)> each_row(const int8_t* const* q,
   return {Row(splat_step(q[kRows] + 4 * kStep))...};
 }
 
-// dots [row][panel][part] += the source's products with the rows, for all steps of a group from kStep on. What there is less of
-// stays in registers: a step of the rows, or of the weights.
+// dots [row][panel][part] += the source's products with the rows, for all steps of a group from kStep on. Where registers
+// are few, what there is less of stays in them: a step of the rows, or of the weights.
 template <int kStep, int kPart0, class Source, class Ahead, class Sum, int kRows, int kPanels, int kParts>
 ENGINE_INLINE void dot_steps(const Source& source, int group, int panel0, const Ahead& ahead, const int8_t* const* q,
                              Sum (&dots)[kRows][kPanels][kParts]) {
