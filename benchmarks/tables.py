@@ -234,6 +234,19 @@ def profile() -> str:
     return "\n".join([*lines, "", f"{result['model']}, {result['threads']} threads; {origin(result)}"])
 
 
+def variants(name: str) -> str:
+    """Rates of each variant of the CPU's kernels, and how many times those of AVX2 they are."""
+    result = load(name)
+    isas = result["variants"]
+    lines = [f"| model | work | {', tok/s | '.join(isas)}, tok/s |", "|---|---" + "|---" * len(isas) + "|"]
+    for case in result["cases"]:
+        cells = [case["model"], case["what"]]
+        cells += [f"{case['rates'][isa]:.1f} ({case['ratios'][isa]:.2f})" for isa in isas]
+        lines.append("| " + " | ".join(cells) + " |")
+    how = f"{result['threads']} threads, medians of {result['rounds']} rounds in turn; in brackets times avx2's rate."
+    return "\n".join([*lines, "", f"{how} {origin(result)}"])
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "cpu-peers": partial(peers, "cpu-peers"),
@@ -246,6 +259,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "step-profile": profile,
         "cpu-peers-zen4": partial(peers, "cpu-peers-zen4"),
         "cpu-peers-formats-zen4": partial(peers, "cpu-peers-formats-zen4"),
+        "cpu-variants-zen4": partial(variants, "cpu-variants-zen4"),
         "cpu-peers-amx": partial(peers, "cpu-peers-amx"),
         "cpu-peers-avx2": partial(peers, "cpu-peers-avx2"),
         "opencl-peers": partial(peers, "opencl-peers"),
