@@ -54,7 +54,14 @@ def test_refuses_in_one_line(refusal, llama, tmp_path, text):
     assert "Q4_K_M" in refusal("quantize", llama, out, "--type", "Q7")
     assert "--type" in refusal("quantize", llama, out)
     assert "no folder" in refusal("quantize", llama, tmp_path / "none" / "out.gguf", "-t", "Q8_0")
-    assert "importance matrix" in refusal("quantize", llama, out, "-t", "NF4", "--imatrix", text)
+    for kind, idle in (
+        ("NF4", ("--imatrix", text)),
+        ("INT8", ("--threads", 2)),
+        ("INT8", ("--double-quant",)),
+        ("Q8_0", ("--double-quant",)),
+        ("Q8_0", ("--shard-size", 5)),
+    ):
+        assert f"{idle[0]} is nothing for {kind}" in refusal("quantize", llama, out, "-t", kind, *idle)
     assert "not a valid GGUF" in refusal("quantize", llama, out, "-t", "Q8_0", "--imatrix", text)
     assert "cannot be read" in refusal("perplexity", llama, tmp_path / "none")
     assert "2 to 256" in refusal("perplexity", llama, text, "--context", 1000)

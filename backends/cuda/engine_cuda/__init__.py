@@ -30,14 +30,12 @@ def _probe() -> Probe:
 def _driver_found() -> bool:
     import ctypes
 
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        try:
-            count, driver = ctypes.c_int(), ctypes.CDLL(name)
-        except OSError:
-            continue
-        # Without a GPU cuInit fails, and a driver that counts none is no use either.
-        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-    return False
+    try:
+        count, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    # Without a GPU cuInit fails, and a driver that counts none is no use either.
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 def _open(index: int, options: Mapping[str, Any]) -> Device:

@@ -66,10 +66,7 @@ def _mapped(shape: tuple[int, ...], dtype: str, further_flags: int, advice: str)
     tag = HOST_DTYPES[dtype]
     size = max(prod(shape) * tag.itemsize, 1)
     try:
-        if hasattr(mmap, "MAP_PRIVATE"):
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | further_flags)
-        else:  # Windows
-            memory = mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | further_flags)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no {size} bytes of addresses are free: {error}") from error
     if hasattr(mmap, advice):

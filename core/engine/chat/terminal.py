@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -157,11 +158,6 @@ class Typed:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        if sys.platform == "win32":
-            yield
-            return
-        import termios
-
         self._cooked = termios.tcgetattr(sys.stdin.fileno())
         quiet = [*self._cooked]
         quiet[0] &= ~termios.ICRNL  # Enter stays Enter, for the prompt that reads it later
@@ -173,11 +169,9 @@ class Typed:
 @contextmanager
 def _modes(modes: list[Any] | None) -> Iterator[None]:
     """The terminal in these modes; as it is with None."""
-    if modes is None or sys.platform == "win32":
+    if modes is None:
         yield
         return
-    import termios
-
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     termios.tcsetattr(number, termios.TCSADRAIN, modes)

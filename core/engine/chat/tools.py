@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -155,7 +154,6 @@ def _shell(command: str, arguments: Mapping[str, Any], timeout: float) -> str:
     """What a command writes, its exit status if that is not 0. The arguments are variables of its environment, so that
     none can become part of the command."""
     given = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
-    own_session = sys.platform != "win32"  # Ctrl-C and the timeout reach what the command has started, too
     with subprocess.Popen(
         command,
         shell=True,
@@ -163,23 +161,20 @@ def _shell(command: str, arguments: Mapping[str, Any], timeout: float) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=own_session,
+        start_new_session=True,  # Ctrl-C and the timeout reach what the command has started, too
     ) as process:
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired as error:
-            _kill(process, own_session)
+            _kill(process)
             raise TimeoutError(f"it took longer than {timeout:g} s") from error
         except BaseException:
-            _kill(process, own_session)
+            _kill(process)
             raise
     text = out.decode("utf-8", errors="replace")
     return text if process.returncode == 0 else f"{text}\n[exit status {process.returncode}]"
 
 
-def _kill(process: subprocess.Popen[bytes], group: bool) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
-        if group:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
+        os.killpg(process.pid, signal.SIGKILL)

@@ -64,7 +64,7 @@ def _packages() -> dict[str, str]:
 def _told(name: str) -> bool:
     """Whether a variable changes what the engine does; keys are nobody's business."""
     ours = name.startswith(("ENGINE_", "HF_", "CUDA_VISIBLE", "HIP_VISIBLE", "OMP_NUM_THREADS", "TRITON_"))
-    return ours and not any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASSWORD"))
+    return ours and not name.endswith(("TOKEN", "KEY", "KEYS", "SECRET", "PASSWORD"))
 
 
 def describe_device(device: Device) -> dict[str, Any]:

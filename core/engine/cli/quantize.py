@@ -30,8 +30,10 @@ def quantize(
         Path | None, typer.Option(metavar="FILE", help="Weigh errors by this importance matrix (engine imatrix).")
     ] = None,
     double_quant: Annotated[bool, typer.Option("--double-quant", help="NF4: keep the scales in 8 bits, too.")] = False,
-    shard_size: Annotated[float, typer.Option(min=0.001, help="NF4 and INT8: most GB of a safetensors file.")] = 5.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads; all cores if not given.")] = None,
+    shard_size: Annotated[
+        float | None, typer.Option(min=0.001, help="NF4 and INT8: most GB of a safetensors file; 5 if not given.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="GGUF: threads; all cores if not given.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
 ) -> None:
     """Write a model with fewer bits a weight.
@@ -48,18 +50,40 @@ def quantize(
     from engine.formats import open_checkpoint
 
     wanted = type_name.upper()
+    _refuse_idle(wanted, imatrix, double_quant, shard_size, threads)
     path = find_model(model)
     start = time.monotonic()
     with Wait("Quantizing") as wait:
         checkpoint = open_checkpoint(path)
-        if wanted in ("NF4", "INT8"):
-            result = _to_folder(checkpoint, output, wanted, double_quant, shard_size, force, imatrix, wait)
+        if wanted in _FOLDERS:
+            size = _SHARD_GB if shard_size is None else shard_size
+            result = _to_folder(checkpoint, output, wanted, double_quant, size, force, wait)
         else:
             result = _to_gguf(checkpoint, output, wanted, imatrix, threads, force, wait)
     for notice in result.notices:
         note(notice)
     sizes = f"{result.before / 1e6:.1f} MB of weights became {result.after / 1e6:.1f} MB"
     print(f"{output}: {sizes} in {time.monotonic() - start:.1f} s")
+
+
+_FOLDERS = ("NF4", "INT8")
+_SHARD_GB = 5.0
+
+
+def _refuse_idle(
+    type_name: str, imatrix: Path | None, double_quant: bool, shard_size: float | None, threads: int | None
+) -> None:
+    """Options that would change nothing."""
+    folder = type_name in _FOLDERS
+    idle = {
+        "--imatrix": folder and imatrix is not None,
+        "--threads": folder and threads is not None,
+        "--shard-size": not folder and shard_size is not None,
+        "--double-quant": type_name != "NF4" and double_quant,
+    }
+    for option, given in idle.items():
+        if given:
+            raise UsageError(f"{option} is nothing for {type_name}; leave it out.")
 
 
 def _to_gguf(
@@ -87,12 +111,9 @@ def _to_folder(
     nested: bool,
     shard_size: float,
     force: bool,
-    imatrix: Path | None,
     wait: Wait,
 ) -> Result:
     from engine.quantize.to_folder import quantize_to_folder
 
-    if imatrix is not None:
-        raise UsageError(f"{type_name} takes no importance matrix; leave --imatrix out.")
     kind: Literal["NF4", "INT8"] = "NF4" if type_name == "NF4" else "INT8"
     return quantize_to_folder(checkpoint, out, kind, nested, int(shard_size * 1e9), force, wait.update)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -124,12 +124,9 @@ def listen(options: ServeOptions) -> socket.socket:
 
 def raise_file_limit() -> None:
     """As many open files, and so connections, as the system lets this process have."""
-    if sys.platform != "win32":
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with suppress(ValueError, OSError):  # macOS says more than it gives
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS says more than it gives
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def serve(models: Mapping[str, EngineConfig], options: ServeOptions, keys: Keys, note: Callable[[str], None]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from safetensors.numpy import save_file
 
 from ..backend.v1 import Array
+from ..formats.safetensors_writer import StoredTensor, header
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -172,7 +172,9 @@ def write_checkpoint(kind: str, folder: Path, rng: np.random.Generator) -> Path:
     config, shapes = KINDS[kind]()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**_COMMON, **config}))
-    save_file({name: _random(name, shape, rng) for name, shape in shapes.items()}, folder / "model.safetensors")
+    stored = [StoredTensor(name, "F32", shape) for name, shape in shapes.items()]
+    values = (_random(name, shape, rng).astype("<f4").tobytes() for name, shape in shapes.items())
+    (folder / "model.safetensors").write_bytes(header(stored) + b"".join(values))
     (folder / "tokenizer.json").write_text(_tokenizer())
     return folder
 
