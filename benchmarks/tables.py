@@ -28,7 +28,7 @@ def origin(result: dict[str, Any]) -> str:
 
 
 def peers(name: str) -> str:
-    result = load(name)
+    result = load(name) | {"skipped": []}  # which models were not there is said where it is run
     return f"{bars_table(result)} {origin(result)}"
 
 
