@@ -11,6 +11,7 @@ from engine.errors import FormatError
 from engine.formats import pooling, recommended, tokenizer_hf
 from engine.formats.checkpoint import Checkpoint, Tensor
 from engine.formats.jsonfile import read_object
+from engine.formats.language_model import text_config, text_tensors
 from engine.formats.quantized import compose
 from engine.formats.safetensors import read_safetensors
 
@@ -26,18 +27,23 @@ def open_folder(folder: Path) -> Checkpoint:
             f"{folder} has no config.json; give a GGUF file or a folder with config.json and safetensors."
         )
     config = read_object(config_path)
+    text = text_config(config)
+    config = config if text is None else text
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
         raise FormatError(f"{config_path} must name the architecture as a string in model_type.")
     path = folder / "generation_config.json"
     generation = read_object(path) if path.is_file() else {}
     ends = _eos_ids(folder, config, generation)
+    tensors = _read_tensors(folder)
+    if text is not None:
+        tensors = text_tensors(tensors, folder)
     return Checkpoint(
         path=folder,
         kind="hf",
         architecture=architecture,
         metadata=config,
-        tensors=compose(config, _read_tensors(folder), config_path),
+        tensors=compose(config, tensors, config_path),
         eos_ids=ends,
         sampling=recommended.of_generation_config(generation),
         load_tokenizer=partial(tokenizer_hf.build_tokenizer, folder, config, ends),

@@ -136,11 +136,12 @@ def _family(checkpoint: Checkpoint) -> Family:
     name = checkpoint.architecture
     if name == "llama" and checkpoint.kind == "gguf":
         return _named(_llama_of_gguf(checkpoint.metadata))
-    for family in FAMILIES:
-        if name in (family.gguf if checkpoint.kind == "gguf" else family.hf):
+    known = [(each, family) for family in FAMILIES for each in (family.gguf if checkpoint.kind == "gguf" else family.hf)]
+    for each, family in known:
+        if name == each:
             return family
-    known = ", ".join(family.name for family in FAMILIES)
-    raise ModelError(f"The architecture {name!r} of {checkpoint.path} is not supported; supported are: {known}.")
+    names = ", ".join(each for each, _ in known)
+    raise ModelError(f"The architecture {name!r} of {checkpoint.path} is not supported; supported are: {names}.")
 
 
 def _llama_of_gguf(metadata: Mapping[str, Any]) -> str:

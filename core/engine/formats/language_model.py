@@ -1,0 +1,64 @@
+"""Folders of models that take more than text (transformers' Gemma3ForConditionalGeneration and its like): their language model
+alone. Its configuration is the object text_config, its tensors have a prefix of their own, and the towers are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.errors import FormatError
+from engine.formats.checkpoint import Tensor
+
+_TEXT_CONFIG = "text_config"
+# What transformers takes where a text_config leaves it out, as those on the hub do (Gemma3TextConfig, MistralConfig).
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+    "mistral3": {"model_type": "mistral"},
+}
+_KEPT = ("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
+"""Keys of the whole that hold for its language model, too."""
+_PREFIXES = ("language_model.", "model.language_model.")
+_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration of the language model in a model of more than text; None where ``config`` is of text alone."""
+    own, defaults = config.get(_TEXT_CONFIG), _DEFAULTS.get(str(config.get("model_type")))
+    if defaults is None or not isinstance(own, Mapping):
+        return None
+    kept = {key: config[key] for key in _KEPT if config.get(key) is not None}
+    return {**defaults, **own, **kept}
+
+
+def text_tensors(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The language model's tensors by the names that they have where there is nothing else."""
+    found: dict[str, Tensor] = {}
+    for old, tensor in tensors.items():
+        name = _plain(old)
+        if name in found:
+            raise FormatError(f"{folder} holds the tensor {name} under two names; {old} is one of them.")
+        if not old.startswith(_TOWERS):
+            found[name] = replace(tensor, name=name)
+    return found
+
+
+def _plain(name: str) -> str:
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            rest = name.removeprefix(prefix)
+            return rest if prefix == _PREFIXES[0] else f"model.{rest}"
+    return name
