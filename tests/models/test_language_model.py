@@ -25,7 +25,13 @@ SIZES = {
     "max_position_embeddings": 256,
     "sliding_window": 16,
 }
-VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+}
 WITH_TOWERS = {
     "gemma3": (transformers.Gemma3ForConditionalGeneration, transformers.Gemma3Config, {"mm_tokens_per_image": 4}),
     "mistral3": (transformers.Mistral3ForConditionalGeneration, transformers.Mistral3Config, {}),
@@ -38,7 +44,10 @@ def model(request):
     make, configuration, more = WITH_TOWERS[request.param]
     torch.manual_seed(np.random.default_rng().integers(1 << 30).item())
     text = SIZES | {"model_type": _DEFAULTS[request.param]["model_type"]}
-    vision = VISION | {"patch_size": 14, "model_type": "siglip_vision_model" if request.param == "gemma3" else "pixtral"}
+    vision = VISION | {
+        "patch_size": 14,
+        "model_type": "siglip_vision_model" if request.param == "gemma3" else "pixtral",
+    }
     whole = make(configuration(text_config=text, vision_config=vision, **more)).eval()
     with torch.no_grad():
         for parameter in whole.parameters():

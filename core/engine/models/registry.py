@@ -136,7 +136,9 @@ def _family(checkpoint: Checkpoint) -> Family:
     name = checkpoint.architecture
     if name == "llama" and checkpoint.kind == "gguf":
         return _named(_llama_of_gguf(checkpoint.metadata))
-    known = [(each, family) for family in FAMILIES for each in (family.gguf if checkpoint.kind == "gguf" else family.hf)]
+    known = [
+        (each, family) for family in FAMILIES for each in (family.gguf if checkpoint.kind == "gguf" else family.hf)
+    ]
     for each, family in known:
         if name == each:
             return family
