@@ -20,6 +20,7 @@ from engine.errors import EngineError, FormatError, TokenizerError
 from engine.formats import open_checkpoint
 from engine.formats.pretokenizers import PRE_TOKENIZERS
 from engine.formats.tokenizer import Tokenizer
+from engine.formats.tokenizer_gguf import build_tokenizer
 
 from . import subwords
 from .subwords import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED, keys
@@ -355,6 +356,22 @@ def test_sentencepiece_files_that_are_broken(tmp_path: Path, name: str) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(EngineError, match=reason) as caught:
         open_checkpoint(hf_folder(tmp_path)).tokenizer()
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+UNBOUNDED = {
+    "tokens": ([""] * ((1 << 20) + 1), "the vocabulary has 1048577 tokens, where 1048576 are the most"),
+    "characters": (["a" * n for n in range(1, 1025)], r"of 16[78]\d{5} characters and more, where 2097152 of 16777216"),
+    "merges": ([*("a" * n for n in range(1, 5)), *["aaaaa"] * 600_000], "come from 209715[3-6] merges of "),
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_vocabularies_without_bounds(name: str) -> None:
+    """A small file must not take memory without end."""
+    tokens, reason = UNBOUNDED[name]
+    with pytest.raises(TokenizerError, match=reason) as caught:
+        build_tokenizer({"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens})
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 

@@ -186,6 +186,10 @@ _gguf("no merges", lambda g: g.drop("tokenizer.ggml.merges"))
 _gguf("merges of unknown tokens", lambda g: g.key("tokenizer.ggml.merges", "[str]", ["qqqq zzzz"]))
 _gguf("merges without a space", lambda g: g.key("tokenizer.ggml.merges", "[str]", ["ab"]))
 _gguf("a merge that is no UTF-8", lambda g: g.key("tokenizer.ggml.merges", "[str]", [b"a \xff"]))
+_gguf("tokens that come from every pair", lambda g: (
+    g.drop("tokenizer.ggml.token_type").drop("tokenizer.ggml.scores").key("tokenizer.ggml.model", "str", "llama")
+    .key(TOKENS, "[str]", ["a" * n for n in range(1, 1025)])
+))  # fmt: skip
 _gguf("an unknown tokenizer", lambda g: g.key("tokenizer.ggml.model", "str", "abacus"))
 _gguf("no tokenizer", lambda g: g.drop("tokenizer.ggml.model"))
 _gguf("an unknown pre-tokenizer", lambda g: g.key("tokenizer.ggml.pre", "str", "abacus"))

@@ -37,7 +37,10 @@ _END_TEXTS = (
 _PHI3_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
+_MAX_TOKENS = 1 << 20  # the largest vocabularies have a quarter of it
 _MAX_PIECE = 1024  # characters of a SentencePiece token; real ones have a few dozen
+_MAX_MERGES = 1 << 21  # of such tokens; those of 262,144 have some 600,000
+_MAX_MERGED = 1 << 24  # characters in all that such merges make; of the same tokens some 5,000,000
 _MAX_WORD = 100  # characters of a word that WordPiece looks at, as in its authors' code
 
 
@@ -139,6 +142,8 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, dtype: type[np.
 
 def _read_tokens(metadata: Mapping[str, Any]) -> _Tokens:
     texts = _strings(metadata, "tokens")
+    if len(texts) > _MAX_TOKENS:
+        raise TokenizerError(f"the vocabulary has {len(texts)} tokens, where {_MAX_TOKENS} are the most.")
     ids = dict(zip(texts, range(len(texts)), strict=True))
     if "" in ids:
         texts = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
@@ -294,7 +299,8 @@ def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
     A token comes from each pair of tokens that spell it, and tokens merge in the order of their scores.
     """
     pieces = {tokens.texts[token] for token in tokens.of_type(_NORMAL)}
-    merges = []
+    merges: list[tuple[str, str]] = []
+    merged = 0
     for token in np.argsort(-tokens.scores, kind="stable").tolist():
         text = tokens.texts[token]
         if text not in pieces:
@@ -305,6 +311,12 @@ def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
             left = text[:cut]
             if left in pieces and (right := text[cut:]) in pieces:
                 merges.append((left, right))
+                merged += len(text)
+        if len(merges) > _MAX_MERGES or merged > _MAX_MERGED:
+            raise TokenizerError(
+                f"the vocabulary's tokens come from {len(merges)} merges of {merged} characters and more, where {_MAX_MERGES} of"
+                f" {_MAX_MERGED} are the most."
+            )
     return merges
 
 
