@@ -235,6 +235,15 @@ def test_too_many_stop_strings():
         SamplingParams(stop=[f"s{n}" for n in range(2000)])
 
 
+@pytest.mark.parametrize("kind", [SamplingParams, BeamSearchParams])
+def test_stop_strings_that_are_too_long(kind):
+    kind(stop=["a" * 1024] * 8)
+    with pytest.raises(RequestError, match="A stop string has 1025 characters; it must have 1024 of them at most"):
+        kind(stop=["a", "b" * 1025])
+    with pytest.raises(RequestError, match="have 8193 characters; together they must have 8192 at most"):
+        kind(stop=[*["a" * 1024] * 8, "b"])
+
+
 def test_choices_of_any_number_and_kind(llm):
     for choices in ([f"w{n}" for n in range(3000)], ["\x7f"], ["a", "ab"], ["a\nb\"'\\", "[x]*"], ["\U0001f642"]):
         params = SamplingParams(max_tokens=60, structured_outputs=StructuredOutputs(choice=choices))

@@ -7,6 +7,7 @@ no UTF-8, so that a stream of tokens gives the very text that decoding them toge
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -219,6 +220,12 @@ class Detokenizer:
             self._at_start = False
             data = self._tokenizer._stripped(data)
         return self._utf8.decode(data)
+
+    def copy(self) -> Detokenizer:
+        """Another stream, which goes on from here by itself."""
+        other = copy.copy(self)
+        other._utf8 = copy.copy(self._utf8)
+        return other
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for an unfinished character."""

@@ -15,6 +15,8 @@ MAX_LOGPROBS = 32
 MAX_SEED = 2**64
 MAX_BIAS = 1e9
 MAX_STOPS = 1024
+MAX_STOP_CHARACTERS = 1024  # of one, and of all:
+MAX_ALL_STOP_CHARACTERS = 8192
 MIN_TEMPERATURE = 1e-5
 """Below it logits would overflow, and the best token is certain: it counts as 0."""
 
@@ -91,15 +93,27 @@ class SamplingParams:
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.")
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise RequestError(f"structured_outputs is {self.structured_outputs!r}; it must be a StructuredOutputs.")
-        if len(self.stop) > MAX_STOPS:
-            raise RequestError(f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.")
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise RequestError("Every stop string must be a text that is not empty.")
+        self._check_stops()
 
     @property
     def samples(self) -> int:
         """How many continuations are computed."""
         return self.n if self.best_of is None else self.best_of
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise RequestError(f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise RequestError("Every stop string must be a text that is not empty.")
+        lengths = [len(text) for text in self.stop]
+        if max(lengths, default=0) > MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"A stop string has {max(lengths)} characters; it must have {MAX_STOP_CHARACTERS} of them at most."
+            )
+        if sum(lengths) > MAX_ALL_STOP_CHARACTERS:
+            raise RequestError(
+                f"The stop strings have {sum(lengths)} characters; together they must have {MAX_ALL_STOP_CHARACTERS} at most."
+            )
 
     def _check_processors(self) -> None:
         given = self.logits_processors
