@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from ..backend.v1 import StepResult
 from ..formats.tokenizer import Tokenizer
-from ..sampling.beam import BeamSearch, BeamSearchParams, Candidates, Ending
+from ..sampling import SamplingParams
+from ..sampling.beam import BeamSearch, BeamSearchParams, Candidates
 from ..scheduler import Scheduler, Sequence
-from .detokenize import continuation
+from .detokenize import StopReader, stop_reader
 from .request import Request
 
 
@@ -43,19 +44,33 @@ class BeamGroup:
 
 def make_search(request: Request, params: BeamSearchParams, max_tokens: int, tokenizer: Tokenizer | None) -> BeamSearch:
     """The search of a request; ``tokenizer`` is for its stop strings. RequestError where it needs too many candidates."""
-    return BeamSearch(params, max_tokens, len(request.stop_ids), _ending(request, tokenizer))
+    reader = None if tokenizer is None else stop_reader(request.params, tokenizer)
+    return BeamSearch(params, max_tokens, len(request.stop_ids), _Ending(request.params, request.stop_ids, reader))
 
 
-def _ending(request: Request, tokenizer: Tokenizer | None) -> Ending:
-    params, stops = request.params, request.stop_ids
+class _Ending:
+    """Why the output tokens of a beam end it. Of each round's beams the text is kept as far as stop strings need it, so that
+    a candidate of the next round costs its one token."""
 
-    def ending(tokens: tuple[int, ...]) -> str | int | None:
-        if tokens[-1] in stops and len(tokens) >= params.min_tokens:
-            return tokens[-1]
-        if not params.stop:
+    def __init__(self, params: SamplingParams, stop_ids: frozenset[int], reader: StopReader | None) -> None:
+        self._params, self._stop_ids = params, stop_ids
+        self._round: dict[tuple[int, ...], StopReader] = {}
+        self._next_round: dict[tuple[int, ...], StopReader] = {}
+        if reader is not None and params.stop:
+            self._next_round[()] = reader
+
+    def __call__(self, tokens: tuple[int, ...]) -> str | int | None:
+        before, token = tokens[:-1], tokens[-1]
+        is_stop = token in self._stop_ids
+        if is_stop and len(tokens) >= self._params.min_tokens:
+            return token
+        if before in self._next_round:
+            self._round, self._next_round = self._next_round, {}
+        if not self._round:  # no stop strings
             return None
-        text = continuation(0, params, tokenizer)
-        stopped = any(text.push(token, None, token in stops) for token in tokens)
-        return text.stop_reason if stopped else None
-
-    return ending
+        reader = self._round[before].copy()
+        _, match = reader.push(token, is_stop)
+        if match is not None:
+            return match[1]
+        self._next_round[tokens] = reader
+        return None
