@@ -298,7 +298,7 @@ def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
 
     A token comes from each pair of tokens that spell it, and tokens merge in the order of their scores.
     """
-    pieces = {tokens.texts[token] for token in tokens.of_type(_NORMAL)}
+    pieces = {text: text for text in map(tokens.texts.__getitem__, tokens.of_type(_NORMAL))}  # shared by all merges
     merges: list[tuple[str, str]] = []
     merged = 0
     for token in np.argsort(-tokens.scores, kind="stable").tolist():
@@ -308,8 +308,7 @@ def _merges(tokens: _Tokens) -> list[tuple[str, str]]:
         if len(text) > _MAX_PIECE:
             raise TokenizerError(f"token {token} has {len(text)} characters, where {_MAX_PIECE} are the most.")
         for cut in range(1, len(text)):
-            left = text[:cut]
-            if left in pieces and (right := text[cut:]) in pieces:
+            if (left := pieces.get(text[:cut])) and (right := pieces.get(text[cut:])):
                 merges.append((left, right))
                 merged += len(text)
         if len(merges) > _MAX_MERGES or merged > _MAX_MERGED:
