@@ -72,6 +72,28 @@ def test_a_context_that_the_server_tells_is_kept_to(chat, server):
     assert len(server.requests) == 1
 
 
+def test_sampling_that_is_set_is_sent_and_nothing_else(chat, server, home, monkeypatch):
+    (home / "config" / "engine").mkdir(parents=True)
+    (home / "config" / "engine" / "config.toml").write_text("frequency_penalty = 0.0\n")
+    monkeypatch.setenv("ENGINE_MIN_P", "0")
+    server.scripts = [["a"]] * 3
+    lines = ["one", "/show temperature", "/set top_k 0", "/set stop END", "two"]
+    lines += ["/set temperature 1", "/set stop none", "three"]
+    done = chat("--attach", server.url, "--top-p", 1, given="\n".join(lines) + "\n")
+    assert done.status == 0, done.err
+    first, second, third = (
+        {k: v for k, v in body.items() if k not in ("model", "messages", "stream", "stream_options")}
+        for body in server.requests
+    )
+    assert first == {"top_p": 1.0, "min_p": 0.0, "frequency_penalty": 0.0}
+    assert second == first | {"top_k": 0, "stop": ["END"]}
+    assert third == first | {"top_k": 0, "temperature": 1.0}
+    shown = [line.strip() for line in done.err.splitlines() if " = " in line]
+    has = "as the server has it"
+    wanted = [f"temperature = {has}", "top_k = 0", 'stop = ["END"]', "temperature = 1.0", f"stop = {has}"]
+    assert shown == wanted
+
+
 @pytest.mark.parametrize("body", [b"no json", b"[1]", b'{"data": 3}'])
 def test_what_is_no_such_server_is_told(chat, body):
     import threading

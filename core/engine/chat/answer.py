@@ -41,7 +41,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ask:
-    """What an answer is asked with. ``options`` are sampling settings by name, ``None`` values left out; ``form`` is a
+    """What an answer is asked with. ``options`` are sampling settings by name, those that are not there or ``None`` as the
+    source has them; ``form`` is a
     StructuredOutputs; ``tools`` are descriptions in OpenAI's form; ``variables`` go to the chat template."""
 
     messages: Sequence[Wire]
@@ -67,8 +68,9 @@ class Source(Protocol):
         """Tokens of context; None if that is not known."""
 
     @property
-    def sampling(self) -> Mapping[str, Any]:
-        """How its makers would have it sampled, by the names of the settings."""
+    def sampling(self) -> Mapping[str, Any] | None:
+        """How its makers would have it sampled, by the names of the settings; None if that is not known, and it is done so
+        where nothing else is asked for."""
 
     def hears(self, variable: str) -> bool:
         """Whether what is told under this name can reach the model, as far as that is known: whether its template reads it."""

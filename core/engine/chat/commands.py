@@ -97,7 +97,10 @@ def _show(chat: Chat, rest: str) -> None:
     wrong = next((name for name in names if name not in LIVE), None)
     if wrong:
         raise UsageError(f"There is no setting {wrong!r} to show; there are {', '.join(LIVE)}.")
-    tell("\n".join(f"  {name} = {json.dumps(chat.session.setting(name))}" for name in names))
+    session = chat.session
+    shown = {name: json.dumps(session.setting(name)) for name in names}
+    shown |= {name: "as the server has it" for name in names if session.left_to_source(name)}
+    tell("\n".join(f"  {name} = {value}" for name, value in shown.items()))
 
 
 def _system(chat: Chat, rest: str) -> None:

@@ -18,8 +18,6 @@ from .answer import Answer, Ask, Reading, Usage
 from .conversation import ToolCall
 
 _CONNECT_S, _SILENCE_S = 10.0, 600.0
-_NEUTRAL = {"min_p": 0.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "stop": ()}
-_NEUTRAL |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "no_repeat_ngram_size": 0}
 _MAX_LINE = 16 << 20
 
 
@@ -62,8 +60,8 @@ class Remote:
         return None
 
     @property
-    def sampling(self) -> Mapping[str, Any]:
-        return {}  # the server's own matter
+    def sampling(self) -> None:
+        return None
 
     def exact(self, ask: Ask) -> list[str]:
         return [
@@ -79,8 +77,7 @@ class Remote:
         ]
 
     def _body(self, ask: Ask) -> dict[str, Any]:
-        given = {name: value for name, value in ask.options.items() if value is not None}
-        options = {name: value for name, value in given.items() if value != _NEUTRAL.get(name, not value)}
+        options = {name: value for name, value in ask.options.items() if value is not None}
         body = {"model": self.name, "messages": list(ask.messages), "stream": True}
         body |= {"stream_options": {"include_usage": True}, **options}
         if ask.tools:

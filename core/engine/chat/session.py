@@ -53,13 +53,17 @@ class Session:
     def setting(self, name: str) -> Any:
         """A setting's value: how to sample is the model's own recommendation where nobody has said otherwise."""
         given = getattr(self.settings, name)
-        return given if name in self.settings.model_fields_set else self.source.sampling.get(name, given)
+        return given if name in self.settings.model_fields_set else (self.source.sampling or {}).get(name, given)
+
+    def left_to_source(self, name: str) -> bool:
+        """Whether nobody has said how to sample here, and how the source does is not known."""
+        said = name in self.settings.model_fields_set and getattr(self.settings, name) is not None
+        return name in SAMPLING and self.source.sampling is None and not said
 
     def ask(self, messages: Sequence[Any] | None = None) -> Ask:
         """The conversation as it would be sent now."""
         s = self.settings
-        options = {name: self.setting(name) for name in (*SAMPLING, "max_tokens")}
-        options["stop"] = tuple(s.stop or ())
+        options = {name: self.setting(name) for name in (*SAMPLING, "max_tokens") if not self.left_to_source(name)}
         variables = {} if s.reasoning is None else {"enable_thinking": s.reasoning}
         shown = self.talk.sent() if messages is None else messages
         return Ask(shown, options, self.form, self.tools.described(), variables)
