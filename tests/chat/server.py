@@ -15,7 +15,9 @@ BREAK = object()
 
 class Server(ThreadingHTTPServer):
     """``scripts``: for each request to come what the answer is made of: texts, ("reasoning", text), ("tool", name,
-    arguments), HOLD, BREAK, or an integer, a status to refuse with."""
+    arguments), ("finish", reason), HOLD, BREAK, or an integer, a status to refuse with, and why.
+    As servers do, it refuses by itself calls without a JSON object and, words being its tokens, what is longer than its
+    context."""
 
     daemon_threads = True
 
@@ -48,9 +50,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body)
         self.server.headers.append(dict(self.headers))
+        if wrong := _wrong(body, self.server.model["max_model_len"]):
+            self._whole(400, {"error": {"message": wrong}})
+            return
         script = self.server.scripts.pop(0)
         if isinstance(script[0], int):
-            self._whole(script[0], {"error": {"message": "it is too much"}})
+            self._whole(script[0], {"error": {"message": script[1] if script[1:] else "it is too much"}})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -63,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _play(self, script: list[Any], body: dict[str, Any]) -> None:
-        tokens, reason = 0, "stop"
+        tokens, calls, reason = 0, 0, "stop"
         for item in script:
             if item is HOLD:
                 while not self.server.release.wait(0.02):
@@ -72,20 +77,26 @@ class _Handler(BaseHTTPRequestHandler):
             if item is BREAK:
                 self.connection.close()
                 return
+            if item[0] == "finish":
+                reason = item[1]
+                continue
             tokens += 1
             if isinstance(item, str):
                 self._delta({"content": item})
             elif item[0] == "reasoning":
                 self._delta({"reasoning_content": item[1]})
             else:
-                reason = "tool_calls"
+                reason, calls = "tool_calls", calls + 1
                 half = len(item[2]) // 2  # arguments come in pieces
-                self._delta({"tool_calls": [{"index": 0, "id": "c1", "function": {"name": item[1], "arguments": ""}}]})
+                place = {"index": calls - 1}
+                function = {"name": item[1], "arguments": ""}
+                self._delta({"tool_calls": [place | {"id": f"c{calls}", "function": function}]})
                 for part in (item[2][:half], item[2][half:]):
-                    self._delta({"tool_calls": [{"index": 0, "function": {"arguments": part}}]})
+                    self._delta({"tool_calls": [place | {"function": {"arguments": part}}]})
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
-        words = sum(len(str(message["content"]).split()) for message in body["messages"])
-        usage = {"prompt_tokens": words, "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 2}}
+        usage = {"prompt_tokens": _words(body), "completion_tokens": tokens} | {
+            "prompt_tokens_details": {"cached_tokens": 2}
+        }
         self._event({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 
@@ -102,3 +113,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+def _words(body: dict[str, Any]) -> int:
+    return sum(len(str(message["content"]).split()) for message in body["messages"])
+
+
+def _wrong(body: dict[str, Any], limit: int) -> str:
+    """What is wrong with a request; empty if nothing."""
+    for message in body["messages"]:
+        for call in message.get("tool_calls", ()):
+            try:
+                json.loads(call["function"]["arguments"])
+            except ValueError:
+                return f"The arguments of a call of {call['function']['name']} are no JSON."
+    wanted = _words(body) + (body.get("max_tokens") or 1)
+    return f"{wanted} tokens are wanted, and the context holds {limit}." if wanted > limit else ""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import closing
 
 import pytest
 from server import BREAK
+
+from engine.chat.conversation import Conversation, Message
+from engine.chat.store import Store
 
 
 def test_conversation_settings_and_figures(chat, server, monkeypatch):
@@ -92,6 +97,75 @@ def test_sampling_that_is_set_is_sent_and_nothing_else(chat, server, home, monke
     has = "as the server has it"
     wanted = [f"temperature = {has}", "top_k = 0", 'stop = ["END"]', "temperature = 1.0", f"stop = {has}"]
     assert shown == wanted
+
+
+TEN = "word " * 9 + "word"
+
+
+def test_a_full_context_drops_the_oldest_turns(chat, server):
+    server.model["max_model_len"] = 60
+    server.scripts = [["yes"]] * 9
+    lines = [f"{n} {TEN[5:]}" for n in range(9)]
+    done = chat("--attach", server.url, "--context-full", "drop", given="\n".join(lines) + "\n")
+    assert done.status == 0 and done.out == "yes\n" * 9, done.err
+    assert "no longer sees the" in done.err and server.requests[-1]["messages"][0]["content"] != lines[0]
+    assert len(json.loads(chat("--export", "json").out)["messages"]) == 18, "what is kept was cut"
+
+
+def test_a_message_too_long_for_the_context_stops_no_later_one(chat, server):
+    server.model["max_model_len"] = 40
+    server.scripts = [["x"], ["y"]]
+    given = f"{TEN} {TEN} {TEN}\n{TEN} {TEN} {TEN} {TEN} {TEN}\nmore\n"
+    done = chat("--attach", server.url, "--context-full", "drop", given=given)
+    assert done.status == 2 and done.out == "x\ny\n" and "no longer sees the 2 oldest" in done.err
+    assert "The server refuses with 400: 51 tokens are wanted, and the context holds 40." in done.err
+    assert [m["content"] for m in server.requests[-1]["messages"]] == ["more"]
+
+
+def test_a_full_context_is_summarized(chat, server):
+    server.model["max_model_len"] = 100
+    server.scripts = [["yes"]] * 12
+    done = chat("--attach", server.url, "--context-full", "summarize", given=f"{TEN}\n" * 9)
+    assert done.status == 0 and done.out == "yes\n" * 9, done.err
+    assert re.search(r"sees this summary in place of the \d oldest messages, which are kept: yes", done.err)
+    assert server.requests[-1]["messages"][0]["content"] == "A summary of our conversation so far:\nyes"
+
+
+def _keep_ten_turns(home):
+    messages = [Message(role, text) for _ in range(10) for role, text in (("user", TEN), ("assistant", "yes"))]
+    with closing(Store(home / "data" / "engine" / "chats.db")) as store:
+        store.save(Conversation(messages=messages))
+
+
+@pytest.mark.parametrize(("how", "status"), [("drop", 0), ("stop", 2)])
+def test_what_the_server_refuses_as_too_long_is_a_full_context(chat, server, home, how, status):
+    server.model["max_model_len"] = 60
+    _keep_ten_turns(home)
+    server.scripts = [["yes"]]
+    done = chat("--attach", server.url, "-c", "--context-full", how, given="more\n")
+    assert done.status == status and "The server refuses with 400: 112 tokens are wanted" in done.err
+    assert ("no longer sees the" in done.err and done.out == "yes\n") is (how == "drop"), done.err
+    assert ("/compact summarizes it" in done.err and len(server.requests) == 1) is (how == "stop")
+
+
+def test_a_kept_conversation_that_is_too_long_can_be_summarized(chat, server, home):
+    """Nothing is known of its tokens but what the server refuses."""
+    server.model["max_model_len"] = 60
+    _keep_ten_turns(home)
+    server.scripts = [["in short"], ["yes"]]
+    done = chat("--attach", server.url, "-c", "--context-full", "drop", given="/compact\nmore\n")
+    assert done.status == 0 and done.out == "yes\n", done.err
+    assert "sees this summary in place of the 2 oldest" in done.err and "no longer sees the" in done.err
+
+
+@pytest.mark.parametrize(("refusal", "tries"), [([400, "No context has room for it."], 2), ([400], 1)])
+def test_a_summary_that_is_refused_changes_nothing(chat, server, refusal, tries):
+    server.scripts = [["yes"], ["yes"], *[refusal] * tries, ["yes"]]
+    done = chat("--attach", server.url, given="one\ntwo\n/compact\nthree\n")
+    assert done.status == 2 and "The server refuses with 400: " in done.err
+    asked = [[m["content"] for m in body["messages"]] for body in server.requests]
+    assert sum("Summarize" in messages[-1] for messages in asked) == tries
+    assert asked[-1] == ["one", "yes", "two", "yes", "three"]
 
 
 @pytest.mark.parametrize("body", [b"no json", b"[1]", b'{"data": 3}'])

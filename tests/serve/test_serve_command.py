@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
 
 import httpx
 import pytest
+import tiny_models
 
 from engine.chat.answer import Ask
 from engine.chat.remote import Remote
@@ -32,6 +35,35 @@ def test_the_chat_attaches(running):
     form = StructuredOutputs(regex="[a-c]{4}")
     *_, last = remote.answer(Ask(messages, {"max_tokens": 12}, form), lambda done, total: None)
     assert len(last.text) == 4 and last.finish_reason == "stop"
+
+
+def _chatted(monkeypatch, capsys, tmp_path, given, *arguments):
+    """What engine chat wrote with these lines piped in: answers, and notes."""
+    tiny_models.own_home(tmp_path / "home", monkeypatch)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode()), encoding="utf-8"))
+    capsys.readouterr()
+    assert run(["chat", *arguments]) == 0, capsys.readouterr().err
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize(("how", "said"), [("drop", "no longer sees the"), ("summarize", "sees this summary in place")])
+def test_an_attached_chat_goes_on_where_the_context_is_full(running, monkeypatch, capsys, tmp_path, how, said):
+    lines = "".join(f"{n} {'b' * 150}\n" for n in range(12))
+    arguments = ("--attach", running.url, "--context-full", how, "--max-tokens", "20", "--temperature", "0")
+    out, err = _chatted(monkeypatch, capsys, tmp_path, lines, *arguments)
+    assert said in err and len(out.splitlines()) == 12
+
+
+def test_an_attached_chat_leaves_sampling_to_the_server(start, talker, monkeypatch, capsys, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(talker, folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.0}')
+    url = start(folder).url
+    arguments = ("--attach", url, "--max-tokens", "12")
+    greedy = {_chatted(monkeypatch, capsys, tmp_path, "hello\n", *arguments).out for _ in range(3)}
+    assert len(greedy) == 1
+    drawn = {_chatted(monkeypatch, capsys, tmp_path, "hello\n", *arguments, "--temperature", "1").out for _ in range(3)}
+    assert drawn != greedy
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "prometheus_client"])

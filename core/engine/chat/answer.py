@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from engine.errors import RequestError
+
 from .conversation import ToolCall
 
 Wire = Mapping[str, Any]
+_TEMPLATE = 200
 Reading = Callable[[int, int], None]
 """Takes the number of a prompt's tokens that have been read, and that of all."""
 
@@ -50,6 +54,16 @@ class Ask:
     form: Any = None
     tools: Sequence[Wire] = ()
     variables: Mapping[str, Any] | None = None
+
+    @property
+    def characters(self) -> int:
+        """Of what is sent, from which its tokens are estimated: the JSON around the messages stands for what a template puts
+        there, and some more for what it begins with."""
+        return _TEMPLATE + len(json.dumps([*self.messages, *self.tools], ensure_ascii=False))
+
+
+class TooLongError(RequestError):
+    """A server refuses what does not fit into its context."""
 
 
 class Source(Protocol):

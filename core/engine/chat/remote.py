@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from engine.answers import CLOSE, split_reasoning
 from engine.errors import EngineError, RequestError, UsageError
 
-from .answer import Answer, Ask, Reading, Usage
+from .answer import Answer, Ask, Reading, TooLongError, Usage
 from .conversation import ToolCall
 
 _CONNECT_S, _SILENCE_S = 10.0, 600.0
@@ -122,7 +122,8 @@ class Remote:
         if response.status != 200:
             with connection_closed(connection):
                 text = response.read(1 << 16).decode("utf-8", errors="replace")
-            raise RequestError(f"The server refuses with {response.status}: {_explained(text)}.")
+            refusal = TooLongError if _is_too_long(response.status, text) else RequestError
+            raise refusal(f"The server refuses with {response.status}: {_explained(text)}.")
         return connection, response
 
 
@@ -241,6 +242,11 @@ def _limit(model: Mapping[str, Any]) -> int | None:
     """Tokens of context, as vLLM or llama.cpp name them."""
     found = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx_train")
     return found if isinstance(found, int) and found > 0 else None
+
+
+def _is_too_long(status: int, text: str) -> bool:
+    """Whether a refusal is of a prompt that does not fit, for which servers have one status but many words."""
+    return status == 413 or (status in (400, 422) and any(word in text.lower() for word in ("context", "too long")))
 
 
 def _explained(text: str) -> str:

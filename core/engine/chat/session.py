@@ -13,7 +13,7 @@ from typing import Any
 from engine.console.notes import note
 from engine.errors import EngineError, RequestError, UsageError
 
-from .answer import Answer, Ask, Source, Usage
+from .answer import Answer, Ask, Source, TooLongError, Usage
 from .context import ContextFullError, make_room
 from .conversation import Conversation, Message
 from .screen import Plain, Screen, status_line
@@ -44,6 +44,7 @@ class Session:
     stopped: bool = False
     once: bool = False  # it is left after one answer
     _latest: Answer = field(default_factory=Answer)
+    tokens_a_character: float | None = None  # of what was last sent
     _used: int | None = None
     _warned: bool = False
 
@@ -132,10 +133,9 @@ class Session:
 
     def _answer_rounds(self) -> None:
         for _ in range(self.settings.tool_rounds):
-            self._make_room()
             answer = Answer()
             try:
-                answer = self.stream(self.ask())
+                answer = self._fitting()
             except EngineError:
                 answer = self._latest  # what had come before it broke off is kept
                 raise
@@ -153,6 +153,19 @@ class Session:
                 return
         note(f"The turn ends after {self.settings.tool_rounds} rounds of tool calls; /set tool_rounds allows more.")
 
+    def _fitting(self) -> Answer:
+        """The answer, once there is room for it: more is made where a server refuses what was thought to fit."""
+        while True:
+            self._make_room()
+            ask, limit = self.ask(), self.source.limit
+            try:
+                return self.stream(ask)
+            except TooLongError as error:
+                if limit is None or len(self.talk.turns()) < 2:
+                    raise
+                note(str(error))
+                self.tokens_a_character = max(self.tokens_a_character or 0, limit / ask.characters)
+
     def stream(self, ask: Ask, show: bool = True) -> Answer:
         """The whole answer, or what has come of it when Ctrl-C stopped it. Raises EngineError."""
         answer = self._latest = Answer()
@@ -168,20 +181,31 @@ class Session:
                             screen.update(answer, self.status(answer.usage))
             finally:
                 self.stopped = wait.stopped
-                if answer.usage.prompt_tokens is not None and show:
-                    self._used = answer.usage.prompt_tokens + (answer.usage.answer_tokens or 0)
-                    self.usages.append(answer.usage)
+                self._take_usage(ask, answer.usage, show)
                 if screen is not None:
                     screen.close(self._ending(answer))
         if self.stopped and show:
             note("Stopped." if self.once else "Stopped; Ctrl-C once more leaves.")
         elif answer.finish_reason == "length":
-            limit = (
-                f"the context of {self.source.limit} tokens is full" if answer.usage.limit_reached else "--max-tokens"
-            )
-            why = limit if answer.usage.limit_reached else f"{limit} is {self.settings.max_tokens}"
-            note(f"The answer is cut: {why}.")
+            note(f"The {'answer' if show else 'summary'} is cut: {self._limit_of(answer, ask)}.")
         return answer
+
+    def _take_usage(self, ask: Ask, usage: Usage, show: bool) -> None:
+        if usage.prompt_tokens is None:
+            return
+        self.tokens_a_character = usage.prompt_tokens / ask.characters
+        if show:
+            self._used = usage.prompt_tokens + (usage.answer_tokens or 0)
+            self.usages.append(usage)
+
+    def _limit_of(self, answer: Answer, ask: Ask) -> str:
+        """What has cut an answer."""
+        most = ask.options.get("max_tokens")
+        if answer.usage.limit_reached:
+            return f"the context of {self.source.limit} tokens is full"
+        if most is None:
+            return "the server has set a limit or its context is full"
+        return f"--max-tokens is {most}" if most == self.settings.max_tokens else f"it may take {most} tokens"
 
     def _show_reading(self, screen: Screen | None, done: int, total: int) -> None:
         if screen is not None:
@@ -198,6 +222,8 @@ class Session:
             warned = make_room(self, self._warned)
         except ContextFullError as error:
             raise RequestError(str(error)) from error
+        finally:
+            self._latest = Answer()  # a summary is no part of what is answered
         self._warned = warned
 
     def save(self) -> None:
