@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from server import BREAK
 
-from engine.chat.conversation import Conversation, Message
+from engine.chat.conversation import Conversation, Message, ToolCall
 from engine.chat.store import Store
 
 
@@ -166,6 +166,46 @@ def test_a_summary_that_is_refused_changes_nothing(chat, server, refusal, tries)
     asked = [[m["content"] for m in body["messages"]] for body in server.requests]
     assert sum("Summarize" in messages[-1] for messages in asked) == tries
     assert asked[-1] == ["one", "yes", "two", "yes", "three"]
+
+
+CUT = [
+    [("tool", "weather", '{"city": "Pa')],
+    ["I look.", ("tool", "weather", '{"city": "Paris"}'), ("tool", "weather", '{"ci')],
+    [("tool", "weather", "")],
+]
+
+
+@pytest.mark.parametrize("script", CUT)
+def test_a_call_that_is_cut_is_text(chat, server, script):
+    server.scripts = [[*script, ("finish", "length")], ["then"]]
+    done = chat("--attach", server.url, given="one\ntwo\n")
+    assert done.status == 0, done.err
+    assert "The answer is cut: the server has set a limit" in done.err
+    parts = [part if isinstance(part, str) else f"{part[1]} {part[2]}" for part in script]
+    assert done.out == "\n".join([*parts, "then", ""])
+    _, answer, _ = server.requests[-1]["messages"]
+    assert answer == {"role": "assistant", "content": "\n".join(parts)}
+
+
+def test_a_whole_call_without_arguments_is_a_call(chat, server):
+    server.scripts = [[("tool", "now", "")], ["It is late."]]
+    done = chat("--attach", server.url, "-p", "what time is it?")
+    assert done.out == "It is late.\n"
+    assert server.requests[-1]["messages"][1]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+
+
+def test_a_kept_call_that_was_cut_goes_on(chat, server, talker, home):
+    call = ToolCall("c1", "weather", '{"city": "Pa')
+    told = Message("tool", "The arguments of weather are no JSON.", tool_call_id="c1")
+    messages = [Message("user", "one"), Message("assistant", "I look.", tool_calls=(call,)), told]
+    with closing(Store(home / "data" / "engine" / "chats.db")) as store:
+        store.save(Conversation(messages=messages))
+    server.scripts = [["then"]]
+    assert chat("--attach", server.url, "--id", 1, "-p", "two").out == "then\n"
+    sent = [(m["role"], m["content"]) for m in server.requests[-1]["messages"]]
+    assert sent == [("user", "one"), ("assistant", 'I look.\nweather {"city": "Pa'), ("user", "two")]
+    local = chat(talker, "--id", 1, "-p", "three", "--max-tokens", 3, "--temperature", 0, "--backend", "reference")
+    assert local.status == 0 and len(local.out.strip()) == 3, local.err
 
 
 @pytest.mark.parametrize("body", [b"no json", b"[1]", b'{"data": 3}'])

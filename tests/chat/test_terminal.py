@@ -208,6 +208,23 @@ def test_tools_are_shown_and_run_only_when_approved(terminal, server, home):
     assert (home / "ran").read_text() == "ran\n", "it ran though it was declined"
 
 
+def test_nothing_is_asked_after_a_stop(terminal, server, home):
+    (home / "config" / "engine").mkdir(parents=True)
+    (home / "config" / "engine" / "config.toml").write_text('[tools.ring]\ncommand = "touch $HOME/rang"\n')
+    server.scripts = [[("tool", "ring", "{}")] * 3, ["As you wish."]]
+    child = terminal("--attach", server.url)
+    child.line("ring three times")
+    child.wait(r"\[y\]es, \[n\]o, \[s\]top")
+    child.line("stop")
+    child.wait("(?s)(ring is not run.*){3}")
+    child.wait_prompt()
+    assert child.text().count("The model asks for the tool ring") == 1 and not (home / "rang").exists()
+    child.line("never mind")
+    child.wait("As you wish")
+    told = [m["tool_call_id"] for m in server.requests[1]["messages"] if m["role"] == "tool"]
+    assert told == ["c1", "c2", "c3"], "a call has no result"
+
+
 def test_markdown_is_rendered_and_long_answers_are_whole(terminal, server):
     code = [f"    value_{n} = {n}\n" for n in range(60)]
     text = [

@@ -45,9 +45,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ask:
-    """What an answer is asked with. ``options`` are sampling settings by name, those that are not there or ``None`` as the
-    source has them; ``form`` is a
-    StructuredOutputs; ``tools`` are descriptions in OpenAI's form; ``variables`` go to the chat template."""
+    """What an answer is asked with. ``options`` are sampling settings by name; what is not there or ``None`` is as the
+    source has it. ``form`` is a StructuredOutputs; ``tools`` are descriptions in OpenAI's form; ``variables`` go to the chat
+    template."""
 
     messages: Sequence[Wire]
     options: Mapping[str, Any]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SUMMARY_REQUEST = (
@@ -21,6 +22,14 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are a JSON object: those of a call that was cut are none."""
+        try:
+            return isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return False
 
     def wire(self) -> dict[str, Any]:
         """In the form of OpenAI's messages."""
@@ -89,7 +98,7 @@ class Conversation:
                 Message("user", _SUMMARY_INTRODUCTION + self.summary),
                 Message("assistant", _SUMMARY_REPLY),
             ]
-        return [message.wire() for message in (*shown, *self.messages[self.start :])]
+        return [message.wire() for message in (*shown, *_sendable(self.messages[self.start :]))]
 
     def turns(self) -> list[int]:
         """Where each turn begins, among the messages that the model is shown."""
@@ -114,3 +123,24 @@ class Conversation:
         """Its title, or else the beginning of what was said first."""
         first = next((m.content for m in self.messages if m.role == "user"), "")
         return self.title or " ".join(first.split())[:60]
+
+
+def with_calls(text: str, calls: Iterable[ToolCall]) -> str:
+    """A text, and below it calls that cannot be run, as they are shown and kept."""
+    return "\n".join(filter(None, (text, *(f"{call.name} {call.arguments}" for call in calls))))
+
+
+def _sendable(messages: Iterable[Message]) -> Iterator[Message]:
+    """As servers and templates take them. They refuse calls without a JSON object, which conversations of before may hold:
+    these become text, and what was told about them is left out."""
+    cut: set[str] = set()
+    for message in messages:
+        if message.tool_calls:
+            whole = all(call.is_whole for call in message.tool_calls)
+            cut = set() if whole else {call.id for call in message.tool_calls}
+        if message.tool_call_id in cut:
+            continue
+        if message.tool_calls and cut:
+            yield replace(message, content=with_calls(message.content, message.tool_calls), tool_calls=())
+        else:
+            yield message

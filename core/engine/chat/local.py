@@ -150,17 +150,9 @@ def _calls(text: str, ask: Ask, finished: bool) -> tuple[str, tuple[ToolCall, ..
     shown, calls = read_calls(text, {tool["function"]["name"] for tool in ask.tools}, finished)
     if not finished:
         return shown, ()
-    if not all(_is_object(call.arguments) for call in calls):
-        return text, ()
     # Mistral's templates ask for ids of nine characters
-    return shown, tuple(ToolCall(f"call{n:05}", call.name, call.arguments) for n, call in enumerate(calls))
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
+    made = tuple(ToolCall(f"call{n:05}", call.name, call.arguments) for n, call in enumerate(calls))
+    return (shown, made) if all(call.is_whole for call in made) else (text, ())
 
 
 def _times(output: RequestOutput) -> dict[str, float | None]:

@@ -15,7 +15,7 @@ from engine.answers import CLOSE, split_reasoning
 from engine.errors import EngineError, RequestError, UsageError
 
 from .answer import Answer, Ask, Reading, TooLongError, Usage
-from .conversation import ToolCall
+from .conversation import ToolCall, with_calls
 
 _CONNECT_S, _SILENCE_S = 10.0, 600.0
 _MAX_LINE = 16 << 20
@@ -182,12 +182,19 @@ class _Gathered:
     def answer(self, finish_reason: str | None) -> Answer:
         inside, shown, thinking = split_reasoning(self._text, CLOSE in self._text, finish_reason is not None)
         reasoning = self._reasoning or inside
-        calls = tuple(
-            ToolCall(c["id"] or f"call{n:05}", c["name"], c["arguments"] or "{}") for n, c in self._calls.items()
-        )
         waiting = finish_reason is None and (thinking or (bool(self._reasoning) and not self._text))
-        done = finish_reason is not None
-        return Answer(self._text, shown, reasoning, waiting, calls if done else (), finish_reason, self._figures())
+        calls, cut = self._read_calls(finish_reason)
+        text, shown = with_calls(self._text, cut), with_calls(shown, cut)
+        return Answer(text, shown, reasoning, waiting, calls, finish_reason, self._figures())
+
+    def _read_calls(self, finish_reason: str | None) -> tuple[tuple[ToolCall, ...], tuple[ToolCall, ...]]:
+        """The calls, and those that stay text: all where one was cut or is none, since no server takes such a call back."""
+        if finish_reason is None:
+            return (), ()
+        none = "" if finish_reason == "length" else "{}"  # what has not begun is no empty object
+        found = self._calls.items()
+        calls = tuple(ToolCall(c["id"] or f"call{n:05}", c["name"], c["arguments"] or none) for n, c in found)
+        return (calls, ()) if all(call.name and call.is_whole for call in calls) else ((), calls)
 
     def _figures(self) -> Usage:
         details = self._usage.get("prompt_tokens_details") or {}

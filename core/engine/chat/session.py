@@ -19,7 +19,7 @@ from .conversation import Conversation, Message
 from .screen import Plain, Screen, status_line
 from .settings import SAMPLING
 from .store import Store, StoreError
-from .tools import Tools
+from .tools import Tools, declined
 
 Choose = Callable[[str, Sequence[str]], str]
 """Asks a person a question with some answers, of which it gives one; the last if nobody can be asked."""
@@ -145,8 +145,8 @@ class Session:
                     self.talk.messages.append(made)
             if self.stopped or not answer.tool_calls:
                 return
-            for call in answer.tool_calls:
-                result = self.tools.run(call, self.choose)
+            for call in answer.tool_calls:  # each needs a result, those after a stop as well
+                result = declined(call, stopped=True) if self.stopped else self.tools.run(call, self.choose)
                 self.talk.messages.append(Message("tool", result.text, tool_call_id=call.id))
                 self.stopped = self.stopped or result.stopped
             if self.stopped:

@@ -42,6 +42,12 @@ class Tool:
     run: Callable[[dict[str, Any]], str]
 
 
+def declined(call: ToolCall, stopped: bool) -> Result:
+    """The result of a call that the person does not want run."""
+    note(f"{call.name} is not run.")
+    return Result(DECLINED, stopped)
+
+
 class Tools:
     """Tools by name."""
 
@@ -67,8 +73,7 @@ class Tools:
         question = f"The model asks for the tool {call.name}({shown})\n  {tool.shown}"
         choice = choose(question, ("yes", "no", "stop"))
         if choice != "yes":
-            note(f"{call.name} is not run.")
-            return Result(DECLINED, stopped=choice == "stop")
+            return declined(call, stopped=choice == "stop")
         return self._run(call.name, tool, arguments)
 
     def _run(self, name: str, tool: Tool, arguments: dict[str, Any]) -> Result:
