@@ -42,8 +42,9 @@ def inputs():
         ScheduledSequence(1, 1, 2, 5, (7,) * 5, True, ((FULL - 2, FULL - 1), (WINDOW - 2, WINDOW - 1))),
     )
     copies = ((4, FULL - 1),), ((3, WINDOW - 1),)
-    step = ScheduledStep(0, parts, 1, 6, copies, ((0, 1),), ((1, (5, 6)),))
-    made, _ = step_inputs(step, lambda _: RowParams(SamplingParams(), 3, 0, 1), 2, HeadInputs(10))
+    step = ScheduledStep(0, parts, 1, 6, copies, ((0, 1),), ((1, (5, tiny_models.VOCAB - 1)),))
+    bias = np.array([tiny_models.VOCAB - 1], np.int32), np.ones(1, np.float32)
+    made, _ = step_inputs(step, lambda _: RowParams(SamplingParams(), 3, 0, 1, bias=bias), 2, HeadInputs(10))
     return replace(made, arrays={name: array.copy() for name, array in made.arrays.items()})
 
 
@@ -70,6 +71,14 @@ def test_a_step_within_the_states_runs(session, inputs):
         ("query_offsets", 1, 7, "number of tokens"),
         ("query_offsets", 2, 5, "from 0 to 5"),
         ("query_offsets", 0, 1, "from 1 to 6"),
+        ("token_ids", 0, 320, "token 320, and they go from -1 to 319"),  # -1: the one in the history
+        ("token_ids", 5, 2**31 - 1, "token 2147483647"),
+        ("token_ids", 0, -2, "token -2"),
+        ("fill_ids", 1, 320, "token 320, and they go from 0 to 319"),
+        ("fill_ids", 0, -1, "token -1"),
+        ("bias_ids", 1, 320, "token 320, and they go from 0 to 319"),
+        ("bias_ids", 0, -1, "token -1"),
+        ("targets", 1, 320, "token 320, and they go from -1 to 319"),
     ],
 )
 def test_a_step_beyond_them_is_refused(session, inputs, name, at, wrong, sentence):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import time
 from itertools import pairwise
 
+import gguf
 import numpy as np
 import pytest
 import tiny_models
+import tokenizers
 
 from engine import LLM, AsyncLLM, SamplingParams
 from engine.errors import AdmissionError, RequestError, TokenizerError
@@ -112,6 +116,27 @@ def test_min_tokens_bans_the_ends_before(llm):
         out = one(llm, greedy(ignore_eos=False, stop_token_ids=[stop], logit_bias=ends, min_tokens=least))
         assert out.finish_reason == "stop" and len(out.token_ids) == least + 1
         assert not {2, stop} & set(out.token_ids[:-1])
+
+
+@pytest.mark.parametrize("beyond", [tiny_models.VOCAB, 40_000_000, 1 << 33])
+def test_an_end_that_the_model_does_not_have_is_none(llama, tmp_path, backend, beyond):
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(tiny_models.CONFIG | {"eos_token_id": [2, beyond]}))
+    with LLM(tmp_path, backend=backend, threads=2, kv_cache_tokens=512) as llm:
+        assert llm.engine.eos_ids() == {2}
+        out = one(llm, greedy(ignore_eos=False, min_tokens=2, logit_bias=forced(2)))
+        assert (len(out.token_ids), out.finish_reason, out.stop_reason) == (3, "stop", 2)
+        assert 2 not in out.token_ids[:2] and llm.engine.health().restarts == 0
+
+
+def test_a_gguf_whose_end_is_beyond_its_vocabulary(llama, tmp_path, backend, monkeypatch):
+    """It gives no tokenizer, and its metadata names the end none the less."""
+    add = gguf.GGUFWriter.add_eos_token_id
+    monkeypatch.setattr(gguf.GGUFWriter, "add_eos_token_id", lambda writer, _: add(writer, 40_000_000))
+    path = tiny_models.to_gguf(llama, tmp_path / "model.gguf")
+    with LLM(path, backend=backend, threads=2, kv_cache_tokens=512) as llm:
+        assert not llm.engine.has_tokenizer and llm.engine.eos_ids() == set()
+        assert len(one(llm, greedy(ignore_eos=False, min_tokens=1), list(IDS)).token_ids) == 12
 
 
 def test_stop_strings_across_the_borders_of_tokens(llm):
@@ -301,6 +326,23 @@ def test_requests_that_cannot_be_served(llm, prompt, params, error, words):
     with pytest.raises(error, match=words):
         llm.generate(prompt, greedy(**params))
     assert len(one(llm, greedy()).token_ids) == 12
+
+
+def test_a_text_with_a_token_that_the_model_has_no_row_for(llama, tmp_path):
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    tokenizer = tokenizers.Tokenizer.from_file(str(llama / "tokenizer.json"))
+    spare = [f"<spare {n}>" for n in range(tiny_models.VOCAB - tokenizer.get_vocab_size())]
+    tokenizer.add_special_tokens([*spare, "[PAD]"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    words = "has the token id 320; .* from 0 to 319"
+    with LLM(tmp_path, backend="reference", kv_cache_tokens=512) as llm:
+        with pytest.raises(RequestError, match=words):
+            llm.generate("a[PAD]b", greedy())
+        with pytest.raises(RequestError, match=words):
+            next(llm.stream("[PAD]", greedy()))
+        with pytest.raises(RequestError, match=words):
+            llm.embed("[PAD]")
+        assert len(one(llm, greedy()).token_ids) == 12
 
 
 def test_without_a_tokenizer_ids_go_in_and_out(llama, tmp_path, backend):

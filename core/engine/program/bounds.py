@@ -8,17 +8,21 @@ import numpy as np
 
 from ..backend.v1 import Array, Plan, Runs, StepInputs
 from ..errors import SchedulerError
+from ..ops import FROM_HISTORY
 from .padding import block_sizes
+
+_TOKENS = {"token_ids": FROM_HISTORY, "fill_ids": 0, "bias_ids": 0, "targets": -1}
+"""The inputs that are tokens, and the least number that stands in them: a target of -1 is to be drawn."""
 
 
 class Bounds:
-    """The sizes of a plan's states, and the check of blocks, slots, positions and rows against them. About ten
-    microseconds a step. Of groups with pages it knows which have memory, as of what is submitted next."""
+    """The sizes of a plan's states and of its vocabulary, and the check of blocks, slots, positions, rows and tokens against
+    them. Some 20 microseconds a step. Of groups with pages it knows which have memory, as of what is submitted next."""
 
     def __init__(self, plan: Plan) -> None:
         self._slots, self._context = plan.limits.slots, plan.limits.max_context
         self._blocks = {state.group: state.shape[0] for state in plan.states if state.group is not None}
-        self._sizes = block_sizes(plan)
+        self._sizes, self._vocab = block_sizes(plan), _vocabulary(plan)
         self._pages = plan.pages
         self._mapped = {group: np.zeros(self._blocks[group] // page, bool) for group, page in plan.pages.items()}
         for mapped in self._mapped.values():
@@ -37,6 +41,8 @@ class Bounds:
         _within(arrays["rows"], dims.T, "row")
         if "embedding_rows" in arrays:
             _within(arrays["embedding_rows"], dims.T, "row")
+        for name, first in _TOKENS.items():
+            _within(arrays[name], self._vocab, "token", first)
         starts, offsets = arrays["seq_starts"], arrays["query_offsets"]
         counts = offsets[1:] - offsets[:-1]
         if offsets[0] != 0 or offsets[-1] != dims.T:
@@ -73,10 +79,16 @@ class Bounds:
             )
 
 
-def _within(numbers: Array, count: int, what: str) -> None:
-    # As unsigned numbers the negative ones are the largest, so that one comparison finds them, too.
-    if numbers.size and int(numbers.view(np.uint32).max()) >= count:
-        wrong = numbers[(numbers < 0) | (numbers >= count)].flat[0]
+def _vocabulary(plan: Plan) -> int:
+    """The tokens that a row has logits of; the embedding table has as many."""
+    calls = (bound.call for segment in plan.head for bound in segment.calls)
+    return next(int(call.inputs["logits"].shape[-1]) for call in calls if call.op == "process_logits")
+
+
+def _within(numbers: Array, count: int, what: str, first: int = 0) -> None:
+    # As unsigned numbers those before the first are the largest, so that one comparison finds them, too.
+    if numbers.size and int((numbers - first if first else numbers).view(np.uint32).max()) >= count - first:
+        wrong = numbers[(numbers < first) | (numbers >= count)].flat[0]
         raise SchedulerError(
-            f"a step has the {what} {wrong}, and they go from 0 to {count - 1}; a defect of the engine."
+            f"a step has the {what} {wrong}, and they go from {first} to {count - 1}; a defect of the engine."
         )

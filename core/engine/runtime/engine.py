@@ -66,14 +66,14 @@ class Engine:
 
     def encode(self, prompt: str | tuple[int, ...], add_special: bool = True) -> tuple[int, ...]:
         """Stage 1: a text, in which control tokens are read, with what the tokenizer puts around it unless a template has made
-        all of it; or ids as they are."""
-        if isinstance(prompt, str):
-            return tuple(self.tokenizer.encode(prompt, add_special, parse_special=True))
-        vocab = self.loaded.program.vocab
-        if prompt and not 0 <= min(prompt) <= max(prompt) < vocab:
-            wrong = next(i for i in prompt if not 0 <= i < vocab)
+        all of it; or ids as they are. RequestError where the model has no such token."""
+        ids, vocab = prompt, self.loaded.program.vocab
+        if isinstance(ids, str):  # a tokenizer may have more tokens than the model has rows
+            ids = tuple(self.tokenizer.encode(ids, add_special, parse_special=True))
+        if ids and not 0 <= min(ids) <= max(ids) < vocab:
+            wrong = next(i for i in ids if not 0 <= i < vocab)
             raise RequestError(f"The prompt has the token id {wrong}; this model's ids go from 0 to {vocab - 1}.")
-        return prompt
+        return ids
 
     def submit(
         self,
@@ -199,9 +199,10 @@ class Engine:
         self._core.add_soon(request, done)
 
     def eos_ids(self) -> frozenset[int]:
-        """The ids that end a generation, of the files and of the tokenizer."""
+        """The ids that end a generation, of the files and of the tokenizer, without those that the model does not have."""
         known = self.tokenizer.eos_ids if self.has_tokenizer else frozenset[int]()
-        return self.loaded.checkpoint.eos_ids | known
+        vocab = self.loaded.program.vocab
+        return frozenset(token for token in self.loaded.checkpoint.eos_ids | known if 0 <= token < vocab)
 
     def _check(self, params: SamplingParams) -> None:
         vocab = self.loaded.program.vocab
