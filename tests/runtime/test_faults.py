@@ -273,6 +273,28 @@ def test_an_abort_in_the_middle_frees_everything(llama, backend, slowly):
         llm.engine.abort("a request that never was")
 
 
+def test_the_stop_string_of_an_aborted_request_ends_no_other_of_its_id(llama, slowly):
+    """Whoever searches for it is behind, and finds it when the id is another's."""
+    with LLM(llama, backend="reference", kv_cache_tokens=1024) as llm:
+        reading, ended, outputs = threading.Event(), threading.Event(), []
+
+        def note(output):
+            outputs.append(output)
+            if output.finished:
+                ended.set()
+
+        only = {llm.get_tokenizer().token_id("Ġt"): 1000.0}
+        stopping = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True, logit_bias=only, stop="t t t")
+        llm.engine.submit(None, PROMPTS[0], stopping, lambda output: reading.wait(10), "same")
+        while llm.engine.health().steps < 8:
+            time.sleep(0.001)
+        llm.engine.abort("same")
+        llm.engine.submit(None, PROMPTS[1], SamplingParams(max_tokens=100, ignore_eos=True), note, "same")
+        reading.set()
+        assert ended.wait(10), "nobody hears of the request any more"
+        assert outputs[-1].outputs[0].finish_reason == "length"
+
+
 def test_close_ends_pending_requests(llama, backend, slowly):
     llm = LLM(llama, backend=backend, threads=2, kv_cache_tokens=1024, max_num_seqs=2)
     outputs = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
 import time
@@ -71,23 +72,56 @@ def test_embeddings(llm, wrong):
         llm.embed([1, 5, 6], **wrong)
 
 
-def test_an_id_in_use_ends_nobody_else(llm):
-    async def last(prompt, request_id):
-        params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
-        outputs = [output async for output in AsyncLLM(llm.engine).generate(prompt, params, request_id=request_id)]
-        return outputs[-1].outputs[0].finish_reason
+async def ended(llm, prompt, request_id):
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    outputs = [output async for output in AsyncLLM(llm.engine).generate(prompt, params, request_id=request_id)]
+    return outputs[-1].outputs[0].finish_reason
 
+
+async def begun(llm, request_id):
+    """The task of a request that runs."""
+    task = asyncio.create_task(ended(llm, [1, 5], request_id))
+    while not llm.engine.scheduler_stats().running:
+        await asyncio.sleep(0.001)
+    return task
+
+
+def test_an_id_in_use_ends_nobody_else(llm):
     async def main():
-        first = asyncio.create_task(last([1, 5], "job"))
-        while not llm.engine.scheduler_stats().running:
-            await asyncio.sleep(0.001)
+        first = await begun(llm, "job")
         with pytest.raises(RequestError, match="in use"):
-            await last([1, 6], "job")
+            await ended(llm, [1, 6], "job")
         with pytest.raises(RequestError, match="must be a text"):
-            await last([1, 6], ["job"])
+            await ended(llm, [1, 6], ["job"])
         assert await first == "length"
 
     asyncio.run(main())
+
+
+def test_leaving_before_an_id_in_use_is_refused_ends_nobody_else(llm, monkeypatch):
+    asked, held, complaints = asyncio.Event(), threading.Event(), []
+    admit_soon = llm.engine.admit_soon
+
+    def admit_when_held(request, done):
+        llm.engine._core._commands.put(lambda: held.wait(10))
+        admit_soon(request, done)
+        asked.set()
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        first = await begun(llm, "job")
+        monkeypatch.setattr(llm.engine, "admit_soon", admit_when_held)
+        second = asyncio.create_task(ended(llm, [1, 6], "job"))
+        await asked.wait()
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        held.set()
+        assert await first == "length"
+        gc.collect()
+
+    asyncio.run(main())
+    assert not complaints, "an exception that nobody took"
 
 
 def test_leaving_many_requests_takes_no_step_each(llm):

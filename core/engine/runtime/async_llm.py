@@ -230,7 +230,7 @@ class Prepared:
                 yield output
         finally:
             if not finished:
-                self._engine.abandon(self.request.request_id)
+                self._engine.abandon(self.request)
 
     async def _admit(self) -> None:
         loop = asyncio.get_running_loop()
@@ -247,7 +247,8 @@ class Prepared:
                 self._engine.check_progress()
         except BaseException:  # it may be admitted yet
             if not admitted.done() or admitted.exception() is None:
-                self._engine.abandon(self.request.request_id)
+                admitted.cancel()  # nobody would take what it is refused with
+                self._engine.abandon(self.request)
             raise
         admitted.result()
 

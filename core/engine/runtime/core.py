@@ -105,13 +105,13 @@ class EngineCore:
 
         self._call(run)
 
-    def abandon(self, request_id: str) -> None:
-        """``abort`` for callers that must not wait, such as an event loop."""
-        self._commands.put(lambda: self._abort(request_id, "abort", None))
+    def abandon(self, request: Request) -> None:
+        """``abort`` for callers that must not wait, such as an event loop; by then another request may have the id."""
+        self._commands.put(lambda: self._abandon(request))
 
-    def finish(self, request_id: str, index: int) -> None:
+    def finish(self, request: Request, index: int) -> None:
         """End one continuation: stage 3 has found a stop string in it. Does not wait."""
-        self._commands.put(lambda: self._finish(request_id, index))
+        self._commands.put(lambda: self._finish(request, index))
 
     def health(self) -> Health:
         stats = self.scheduler.stats()
@@ -460,9 +460,13 @@ class EngineCore:
         for index in range(len(request.continuations)):
             self._event(request, index, None, None, False, reason, why)
 
-    def _finish(self, request_id: str, index: int) -> None:
+    def _abandon(self, request: Request) -> None:
+        if any(member.request is request for member in self._members.values()):
+            self._end(request, "abort", None)
+
+    def _finish(self, request: Request, index: int) -> None:
         for seq_id, member in list(self._members.items()):
-            if member.request.request_id == request_id and member.index == index:
+            if member.request is request and member.index == index:
                 self.scheduler.finish(seq_id)
                 self._drop(seq_id)
 

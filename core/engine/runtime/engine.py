@@ -215,9 +215,9 @@ class Engine:
         with suppress(EngineStoppedError):
             self._core.abort(*request_ids)
 
-    def abandon(self, request_id: str) -> None:
-        """``abort`` without waiting for it to be done."""
-        self._core.abandon(request_id)
+    def abandon(self, request: Request) -> None:
+        """``abort`` of this request, and of no other with its id, without waiting for it to be done."""
+        self._core.abandon(request)
 
     def scheduler_stats(self) -> SchedulerStats:
         """Waiting, running and preempted sequences, and the block pools, as of now."""

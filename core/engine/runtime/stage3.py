@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..errors import RequestError
 from .request import Request
 
-Finish = Callable[[str, int], None]
+Finish = Callable[[Request, int], None]
 """Ends a continuation of a request."""
 
 
@@ -63,7 +63,7 @@ class Stage3:
             request.first_token = request.first_token or event.time
             request.last_token = event.time
             if c.push(event.token, event.logprobs, event.is_stop) and event.finish_reason is None:
-                self._stop(request.request_id, event.index)
+                self._stop(request, event.index)
         if event.finish_reason is not None:
             c.end(event.finish_reason, event.stop_reason)
         if request.stream or request.finished:
@@ -72,12 +72,12 @@ class Stage3:
     def _fail(self, event: TokenEvent, error: Exception) -> None:
         c = event.request.continuations[event.index]
         c.finish_reason, c.stop_reason = "error", f"{RequestError.__name__}: {error}"
-        self._stop(event.request.request_id, event.index)
+        self._stop(event.request, event.index)
         try:
             event.request.sink(event.request.output())
         except Exception:  # the sink itself is broken; nobody is left to tell
             return
 
-    def _stop(self, request_id: str, index: int) -> None:
+    def _stop(self, request: Request, index: int) -> None:
         if self._finish is not None:
-            self._finish(request_id, index)
+            self._finish(request, index)
