@@ -289,6 +289,13 @@ def test_more_samples_than_slots(open_llm, backend):
     assert [out.token_ids for out in few] == [out.token_ids for out in many]
 
 
+def test_samples_that_wait_for_a_slot_do_not_count_the_prompt_as_cached(open_llm, backend):
+    llm = open_llm(backend, max_num_seqs=3)
+    llm.engine._core.scheduler.allocator.forget()
+    first, again = (llm.generate(list(range(3, 60)), greedy(n=8))[0].num_cached_tokens for _ in range(2))
+    assert (first, again) == (0, 48)
+
+
 def test_samples_end_each_by_itself(llm):
     stop = [token(llm, c) for c in "abcdefghijklmnopqrstuvwxyz"] + list(range(200, 260))
     params = SamplingParams(temperature=1.5, max_tokens=30, seed=1, n=6, stop_token_ids=stop)

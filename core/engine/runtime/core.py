@@ -327,7 +327,8 @@ class EngineCore:
         member = self._members.get(seq.seq_id)
         if member is None:  # its request has ended with an update before this one
             return
-        member.request.num_cached = max(member.request.num_cached, seq.num_cached or 0)
+        if seq.branch == 0:  # what the others find in the cache may be the request's own work
+            member.request.num_cached = seq.num_cached or 0
         if update.error is not None:
             self._drop(seq.seq_id)
             if member.beams is None:
