@@ -169,6 +169,20 @@ def test_another_idle_page_loses_its_memory_before_one_that_is_copied_from() -> 
     assert allocator.take_copies() == (((2, start_of), (3, start_of + 1)),)
 
 
+def test_room_is_counted_while_another_thread_pins() -> None:
+    """Whoever asks for an engine's health does so beside its loop."""
+    pool = ExtentPool(10)
+
+    class Pinning(dict[int, None]):
+        def __contains__(self, page: object) -> bool:
+            pool.pin(4)
+            return super().__contains__(page)
+
+    pool.pin(3)
+    group = MappedExtents(CacheGroup("full", "full", 4), pool, 2, budget=5, idle=Pinning({3: None}))
+    assert group.room == 4
+
+
 def test_what_is_rewound_is_given_to_others() -> None:
     allocator = virtual(pages=3)
     start(allocator, 0, 8, limit=24)

@@ -44,7 +44,8 @@ class MappedExtents(Extents):
     @property
     def room(self) -> int:
         """Pages that sequences could get; what is copied from yet keeps its memory."""
-        return self.budget - self.held - sum(page in self.idle for page in self.pool.pinned)
+        pinned = tuple(self.pool.pinned)  # other threads look while the loop's pins
+        return self.budget - self.held - sum(page in self.idle for page in pinned)
 
     def take(self, needed: int, wanted: int) -> tuple[int, int] | None:
         """Where memory is mapped already, if that is anywhere."""
