@@ -379,6 +379,16 @@ def test_yarn_reaches_as_far_as_its_factor(length, context, saved, tmp_path):
     assert load_model(open_checkpoint(path), length).config.max_context == context
 
 
+@pytest.mark.parametrize(("length", "windows"), [(None, ()), (256, ()), (257, (256, 256)), (9000, (256, 256))])
+@pytest.mark.parametrize("kind", ["yarn", "dynamic"])
+def test_a_window_as_long_as_the_context_counts_where_a_scaling_reaches_beyond(kind, length, windows, saved, tmp_path):
+    scaling = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    path = rewrite(
+        saved("mistral"), tmp_path, lambda config: config.update(rope_parameters=scaling, sliding_window=256)
+    )
+    assert load_model(open_checkpoint(path), length).config.windows == windows
+
+
 @pytest.mark.parametrize("outside", [None, 50])
 @pytest.mark.parametrize("kind", ["yarn", "llama3"])
 def test_the_original_context_may_be_named_elsewhere(kind, outside):

@@ -142,6 +142,7 @@ def config_from_hf(
     context = integer(data, "max_position_embeddings", 2048, high=1 << 30)
     layers = integer(data, "num_hidden_layers", high=4096)
     rope = rope_from_hf(data, head_dim, context, max_model_len or context) if family.rotary else None
+    reach = _reach(data, context, max_model_len) if family.rotary else context
     return _checked(
         DecoderConfig(
             hidden=hidden,
@@ -153,12 +154,12 @@ def config_from_hf(
             vocab=integer(data, "vocab_size"),
             eps=positive(data, "rms_norm_eps", family.eps),
             rope=rope,
-            max_context=_reach(data, context, max_model_len) if family.rotary else context,
+            max_context=reach,
             experts=experts,
             experts_used=integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
             may_tie=flag(data, "tie_word_embeddings", True),
             act=_act(data, family),
-            windows=_hf_windows(data, family, layers, context),
+            windows=_hf_windows(data, family, layers, reach),
         )
     )
 
