@@ -90,10 +90,10 @@ def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) 
     rates: dict[bool, list[float]] = {True: [], False: []}
     between: dict[bool, list[float]] = {True: [], False: []}
     with LLM(model, backend=backend, threads=threads, max_num_seqs=STREAMS, max_model_len=PROMPT + TOKENS) as llm:
-        core, stage3 = llm.engine._core, llm.engine._stage3
+        core, processor = llm.engine._core, llm.engine._output_processor
         for number in range(rounds + 1):
             for beside in (True, False) if number % 2 else (False, True):
-                core._emit = stage3.put if beside else stage3._take
+                core._emit = processor.put if beside else processor._take
                 watch.steps.clear()
                 rate = streamed(llm, rng)
                 if number:  # the first round warms up

@@ -18,13 +18,13 @@ from .commands import Command, Commands, Done
 from .head_inputs import HeadInputs, RowParams
 from .load import Loaded
 from .member import Member, logprobs, row_params
+from .output_processor import TokenEvent
 from .pace import Pace
 from .pooling import Pooler, take_states
 from .prompt import numbered
 from .request import Request
 from .restarts import Restarts
 from .speculation import Speculation
-from .stage3 import TokenEvent
 from .step_inputs import Row, step_inputs
 from .swap import HostBlocks, SwapTickets
 

@@ -18,10 +18,10 @@ from ..scheduler import SchedulerStats
 from .core import EngineCore, Health
 from .detokenize import continuation
 from .load import Loaded
+from .output_processor import OutputProcessor
 from .pooling import Pooler, PoolingParams
 from .request import Request, Sink
 from .speculation import Speculation
-from .stage3 import Stage3
 
 Params = SamplingParams | BeamSearchParams
 
@@ -46,11 +46,11 @@ class Engine:
         self._ids = 0
         self._mark = secrets.token_hex(4)
         self._lock = threading.Lock()
-        self._stage3 = Stage3()
-        self._core = EngineCore(loaded, self._stage3.put)
-        self._stage3.start(self._core.finish)
+        self._output_processor = OutputProcessor()
+        self._core = EngineCore(loaded, self._output_processor.put)
+        self._output_processor.start(self._core.finish)
         # threads keep what they use: an engine that nobody refers to any more would stay with its model for ever
-        self._end = weakref.finalize(self, _end, self._core, self._stage3, loaded)
+        self._end = weakref.finalize(self, _end, self._core, self._output_processor, loaded)
         self._end.atexit = False
 
     @property
@@ -239,9 +239,9 @@ class Engine:
         self._end()
 
 
-def _end(core: EngineCore, stage3: Stage3, loaded: Loaded) -> None:
+def _end(core: EngineCore, output_processor: OutputProcessor, loaded: Loaded) -> None:
     core.close()
-    stage3.close()
+    output_processor.close()
     loaded.close()
 
 

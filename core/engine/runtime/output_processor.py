@@ -28,7 +28,7 @@ class TokenEvent:
     time: float
 
 
-class Stage3:
+class OutputProcessor:
     """The thread that turns tokens into text and hands outputs to their sinks."""
 
     def __init__(self) -> None:
