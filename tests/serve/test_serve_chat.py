@@ -204,6 +204,13 @@ def test_a_prompt_is_scored_without_an_answer(running, stream):
     assert refused.status_code == 400 and "max_tokens" in refused.json()["error"]["message"]
 
 
+def test_usage_has_the_tokens_of_discarded_samples(running):
+    fields = {"prompt": "a", "n": 2, "best_of": 5, "ignore_eos": True, "echo": True}
+    assert complete(running, **fields, max_tokens=3)["usage"]["completion_tokens"] == 15
+    running.wait_until_logged(completion_tokens=15)
+    assert complete(running, **fields, max_tokens=0)["usage"]["completion_tokens"] == 0
+
+
 def test_text_offsets_count_characters(running):
     """Each of the tokens that make up a character together begins where the character does."""
     said = "\u00e9\u6771\U0001f642"

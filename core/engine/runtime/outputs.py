@@ -37,7 +37,8 @@ class RequestMetrics:
 class RequestOutput:
     """The state of a request: all that it has given so far, not only what is new. ``prompt_logprobs``, where asked for:
     for each prompt token but the first, which has None, its own log-probability and the best ones of its place.
-    ``embedding``, f32 [dimensions]: of a request for one, which has an output without tokens, once it is finished."""
+    ``embedding``, f32 [dimensions]: of a request for one, which has an output without tokens, once it is finished.
+    ``num_discarded_tokens``: of samples that are none of the outputs, since ``best_of`` made more than ``n``."""
 
     request_id: str
     prompt: str | None
@@ -48,3 +49,8 @@ class RequestOutput:
     metrics: RequestMetrics
     prompt_logprobs: tuple[Mapping[int, float] | None, ...] | None = None
     embedding: Array | None = None
+    num_discarded_tokens: int = 0
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.outputs) + self.num_discarded_tokens

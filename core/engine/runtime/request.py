@@ -63,16 +63,18 @@ class Request:
         return 0 if self.ranked else -1
 
     def output(self) -> RequestOutput:
+        outputs = self._chosen()
         return RequestOutput(
             self.request_id,
             self.prompt,
             self.prompt_ids,
-            self._chosen(),
+            outputs,
             self.finished,
             self.num_cached,
             RequestMetrics(self.arrival, self.first_token, self.last_token),
             self._scores(),
             self.embedding,
+            sum(len(c.token_ids) for c in self.continuations) - sum(len(c.token_ids) for c in outputs),
         )
 
     def _chosen(self) -> tuple[CompletionOutput, ...]:

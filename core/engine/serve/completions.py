@@ -115,7 +115,7 @@ def _none_made(output: RequestOutput) -> RequestOutput:
         replace(c, text="", token_ids=(), logprobs=c.logprobs and (), finish_reason=c.finish_reason and "length")
         for c in output.outputs
     )
-    return replace(output, outputs=outputs)
+    return replace(output, outputs=outputs, num_discarded_tokens=0)
 
 
 def _listed(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:

@@ -84,7 +84,7 @@ class Observed:
             metrics.ttft.labels(model).observe((output.metrics.first_token or now) - self._start)
             if self._place.begun is not None:
                 metrics.queue.labels(model).observe(self._place.begun - self._start)
-        new = _count(output) - (_count(before) if before else 0)
+        new = output.num_generated_tokens - (before.num_generated_tokens if before else 0)
         metrics.generated.labels(model).inc(new)
         if before is not None and new:
             gap = now - self._times[index]
@@ -96,7 +96,7 @@ class Observed:
         metrics, model = self._metrics, self._model
         for output in self._last.values():
             times, most = output.metrics, max(len(c.token_ids) for c in output.outputs)
-            metrics.output_sizes.labels(model).observe(_count(output))
+            metrics.output_sizes.labels(model).observe(output.num_generated_tokens)
             for completion in output.outputs:
                 metrics.finished.labels(model, completion.finish_reason or "abort").inc()
             if times.first_token is None or times.last_token is None or not output.finished:
@@ -104,10 +104,6 @@ class Observed:
             metrics.e2e.labels(model).observe(times.last_token - self._start)
             if most > 1:
                 metrics.tpot.labels(model).observe((times.last_token - times.first_token) / (most - 1))
-
-
-def _count(output: RequestOutput) -> int:
-    return sum(len(completion.token_ids) for completion in output.outputs)
 
 
 class _State(Collector):

@@ -65,10 +65,10 @@ def _note(request: Request, outputs: Iterable[RequestOutput]) -> None:
 
 
 def usage(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
-    """Tokens of a request; cached ones are prompt tokens that the prefix cache had."""
+    """Tokens of a request, those of discarded samples with them; cached ones are prompt tokens that the prefix cache had."""
     outputs = list(outputs)
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    generated = sum(len(c.token_ids) for output in outputs for c in output.outputs)
+    generated = sum(output.num_generated_tokens for output in outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
