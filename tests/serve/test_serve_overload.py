@@ -64,6 +64,7 @@ def test_a_client_that_leaves_before_a_whole_answer(running):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{running.url}/v1/completions", json=ASK | {"stream": False, "n": 4}, timeout=0.5)
     running.wait_until_free()
+    running.wait_until_logged(gone=True, status=499)
 
 
 def test_a_storm_of_aborts(running):

@@ -9,6 +9,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -155,6 +156,14 @@ def test_faults_are_told_apart(traced, collected):
     [span] = collected.get_finished_spans()
     assert span.attributes["error.type"] == "client_gone" and span.attributes["gen_ai.usage.output_tokens"] >= 1
     assert span.attributes["gen_ai.response.finish_reasons"] == ("error",)
+    traced.wait_until_free()
+    collected.clear()
+    with traced.http as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/chat/completions", json=ASK | LONG | {"stream": False, "max_tokens": 990}, timeout=0.05)
+    traced.wait_until(lambda: len(collected.get_finished_spans()) == 1)
+    [span] = collected.get_finished_spans()
+    assert span.attributes["error.type"] == "client_gone" and span.attributes["http.response.status_code"] == 499
+    assert span.status.status_code is StatusCode.UNSET  # no fault of the server
     traced.wait_until_free()
 
 

@@ -27,6 +27,8 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 _ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
 _KINDS_OF_VALUE = ("str", "int", "float", "bool")  # with which paths to one of several kinds end
 _FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
+GONE = 499
+"""What is logged where nobody is left to answer, as nginx does."""
 
 
 class FaultDetail(BaseModel):
@@ -49,6 +51,10 @@ class OllamaFault(BaseModel):
     """A refusal in Ollama's protocol."""
 
     error: str
+
+
+class ClientGoneError(Exception):
+    """Nobody is left to answer."""
 
 
 class ApiError(Exception):
@@ -120,6 +126,12 @@ def add_handlers(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
+    async def left(request: Request, error: Exception) -> Response:
+        request.state.figures["gone"] = True
+        return Response(status_code=GONE)
+
+    app.add_exception_handler(Exception, refuse)
+    app.add_exception_handler(ClientGoneError, left)
     app.add_exception_handler(ApiError, refuse)
     app.add_exception_handler(EngineError, refuse)
     app.add_exception_handler(ValidationError, refuse)
@@ -128,8 +140,9 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first fault that the schema finds, unsupported fields before all others."""
-    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    """The first fault that the schema finds, unsupported fields and objects that cannot be used before all others."""
+    telling = ("extra_forbidden", "too_deep", "finite_number")
+    first = next((error for error in errors if error["type"] in telling), errors[0])
     where = [part for part in first["loc"] if part not in ("body", "query", "path") and "[" not in str(part)]
     if where and where[-1] in _KINDS_OF_VALUE:
         where.pop()

@@ -13,12 +13,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .bulk import check_bulk
-from .errors import ApiError, api_error
+from .errors import GONE, ApiError, ClientGoneError, api_error
 from .keys import Keys
 from .lanes import beside, body_bytes, lane
 from .log import log, log_defect
 from .models import in_use
-from .sse import ClientGoneError
 from .tracing import Tracing, current
 
 _OPEN = ("/health", "/health/live", "/health/ready", "/health/progress", "/")
@@ -88,8 +87,9 @@ class Gate:
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # its body is not sent
             with in_use():
                 await self._app(asked, whole, tell)
-        except ClientGoneError:
+        except ClientGoneError:  # before all of the body has come
             figures["gone"] = True
+            status.append(GONE)
         except asyncio.CancelledError:  # by uvicorn alone, which has waited for as long as it may and ends
             figures["cut"] = True
             if not status:

@@ -12,17 +12,13 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import api_error
+from .errors import ClientGoneError, api_error
 from .log import log_defect
 
 T = TypeVar("T")
 Event = dict[str, Any] | str
 _WRITE_S = 120.0
 """A client that takes nothing for so long has gone."""
-
-
-class ClientGoneError(Exception):
-    """Nobody is left to answer."""
 
 
 class EventStream(Response):

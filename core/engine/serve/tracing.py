@@ -122,12 +122,12 @@ class Trace:
 
     def close(self, status: int | None, gone: bool) -> None:
         """The end of the request, answered with ``status``, or whose client has ``gone``."""
-        if gone:
-            self.failed("client_gone")
         if status is not None:
             self._span.set_attribute("http.response.status_code", status)
             if status >= 400:
                 self.failed(str(status))
+        if gone:
+            self.failed("client_gone")
         if self._last:
             self._span.set_attributes(self._figures())
         self._span.end()
@@ -143,7 +143,7 @@ class Trace:
             found["gen_ai.latency.time_in_queue"] = max(self._place.begun - self._start, 0.0)
         if self._operation == "embeddings":
             return found
-        found["gen_ai.usage.output_tokens"] = sum(len(completion.token_ids) for completion in completions)
+        found["gen_ai.usage.output_tokens"] = sum(output.num_generated_tokens for output in outputs)
         found["gen_ai.response.finish_reasons"] = [c.finish_reason or "error" for c in completions]
         first = [o.metrics.first_token - self._start for o in outputs if o.metrics.first_token is not None]
         if first:
