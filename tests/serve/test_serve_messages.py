@@ -130,3 +130,15 @@ def test_refusals_have_its_form(running):
         client(running).messages.create(**seeded(tools=[TOOL], extra_body={"tool_choice": {"type": "tool"}}))
     with pytest.raises(anthropic.BadRequestError, match="context"):
         client(running).messages.create(**seeded(max_tokens=5000))
+
+
+def test_results_that_are_errors_are_shown_as_such(tooled):
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "a"}}
+
+    def counted(**result):
+        parts = [{"type": "tool_result", "tool_use_id": "toolu_1", **result}]
+        messages = [*HELLO, {"role": "assistant", "content": [use]}, {"role": "user", "content": parts}]
+        return client(tooled).messages.count_tokens(model="tiny", messages=messages, tools=[TOOL]).input_tokens
+
+    assert counted(content="No such city.", is_error=True) == counted(content="Error: No such city.")
+    assert counted(content="Sun.", is_error=False) == counted(content="Sun.") < counted(content="Sun.", is_error=True)

@@ -46,6 +46,8 @@ class ToolUse(Body):
 
 
 class ToolResult(Body):
+    """``is_error``: the model is shown it as an error."""
+
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Listed[Text] | None = None
@@ -117,7 +119,7 @@ class CountBody(Body):
             parts = [Text(type="text", text=turn.content)] if isinstance(turn.content, str) else turn.content
             for result in parts:
                 if isinstance(result, ToolResult):
-                    content = _joined(result.content or "")
+                    content = ("Error: " if result.is_error else "") + _joined(result.content or "")
                     yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
             texts = [part for part in parts if isinstance(part, Text)]
             calls = [_call(part) for part in parts if isinstance(part, ToolUse)]
