@@ -15,6 +15,7 @@ TAKEN = [
     {"service_tier": "auto"},
     {"modalities": ["text"]},
     {"safety_identifier": "x", "prompt_cache_key": "y", "user": "z"},
+    {"chat_template_kwargs": {"self": 1, "begin": 2, "variables": 3}},
 ]
 REFUSED = [
     ({"store": True}, "store"),
@@ -232,8 +233,75 @@ def test_numbers_within_objects_are_finite(running, path, fields):
     assert answer.status_code == 400 and "not finite" in answer.json()["error"]["message"], answer.text
 
 
+def nested(depth):
+    found = {}
+    for _ in range(depth):
+        found = {"properties": found}
+    return found
+
+
+def function(**parameters):
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("depth", [130, 300, 600])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", lambda deep: {"tools": [function(**deep)], "tool_choice": "required"}),
+        ("/v1/chat/completions", lambda deep: {"tools": [function(**deep)]}),
+        ("/v1/chat/completions", lambda deep: {"chat_template_kwargs": deep}),
+        ("/tokenize", lambda deep: {"chat_template_kwargs": deep}),
+        ("/api/chat", lambda deep: {"format": deep}),
+        ("/api/generate", lambda deep: {"prompt": "x", "messages": None, "format": deep}),
+        (
+            "/api/chat",
+            lambda deep: {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": deep}}]},
+                ]
+            },
+        ),
+    ],
+)
+def test_objects_are_not_too_deep(running, path, field, depth):
+    with running.http as http:
+        answer = http.post(path, json={"model": "tiny", "messages": ASK["messages"]} | field(nested(depth)))
+    assert answer.status_code == 400 and "nested deeper than 128 levels" in answer.text, answer.text
+
+
 def test_options_of_streams_are_for_streams(running):
     with running.http as http:
         for path, said in (("/v1/chat/completions", ASK), ("/v1/completions", {"model": "tiny", "prompt": "x"})):
             answer = http.post(path, json=said | {"stream_options": {"include_usage": True}})
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream_options"
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "fields", "form"),
+    [
+        ("/v1/chat/completions", "chat_completions", {}, {"error"}),
+        ("/v1/responses", "responses", {"input": "x"}, {"error"}),
+        ("/v1/messages", "messages", {"max_tokens": 1}, {"type", "error"}),
+        ("/api/chat", "ollama", {}, {"error"}),
+    ],
+)
+def test_a_fault_that_nobody_foresaw_has_the_protocols_form(running, monkeypatch, capsys, path, module, fields, form):
+    async def fails(*_):
+        raise ValueError("what a prompt said")
+
+    monkeypatch.setattr(f"engine.serve.{module}.prepare", fails)
+    given = fields if "input" in fields else {"messages": ASK["messages"], **fields}
+    with running.http as http:
+        answer = http.post(path, json={"model": "tiny", **given})
+    assert answer.status_code == 500 and answer.headers["x-request-id"]
+    found = answer.json()
+    assert set(found) == form
+    error = found["error"]
+    sentence = error if path.startswith("/api/") else error["message"]
+    assert sentence == "The server has a defect; its log tells more under this request's id."
+    assert path.startswith("/api/") or error["type"] == "server_error"
+    running.wait_until_logged(path=path, status=500)
+    told = capsys.readouterr().err
+    assert '"defect"' in told and "ValueError" in told and answer.headers["x-request-id"] in told
+    assert "what a prompt said" not in told

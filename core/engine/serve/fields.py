@@ -26,6 +26,7 @@ from .errors import ApiError
 MAX_LISTED = 1024  # prompts, or stop strings, of a request
 _MAX_FIELDS = 1024  # of an object
 _MAX_ITEMS = 16384  # of a list, such as the messages of a conversation
+_MAX_DEPTH = 128  # of an object of the caller's: what is done with schemas goes down with them
 
 
 class _FirstFault:
@@ -52,18 +53,21 @@ def _few(given: Any) -> Any:
 Few = Annotated[dict[str, T], BeforeValidator(_few)]
 
 
-def _finite(given: dict[str, Any]) -> dict[str, Any]:
-    left: list[Any] = [given]
+def _usable(given: dict[str, Any]) -> dict[str, Any]:
+    left: list[tuple[Any, int]] = [(given, 1)]
     while left:
-        part = left.pop()
+        part, depth = left.pop()
         if isinstance(part, float) and not isfinite(part):
             raise PydanticCustomError("finite_number", "it has a number that is not finite")
-        left += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        if isinstance(part, (dict, list)):
+            if depth > _MAX_DEPTH:
+                raise PydanticCustomError("too_deep", f"it is nested deeper than {_MAX_DEPTH} levels")
+            left += ((one, depth + 1) for one in (part.values() if isinstance(part, dict) else part))
     return given
 
 
-Loose = Annotated[dict[str, Any], AfterValidator(_finite)]
-"""An object of the caller's, such as a schema; its numbers are finite, as JSON's are."""
+Loose = Annotated[dict[str, Any], AfterValidator(_usable)]
+"""An object of the caller's, such as a schema; its numbers are finite, as JSON's are, and it is not too deep."""
 
 
 class Body(BaseModel):
@@ -368,7 +372,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Loose | None = None
 
 
 class ContextOption(Body):

@@ -19,7 +19,7 @@ from engine.runtime.outputs import RequestOutput
 
 from .chat import Chat, prepare
 from .errors import ApiError
-from .fields import Body, ChatBody, ContextOption, Listed, Tool
+from .fields import Body, ChatBody, ContextOption, Listed, Loose, Tool
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream
@@ -59,7 +59,7 @@ Nothing = Annotated[list[Any], Field(max_length=0)] | None
 
 class FunctionOfCall(Body):
     name: str
-    arguments: dict[str, Any]
+    arguments: Loose
     index: int | None = None
 
 
@@ -100,7 +100,7 @@ class Turn(Body):
 class Asked(Body):
     model: str
     stream: bool = True
-    format: Literal["json", ""] | dict[str, Any] | None = None
+    format: Literal["json", ""] | Loose | None = None
     options: Options | None = None
     keep_alive: str | int | float | None = None
     """Taken, and without effect: --idle-unload and --memory-budget say how long a model stays loaded."""
