@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import jsonschema
 import numpy as np
+import openai
 import pytest
 import tiny_models
 
-from engine.answers import Reader
+from engine.answers import Reader, Reading
+from engine.runtime.outputs import CompletionOutput
+from engine.sampling.grammar import GrammarCompiler
+from engine.serve.calling import wanted
+from engine.serve.chat import Chat
 from engine.serve.deltas import Delta
+from engine.serve.fields import ChatBody
 
 WEATHER = {
     "type": "function",
@@ -95,9 +103,11 @@ TEXTS = {
 
 def streamed(reader, text, cuts):
     """The deltas of a text that comes in pieces, put together as a client does."""
-    delta, content, reasoning, calls = Delta(), "", "", []
+    delta, reading, content, reasoning, calls = Delta(), Reading(reader), "", "", []
     for cut in cuts:
-        new = delta.advance(reader.read(text[:cut], finished=cut == cuts[-1]))
+        parts = reading.read(text[:cut], finished=cut == cuts[-1])
+        assert parts == reader.read(text[:cut], finished=cut == cuts[-1])
+        new = delta.advance(parts)
         content += new.get("content", "")
         reasoning += new.get("reasoning_content", "")
         for call in new.get("tool_calls", ()):
@@ -252,11 +262,160 @@ def test_references_within_a_tools_schema(tooled, wanted):
             jsonschema.validate(json.loads(call.function.arguments), whole)
 
 
-def test_an_answer_in_a_form_is_no_call(tooled):
-    """Though it may look like one."""
+def test_an_answer_in_a_form_is_no_call(tooled, tagged):
+    """Though it may look like one: where nothing can be called, or calls have tags."""
     form = {
         "type": "json_schema",
         "json_schema": {"name": "a", "schema": {"const": {"name": "clock", "arguments": {}}}},
     }
-    message = ask(tooled, response_format=form).choices[0].message
-    assert not message.tool_calls and json.loads(message.content) == {"name": "clock", "arguments": {}}
+    for running, choice in ((tooled, "none"), (tagged, "none"), (tagged, "auto")):
+        bias = biased(running, "{")
+        message = ask(running, response_format=form, tool_choice=choice, logit_bias=bias).choices[0].message
+        assert not message.tool_calls and json.loads(message.content) == {"name": "clock", "arguments": {}}
+
+
+@pytest.fixture(scope="module")
+def tagged(start, tmp_path_factory):
+    """Its template shows calls in tags."""
+    template = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}" + tiny_models.TEMPLATE
+    return start(model=tiny_models.write_talker(tmp_path_factory.mktemp("tagged"), template))
+
+
+def biased(running, letter):
+    """The model says it wherever it may."""
+    return {str(running.engine.tokenizer.encode(letter)[-1]): 100}
+
+
+WORD = {
+    "type": "object",
+    "properties": {"answer": {"$ref": "#/$defs/word"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+    "$defs": {"word": {"enum": ["yes", "no"]}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("kind", "call", "text"), [("tooled", "n", "a"), ("tagged", "<", "{")])
+def test_a_form_leaves_room_for_calls(request, kind, call, text, stream):
+    running = request.getfixturevalue(kind)
+    form = {"type": "json_schema", "json_schema": {"name": "word", "schema": WORD, "strict": True}}
+    fields = {"response_format": form, "stream": stream, "parallel_tool_calls": False}
+    content, calls, finish = said(ask(running, logit_bias=biased(running, call), **fields), stream)
+    [(name, arguments)] = calls
+    schema = next(tool for tool in (WEATHER, CLOCK) if tool["function"]["name"] == name)["function"]["parameters"]
+    jsonschema.validate(json.loads(arguments), schema)
+    assert finish == "tool_calls" and not content
+    content, calls, finish = said(ask(running, logit_bias=biased(running, text), **fields), stream)
+    jsonschema.validate(json.loads(content), WORD)
+    assert finish == "stop" and not calls
+
+
+def said(answer, stream):
+    """Content, calls and the reason of the end."""
+    if not stream:
+        [choice] = answer.choices
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+        return choice.message.content or "", calls, choice.finish_reason
+    content, calls = "", []
+    for chunk in answer:
+        [choice] = chunk.choices
+        content += choice.delta.content or ""
+        for call in choice.delta.tool_calls or ():
+            if call.index == len(calls):
+                calls.append((call.function.name, ""))
+            calls[call.index] = (calls[call.index][0], calls[call.index][1] + call.function.arguments)
+    return content, calls, choice.finish_reason
+
+
+def test_several_calls_in_place_of_a_form(tagged):
+    """Where a call ends the line may, and another follow."""
+    bias = biased(tagged, "<") | biased(tagged, "\n")
+    _, calls, _ = said(ask(tagged, response_format={"type": "json_object"}, logit_bias=bias), False)
+    assert len(calls) > 1 and {name for name, _ in calls} <= {"weather", "clock"}
+
+
+@pytest.mark.parametrize("kind", ["tooled", "tagged"])
+def test_a_form_without_room_for_calls(request, kind):
+    running = request.getfixturevalue(kind)
+    form = {"structured_outputs": {"regex": "[a-z]{3}"}}
+    with pytest.raises(openai.BadRequestError, match="set tool_choice to none") as refused:
+        ask(running, extra_body=form)
+    assert refused.value.body["param"] == "structured_outputs"
+    assert len(ask(running, extra_body=form, tool_choice="none").choices[0].message.content) == 3
+
+
+class Counted:
+    """A pattern that counts the characters it goes over."""
+
+    def __init__(self, pattern, counts):
+        self._pattern, self._counts = pattern, counts
+
+    def match(self, text, at=0):
+        found = self._pattern.match(text, at)
+        self._counts.append(found.end() - at if found else 0)
+        return found
+
+    def search(self, text, at=0):
+        found = self._pattern.search(text, at)
+        self._counts.append((found.end() if found else len(text)) - at)
+        return found
+
+    def finditer(self, text, at=0):
+        for found in self._pattern.finditer(text, at):
+            self._counts.append(found.end() - found.start())
+            yield found
+
+
+@pytest.mark.parametrize("begin", ["<tool_call>\n", "[TOOL_CALLS] [", "", "<think>so</think>"])
+def test_what_has_been_read_of_a_call_is_not_read_again(monkeypatch, begin):
+    counts = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("engine.answers."):
+            for key, value in list(vars(module).items()):
+                if isinstance(value, re.Pattern):
+                    monkeypatch.setattr(module, key, Counted(value, counts))
+    listed = ", ".join(f'{{"key {n}": [{n}, "\\"text {n}\\"", null]}}' for n in range(700))
+    members = ", ".join(f'"{n}": {n}' for n in range(700))
+    text = f'{begin}{{"name": "weather", {members}, "arguments": {{"list": [{listed}], "text": "{"x" * 10000}"}}}}'
+    chat = Chat(None, None, Reader(frozenset({"weather"})), 0)
+    for cut in range(0, len(text), 8):
+        chat.parts(CompletionOutput(0, text[:cut], (), None, None))
+    parts = chat.parts(CompletionOutput(0, text, (), None, None, "stop"))
+    assert json.loads(parts.calls[0].arguments)["text"] == "x" * 10000
+    assert sum(counts) < 10 * len(text)
+
+
+def fits(running, form, text):
+    """Whether the form allows the text, and its end there."""
+    tokenizer = running.engine.tokenizer
+    [matcher] = GrammarCompiler(tokenizer, tiny_models.VOCAB, tokenizer.eos_ids).matchers(form, 1, ignore_eos=False)
+    mask = np.zeros((tiny_models.VOCAB + 31) // 32, np.uint32)
+    for token in [*tokenizer.encode(text), min(tokenizer.eos_ids)]:
+        matcher.fill(mask)
+        if not mask[token // 32] >> token % 32 & 1:
+            return False
+        matcher.advance(token)
+    return True
+
+
+def test_calls_of_strict_tools_are_valid(tagged):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    fields = {"messages": [{"role": "user", "content": "Hm?"}], "tools": [strict, CLOCK]}
+    model = next(iter(tagged.models.by_name.values()))
+    form = wanted(ChatBody(**fields), model).form
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "ab", "days": 2}}\n</tool_call>'
+    other = '<tool_call>{"name": "clock", "arguments": {"any": [1]}}</tool_call>'
+    for text in (
+        "",
+        "Text, <tool_ and {}.\n",
+        call,
+        f"<think>So</think>\nI look.\n{call}",
+        f"{call}\n{other}{call} So.",
+    ):
+        assert fits(tagged, form, text), text
+    for text in ("<tool_call>", call.replace("2", "4"), f"So {call.replace('weather', 'x')}", f"{other} {call[:-14]}"):
+        assert not fits(tagged, form, text), text
+    assert wanted(ChatBody(**fields | {"tools": [WEATHER, CLOCK]}), model).form is None
+    answer = ask(tagged, temperature=0, max_tokens=20, tools=[strict]).choices[0]
+    assert answer.finish_reason == "length" and len(answer.message.content) == 20

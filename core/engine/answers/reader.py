@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from .calls import PartialCall, read_calls
+from .calls import TAG, CallReader
+from .json_parts import PartialCall
 from .reasoning import split_reasoning
 
 
@@ -22,16 +23,33 @@ class Parts:
 class Reader:
     """How answers to a request are read. ``tools``: names of those that may be called; ``inside``: the prompt ended in an
     open block of reasoning; ``plain``: the answer has a form of its own, with no reasoning in it; ``one_call``: no more
-    than one call is wanted."""
+    than one call is wanted; ``tagged``: what does not begin with the tag of a call is no call."""
 
     tools: Set[str] = frozenset()
     inside: bool = False
     plain: bool = False
     one_call: bool = False
+    tagged: bool = False
 
     def read(self, text: str, finished: bool) -> Parts:
-        reasoning, rest, _ = ("", text, False) if self.plain else split_reasoning(text, self.inside, finished)
-        if not self.tools:
+        """A text that is there at once."""
+        return Reading(self).read(text, finished)
+
+
+class Reading:
+    """One answer, read again and again while it comes."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._calls = CallReader(reader.tools)
+
+    def read(self, text: str, finished: bool) -> Parts:
+        """``text`` is that of the time before, or more."""
+        reader = self._reader
+        reasoning, rest, _ = ("", text, False) if reader.plain else split_reasoning(text, reader.inside, finished)
+        if not reader.tools:
             return Parts(reasoning, rest)
-        content, calls = read_calls(rest, self.tools, finished)
-        return Parts(reasoning, content, calls[:1] if self.one_call else calls)
+        if reader.tagged and not rest.startswith(TAG):
+            return Parts(reasoning, "" if TAG.startswith(rest) and not finished else rest)
+        content, calls = self._calls.read(rest, finished)
+        return Parts(reasoning, content, calls[:1] if reader.one_call else calls)

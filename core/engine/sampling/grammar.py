@@ -176,7 +176,7 @@ def _compile(wanted: StructuredOutputs, vocabulary: llguidance.LLTokenizer) -> l
     with library_errors(_unusable):
         limits = llguidance.LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
         source = _source(wanted)
-        if wanted.json is not None and has_conditions(json.loads(str(wanted.json))):
+        if _may_have_conditions(wanted):
             _try(source)
         matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if not matcher.is_error():
@@ -184,6 +184,15 @@ def _compile(wanted: StructuredOutputs, vocabulary: llguidance.LLTokenizer) -> l
     if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
         raise RequestError(f"The grammar cannot be used: {_reason(matcher)}.")
     return matcher
+
+
+def _may_have_conditions(wanted: StructuredOutputs) -> bool:
+    if wanted.json is not None:
+        return has_conditions(json.loads(str(wanted.json)))
+    grammar = wanted.grammar or ""
+    return "%json" in grammar and any(
+        sign in grammar for sign in (*_CONDITIONS, "\\u")
+    )  # keys may be written in escapes
 
 
 def has_conditions(schema: Any) -> bool:
@@ -225,13 +234,22 @@ def _source(wanted: StructuredOutputs) -> str:
     from llguidance import LLMatcher
 
     if wanted.json is not None or wanted.json_object:
-        schema = with_real_dates(json.loads(str(wanted.json))) if wanted.json is not None else {"type": "object"}
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _WHITESPACE})
+        schema = json.dumps(_schema(wanted))
+        return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE})
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:
         return LLMatcher.grammar_from_regex("|".join(map(_literal, wanted.choice)))
     return LLMatcher.grammar_from_lark(_lark(str(wanted.grammar)))
+
+
+def _schema(wanted: StructuredOutputs) -> Any:
+    return with_real_dates(json.loads(str(wanted.json))) if wanted.json is not None else {"type": "object"}
+
+
+def json_in_lark(form: StructuredOutputs) -> str:
+    """A form in JSON as a part of a rule in Lark's syntax."""
+    return "%json " + json.dumps({"x-guidance": {"whitespace_pattern": _WHITESPACE}, **_schema(form)})
 
 
 def _literal(text: str) -> str:
