@@ -18,7 +18,7 @@ from engine.errors import RequestError
 from engine.formats import open_checkpoint
 from engine.formats.tokenizer import Tokenizer
 from engine.sampling import SamplingParams, StructuredOutputs
-from engine.sampling.grammar import GrammarCompiler, Matcher, _Vocabulary
+from engine.sampling.grammar import GrammarCompiler, Matcher, _Vocabulary, json_in_lark
 
 VOCABULARIES = ("llama-bpe", "llama-spm", "phi-3", "qwen2")
 
@@ -259,6 +259,12 @@ def test_conditions_that_are_too_many_to_combine(compiler: GrammarCompiler, sche
     with pytest.raises(RequestError, match="more conditions on one value than can be combined"):
         matcher_of(compiler, json=schema)
     assert time.monotonic() - start < 10 and time.process_time() - own < 1
+
+
+def test_conditions_in_a_schema_within_a_grammar(compiler: GrammarCompiler) -> None:
+    schema = StructuredOutputs(json={"type": "integer", "multipleOf": 1_000_003})
+    with pytest.raises(RequestError, match="more conditions on one value than can be combined"):
+        matcher_of(compiler, grammar=f"start: {json_in_lark(schema)}")
 
 
 def test_conditions_that_can_be_combined(compiler: GrammarCompiler) -> None:
