@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from engine.formats import FORMATS
+from engine.testing.cases import CaseWeight, random_weight
 from engine_cuda.repack import REPACKED
 
 
@@ -41,3 +42,14 @@ def test_parts_are_the_decoder_s_numbers(name):
     sound = np.isfinite(want)
     assert sound.mean() > 0.5
     np.testing.assert_array_equal(got[sound], want[sound])
+
+
+@pytest.mark.parametrize("name", [*REPACKED, "F32", "F16", "BF16", "NVFP4", "F8_E4M3"])
+def test_packed_bytes_are_told_ahead(name, device):
+    rng = np.random.default_rng()
+    weight = CaseWeight("w", random_weight(rng, name, (3, 5, 768)))
+    [provider] = device.providers()["linear"]
+    packed = provider.pack(weight, ("linear",), lambda _: None)
+    assert provider.packed_bytes(weight) == packed.nbytes
+    if name in ("Q5_K", "Q6_K", "Q2_K", "IQ1_S"):
+        assert packed.nbytes > 1.25 * weight.rows().nbytes

@@ -21,6 +21,7 @@ from engine.models import load_model
 from engine.program.pack import Packing
 from engine.program.place import Placer
 from engine.program.plan import Pools, check_device, kv_bytes_a_block, make_limits, make_plan
+from engine.program.reference import ReferenceProvider
 from engine.program.segments import segments
 from engine.runtime.config import EngineConfig
 from engine.runtime.load import load
@@ -246,6 +247,34 @@ def test_a_device_with_memory_of_its_own_gives_the_cache_most_of_it(llama, monke
     free, many = 1 << 28, {"max_num_seqs": 4096, "kv_cache_tokens": 1 << 20, "kv_cache_dtype": "f32"}
     for info, share in ((shared, 0.5), (own, 0.85)):
         assert share - 0.01 < opened(free, info, **many).memory.kv / free <= share
+
+
+def test_the_cache_gets_what_packed_weights_leave(llama, monkeypatch):
+    """And not what they leave as they lie in their file, which may be less."""
+    free, each = 1 << 28, 1 << 22
+    own = DeviceInfo("host", "reference", own_memory=True)
+    monkeypatch.setattr(ReferenceDevice, "memory_info", lambda _: MemoryInfo(free, free))
+    monkeypatch.setattr(ReferenceDevice, "describe", lambda _: own)
+    many = {"max_num_seqs": 4096, "kv_cache_tokens": 1 << 20, "kv_cache_dtype": "f32"}
+    config = EngineConfig(model=llama, backend="reference", **many)
+    monkeypatch.setattr(ReferenceProvider, "packed_bytes", lambda self, ref: each, raising=False)
+    loaded = load(config)
+    left = free - each * len(loaded.packing.weights)
+    assert 0 < left < 0.9 * free and 0.84 < loaded.memory.kv / left <= 0.85
+    monkeypatch.setattr(ReferenceProvider, "packed_bytes", lambda self, ref: free)
+    with pytest.raises(
+        ConfigError, match=r"The weights take .* GB on host, and 0.268 GB are free there; choose a smaller"
+    ):
+        load(config)
+
+
+def test_no_room_for_weights_is_a_sentence(llama, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(ReferenceProvider, "pack", full)
+    with pytest.raises(ConfigError, match=r"memory has no room for .* GB of weights; choose a smaller model"):
+        load(EngineConfig(model=llama, backend="reference"))
 
 
 def test_a_device_is_refused_what_it_declares_and_the_core_cannot_keep(program):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 
 import numpy as np
@@ -26,6 +27,21 @@ ALIGNMENT = 64
 """Of arrays that are brought together: kernels are told that pointers are multiples of 16."""
 
 
+@contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """Within it a GPU is this thread's own, which kernels are cut and launched for, and MemoryError says that it has no room."""
+    try:
+        with torch.cuda.device(device.index if device.type == "cuda" else -1):
+            yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+
+
+def aligned(nbytes: int) -> int:
+    """The bytes that an array takes among others that are brought together."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def from_host(array: Array, device: torch.device) -> torch.Tensor:
     """A copy of a host array, contiguous. uint16 is bf16."""
     return on_host(np.array(array, order="C")).to(device)
@@ -39,8 +55,7 @@ def on_host(array: Array) -> torch.Tensor:
 
 def all_from_host(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
     """Copies of host arrays in one piece of memory, brought at once, from pages that the GPU reads by itself."""
-    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
-    starts = [0, *accumulate(sizes)]
+    starts = [0, *accumulate(aligned(array.nbytes) for array in arrays)]
     pages = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     host = pages.numpy()
     for start, array in zip(starts, arrays, strict=False):

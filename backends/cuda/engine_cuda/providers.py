@@ -10,6 +10,7 @@ import torch
 from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, StepFn, WeightRef
 
 from . import weights
+from .arrays import on
 from .cuts import Cuts
 from .layouts import PAGES
 from .operands import Op, Operands
@@ -42,7 +43,11 @@ class TritonProvider:
         return {}
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
-        return weights.pack(ref, progress, self.device)
+        with on(self.device):
+            return weights.pack(ref, progress, self.device)
+
+    def packed_bytes(self, ref: WeightRef) -> int:
+        return weights.packed_bytes(ref)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
         def run(frame: Frame) -> None:

@@ -97,6 +97,22 @@ def pack(ref: WeightRef, progress: Callable[[int], None], device: torch.device) 
     return Packed(weight, weight.nbytes, weight.decoded)
 
 
+def packed_bytes(ref: WeightRef) -> int:
+    """At most so many bytes does ``pack`` make of a weight; factors that turn out to be alike take less."""
+    total, depth = prod(ref.shape[:-1]), ref.shape[-1]
+    if ref.format not in REPACKED:
+        return total * depth * np.dtype(STORED.get(ref.format, np.float32)).itemsize
+    if (ref.format, depth) not in _row_bytes:
+        form = REPACKED[ref.format]
+        arrays = _arrays(form.split(np.ascontiguousarray(ref.rows(0, 1))), form)
+        _row_bytes[ref.format, depth] = sum(array.nbytes for array in arrays if array is not None)
+    return total * _row_bytes[ref.format, depth]
+
+
+_row_bytes: dict[tuple[str, int], int] = {}
+"""Of a row of so many columns in a format, as codes and factors."""
+
+
 def _dense(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Dense:
     raw = ref.rows()
     if ref.format in STORED:
@@ -113,8 +129,8 @@ def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device
     chunks = []
     for first in range(0, total, step):
         raw = np.ascontiguousarray(ref.rows(first, min(first + step, total)))
-        parts = form.split(raw)
-        chunks.append(_on_device(parts, form, device))
+        arrays = _arrays(form.split(raw), form)
+        chunks.append(tuple(None if array is None else from_host(array, device) for array in arrays))
         progress(raw.nbytes)
     codes, scale, fine_scale, least, fine_least = (_joined(column) for column in zip(*chunks, strict=True))
     assert codes is not None and scale is not None
@@ -138,9 +154,8 @@ def _with_few_scales(form: Form, scale: torch.Tensor) -> tuple[Form, torch.Tenso
     return form, scale
 
 
-def _on_device(parts: Parts, form: Form, device: torch.device) -> tuple[torch.Tensor | None, ...]:
-    arrays = (packed_codes(parts.codes, form.bits), parts.scale, parts.fine_scale, parts.least, parts.fine_least)
-    return tuple(None if array is None else from_host(array, device) for array in arrays)
+def _arrays(parts: Parts, form: Form) -> tuple[Array | None, ...]:
+    return packed_codes(parts.codes, form.bits), parts.scale, parts.fine_scale, parts.least, parts.fine_least
 
 
 def _joined(chunks: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:

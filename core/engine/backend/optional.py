@@ -1,4 +1,4 @@
-"""What a device may offer beside the eight methods of the contract; None, or nothing, where it does not."""
+"""What a device or a provider may offer beside the methods of the contract; None, or nothing, where it does not."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .v1 import Array, Device, Limits, Provider, Segment, StepFn
+    from .v1 import Array, Device, Limits, Provider, Segment, StepFn, WeightRef
 
 
 def providers_of(device: Device) -> Mapping[str, Sequence[Provider]]:
     """Optional on a device: ``providers() -> {op: [Provider, ...]}`` in the order to try."""
     offered = getattr(device, "providers", None)
     return offered() if offered is not None else {}
+
+
+def packed_bytes_of(provider: Provider) -> Callable[[WeightRef], int] | None:
+    """Optional on a provider (api 1.1): ``packed_bytes(ref)`` tells ahead how many bytes ``pack`` makes of a weight at most, so
+    that the cache gets what is left. Of a provider without it that is what the weight takes in its file."""
+    return getattr(provider, "packed_bytes", None)
 
 
 def compile_of(device: Device) -> Callable[[Segment, Limits, Mapping[str, Any]], StepFn | None] | None:

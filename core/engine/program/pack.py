@@ -3,10 +3,11 @@ device that packs beside the interpreter is given weights ahead, so that a token
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..backend.optional import packed_bytes_of
 from ..backend.v1 import Packed, Provider, WeightRef
 from .place import Placement
 from .weights import stored_bytes
@@ -73,3 +74,12 @@ def _jobs(placement: Placement) -> dict[tuple[str, str, str], _Job]:
             job = jobs.setdefault((placed.place, placed.provider.packer, ref.name), _Job(ref, placed.provider, []))
             job.uses.append(placed.call.op)
     return jobs
+
+
+def packed_bytes(placement: Placement) -> Counter[str]:
+    """Bytes of the weights of each place, as its providers tell that they pack them."""
+    found: Counter[str] = Counter()
+    for (place, _, _), job in _jobs(placement).items():
+        told = packed_bytes_of(job.provider) or stored_bytes
+        found[place] += told(job.ref)
+    return found

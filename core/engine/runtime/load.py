@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from ..ops.kv import WHOLE
 from ..program.build import Program
 from ..program.execute import StepSession, swap_refusal
 from ..program.group import Rank
-from ..program.pack import Packing
+from ..program.pack import Packing, packed_bytes
 from ..program.padding import common_buckets
 from ..program.place import Placement, Placer
 from ..program.plan import (
@@ -34,7 +33,6 @@ from ..program.plan import (
 )
 from ..program.shard import shard
 from ..program.virtual import address_blocks, page_blocks
-from ..program.weights import stored_bytes
 from ..sampling.beam import MAX_CANDIDATES
 from ..scheduler import Scheduler, SchedulerConfig, check_policy
 from .config import USUAL_POOL_TOKENS, EngineConfig
@@ -186,8 +184,7 @@ def _load(
     if allocator.virtual:
         spaces = address_blocks(placement, config.kv_cache_dtype, pages, blocks, config.max_num_seqs, length)
         addresses = Addresses(pages, least(*spaces))
-    report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
-    packing = Packing(placement, report)
+    packing = _packing(placement, progress)
     batched = min(step, length * config.max_num_seqs)
     decodes = next(iter(infos.values())).decode_buckets if len(infos) == 1 else ()
     limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
@@ -290,15 +287,19 @@ def _pools(
     """The pools as each device with a cache sees them, in steps of at most so many tokens, and pages of so many blocks: its
     layers' bytes and its share of the memory. Several devices may lie in the same memory, and ranks unless it is a device's
     own, so each takes its part of what is free there."""
-    weights: Counter[str] = Counter()
-    refs = {(placed.place, ref.name): ref for placed in placement.calls for ref in placed.call.weights.values()}
-    for (place, _), ref in refs.items():
-        weights[placement.main if place == "host" else place] += stored_bytes(ref)
+    weights = packed_bytes(placement)
+    weights[placement.main] += weights.pop("host", 0)
     sizes = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
     total = sum(map(sum, sizes.values()))
     pools = []
     for place, a_block in sizes.items():
-        free = max(devices[place].memory_info().free - weights[place], 0) // len(sizes)
+        there = devices[place].memory_info().free
+        if infos[place].own_memory and weights[place] > there:
+            raise ConfigError(
+                f"The weights take {weights[place] / 1e9:.3g} GB on {infos[place].name}, and {there / 1e9:.3g} GB are free there;"
+                " choose a smaller model, or one of fewer bits a weight."
+            )
+        free = max(there - weights[place], 0) // len(sizes)
         budget = int(_OWN_SHARE * free) if infos[place].own_memory else free // (2 * config.tensor_parallel_size)
         if config.kv_cache_memory is not None:
             budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
@@ -308,3 +309,16 @@ def _pools(
 
 _OWN_SHARE = 0.85
 """Of a device's own memory beside the weights; the rest is for what a step makes."""
+
+
+def _packing(placement: Placement, progress: Progress | None) -> Packing:
+    """ConfigError where a device has no room for the weights."""
+    report = None if progress is None else lambda done, total: progress("Loading weights", done, total)
+    try:
+        return Packing(placement, report)
+    except MemoryError as error:
+        needed = packed_bytes(placement).total() / 1e9
+        raise ConfigError(
+            f"The device's memory has no room for {needed:.3g} GB of weights; choose a smaller model, or one of fewer bits a"
+            " weight."
+        ) from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..backend.optional import packed_bytes_of
 from ..backend.v1 import Device, Provider, StepFn, providers_of
 from ..ops import OPS, Case, OpSpec
 from ..program.features import refusal
@@ -82,11 +83,15 @@ def _agrees(where: str, bench: Bench, case: Case, found: Result) -> None:
 
 
 def _packs(where: str, bench: Bench, provider: Provider) -> None:
-    """A packed weight gives the weight back, to within what f16 scales may cost."""
+    """A packed weight gives the weight back, to within what f16 scales may cost, and takes no more than was told ahead."""
+    told = packed_bytes_of(provider)
     for name, packed in bench.packed.get(provider.packer, {}).items():
         want = bench.weights[name].dense()
         got = np.asarray(packed.unpack(), np.float32).reshape(want.shape)
         close(f"{where}: {name} unpacked", Bound(2.0**-10 * float(np.abs(want).max(initial=0)), 0.0), got, want)
+        assert told is None or packed.nbytes <= told(bench.weights[name]), (
+            f"{where}: {name} takes more than packed_bytes says."
+        )
 
 
 def _rows_alone(where: str, bench: Bench, provider: Provider, whole: Result, rows: list[int]) -> None:
