@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from engine.sampling import SamplingParams
 from engine.testing import models
 from engine.testing.checkpoints import write_checkpoint
 
-# What makes memory, views it or fills it with zeros. Everything else would be an op computed outside of a kernel.
-PLAIN = {"empty", "new_empty", "zero_", "view", "detach", "set_", "copy_", "select"}
+# What makes memory or views it. Everything else would be an op computed outside of a kernel.
+PLAIN = {"empty", "new_empty", "view", "detach", "set_", "copy_", "select"}
 
 
 def _probe(**environment):
@@ -51,6 +52,55 @@ def test_interpreted_it_is_never_preferred(device):
     available, score, reason = _probe(TRITON_INTERPRET="1")
     assert available and score < 0 and "interpreter" in reason
     assert next(b for b in discover() if b.automatic).name != "cuda"
+
+
+def _driver(*capabilities):
+    """As much of libcuda as the probe asks, with GPUs of these compute capabilities."""
+
+    def put(place, value):
+        place._obj.value = value
+        return 0
+
+    return SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=lambda count: put(count, len(capabilities)),
+        cuDeviceGet=put,
+        cuDeviceGetAttribute=lambda found, which, device: put(found, capabilities[device.value][(75, 76).index(which)]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "available", "preferred"),
+    [
+        (((8, 0),), True, True),
+        (((12, 0), (7, 5)), True, True),
+        (((7, 5), (8, 6)), True, False),
+        (((7, 5), (6, 1)), False, False),
+    ],
+)
+def test_a_gpu_without_bf16_is_not_chosen(capabilities, available, preferred, device, monkeypatch):
+    import engine_cuda
+
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(engine_cuda, "version", lambda name: "2.13.0+cu130")
+    monkeypatch.setattr("ctypes.CDLL", lambda name: _driver(*capabilities))
+    probe = engine_cuda.manifest.probe()
+    assert probe.available == available and (probe.score > 0) == preferred
+    assert available or probe.reason.startswith("GPU 0 has compute capability 7.5, and bf16 needs at least 8.0")
+
+
+def test_a_gpu_without_bf16_is_not_opened(device, monkeypatch):
+    from engine_cuda import device as module
+
+    capabilities = [(9, 0), (7, 5)]
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    monkeypatch.setattr(module, "CudaDevice", lambda where, *more: where)
+    assert module.open_device(0, {}).index == 0
+    with pytest.raises(ValueError, match=r"^GPU 1 has compute capability 7\.5, and bf16 needs at least 8\.0 .*\.$"):
+        module.open_device(1, {})
 
 
 def test_no_op_is_computed_by_torch(device, tmp_path):
@@ -143,3 +193,58 @@ def test_a_gpu_without_room_is_a_sentence(device, tmp_path, monkeypatch):
     monkeypatch.setattr("engine_cuda.device.torch.zeros", full)
     with pytest.raises(ConfigError, match=r"There is no room for .* GB of KV cache"):
         LLM(folder, backend="cuda", max_model_len=32)
+
+
+def test_a_gpu_without_room_for_what_a_step_makes_is_a_sentence(device, tmp_path, monkeypatch):
+    """As when the session opens and its decode steps are recorded."""
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
+    monkeypatch.setenv("ENGINE_CUDA_GRAPHS", "1")
+    monkeypatch.setattr("engine_cuda.recording.Arena._new", full)
+    with pytest.raises(ConfigError, match=r"There is no room for .* GB of KV cache"):
+        LLM(folder, backend="cuda", max_model_len=32)
+
+
+def test_a_gpu_without_room_for_weights_is_a_sentence(device, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
+    monkeypatch.setattr("engine_cuda.weights.from_host", full)
+    with pytest.raises(ConfigError, match=r"memory has no room for .* GB of weights"):
+        LLM(folder, backend="cuda", max_model_len=32)
+
+
+def test_kernels_are_cut_for_the_gpu_in_use(device, monkeypatch):
+    """Which may not be the first one."""
+    from engine_cuda import providers, tiles
+
+    class Within:
+        """As torch.cuda.device."""
+
+        used = 0
+
+        def __init__(self, index):
+            self._index = index
+
+        def __enter__(self):
+            self._before, Within.used = Within.used, self._index
+
+        def __exit__(self, *_):
+            Within.used = self._before
+
+    tiles._named.cache_clear()
+    monkeypatch.setattr(tiles, "_any_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", Within)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: Within.used)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", [(8, 0), (9, 0)].__getitem__)
+    monkeypatch.setattr("engine_cuda.weights.pack", lambda *_: tiles.architecture())
+    for index, name in ((0, "sm_80"), (1, "sm_90")):
+        where = torch.device("cuda", index)
+        [provider] = providers.make_providers(where, None)["linear"]
+        assert provider.pack(None, ("linear",), None) == name
+    assert tiles.architecture() == "sm_80"
+    tiles._named.cache_clear()

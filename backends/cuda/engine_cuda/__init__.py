@@ -10,6 +10,11 @@ from typing import Any
 
 from engine.backend.v1 import API, Device, Manifest, Probe
 
+OLDEST = (8, 0)
+"""The least compute capability: GPUs before Ampere have no bf16."""
+_MAJOR, _MINOR = 75, 76
+"""What the driver calls the parts of a compute capability."""
+
 
 def _probe() -> Probe:
     if find_spec("torch") is None or find_spec("triton") is None:
@@ -22,20 +27,44 @@ def _probe() -> Probe:
         return Probe(
             False, "this torch is a CPU build; install one for CUDA: pip install --upgrade --force-reinstall torch"
         )
-    if not _driver_found():
+    capabilities = _capabilities()
+    if not capabilities:
         return Probe(False, "no NVIDIA driver is on this system (libcuda is not found).")
-    return Probe(True, "an NVIDIA GPU through torch and Triton.", score=100)
+    if max(capabilities) < OLDEST:
+        return Probe(False, too_old(capabilities[0]))
+    # Without a number the first GPU is opened.
+    score = 100 if capabilities[0] >= OLDEST else -10
+    return Probe(True, "an NVIDIA GPU through torch and Triton.", score=score)
 
 
-def _driver_found() -> bool:
+def too_old(capability: tuple[int, int], index: int = 0) -> str:
+    """What is said of a GPU before Ampere."""
+    major, minor = capability
+    return (
+        f"GPU {index} has compute capability {major}.{minor}, and bf16 needs at least 8.0 (Ampere, of 2020, and later)."
+    )
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    """The compute capability of each GPU, as the driver says, which loads no torch. Nothing where there is no driver or GPU."""
     import ctypes
 
     try:
-        count, driver = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
-    # Without a GPU cuInit fails, and a driver that counts none is no use either.
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+        return []
+    count = ctypes.c_int()
+    # Without a GPU cuInit fails.
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+
+    def attribute(which: int, index: int) -> int:
+        device, found = ctypes.c_int(), ctypes.c_int()
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetAttribute(ctypes.byref(found), which, device)
+        return found.value
+
+    return [(attribute(_MAJOR, index), attribute(_MINOR, index)) for index in range(count.value)]
 
 
 def _open(index: int, options: Mapping[str, Any]) -> Device:

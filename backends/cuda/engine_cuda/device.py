@@ -29,7 +29,8 @@ from engine.backend.v1 import (
     available_memory,
 )
 
-from .arrays import DTYPES, all_from_host, from_host, from_pages, to_host, to_pages
+from . import OLDEST, too_old
+from .arrays import DTYPES, all_from_host, from_host, from_pages, on, to_host, to_pages
 from .cuts import cuts_of
 from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
@@ -51,6 +52,9 @@ def open_device(index: int, options: Mapping[str, Any]) -> Device:
     count = torch.cuda.device_count()
     if index >= count:
         raise ValueError(f"there are {count} GPUs, numbered from 0, and no number {index}.")
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST:
+        raise ValueError(too_old(capability, index))
     return CudaDevice(torch.device("cuda", index), act, graphs)
 
 
@@ -77,10 +81,8 @@ class CudaDevice:
         return self.where.type == "cuda"
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        try:
+        with on(self.where):
             return torch.zeros(shape, dtype=DTYPES[dtype], device=self.where)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
 
     def free(self, value: torch.Tensor) -> None:
         """Reference counts do it."""
@@ -89,10 +91,12 @@ class CudaDevice:
         return self._virtual_memory
 
     def copy_in(self, array: Array) -> torch.Tensor:
-        return from_host(array, self.where)
+        with on(self.where):
+            return from_host(array, self.where)
 
     def copy_in_all(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
-        return all_from_host(arrays, self.where)
+        with on(self.where):
+            return all_from_host(arrays, self.where)
 
     def copy_out(self, value: torch.Tensor) -> Array:
         return to_host(value)
@@ -161,7 +165,7 @@ class CudaDevice:
         runner = SegmentRunner(segment, limits, self.graphs, self.where)
 
         def run(frame: Frame) -> None:
-            with torch.cuda.device(self.where.index if self.on_gpu else -1):
+            with on(self.where):
                 runner(frame)
 
         return run

@@ -11,14 +11,21 @@ import triton.language as tl
 from .kernels.common import INTERPRETED, power_of_two
 
 
-@cache
 def architecture() -> str:
-    """Such as sm_90 or gfx942: that of the first GPU, or nothing where there is none."""
-    if not torch.cuda.is_available():
-        return ""
+    """Such as sm_90 or gfx942: that of this thread's GPU, or nothing where there is none."""
+    return _named(torch.cuda.current_device()) if _any_gpu() else ""
+
+
+@cache
+def _any_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+@cache
+def _named(index: int) -> str:
     if torch.version.hip is not None:
-        return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
-    major, minor = torch.cuda.get_device_capability(0)
+        return str(torch.cuda.get_device_properties(index).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(index)
     return f"sm_{major}{minor}"
 
 
