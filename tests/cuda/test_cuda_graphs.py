@@ -134,6 +134,18 @@ def test_all_usual_sizes_are_recorded_when_a_session_opens(recording, monkeypatc
         assert watched.recorded == warmed and watched.again >= 4
 
 
+def test_the_head_s_inputs_that_came_with_the_body_s_need_not_be_as_many(recording, monkeypatch, tmp_path):
+    """Page tables of several widths come with the rows that the head reads, and its key does not tell which."""
+    rng = np.random.default_rng()
+    folder = write_checkpoint("llama", tmp_path / "llama", rng)
+    prompts, params = models.random_prompts(rng, (3, 20)), _params(rng, 2)
+    watched = Watched(monkeypatch)
+    got = _generated(folder, prompts, params, block_size=1, max_num_seqs=2, warm_up=True)
+    assert watched.recorded >= 3 and not watched.different, "the body with 24 and with 96 blocks, and a head"
+    monkeypatch.setenv("ENGINE_CUDA_GRAPHS", "0")
+    assert _generated(folder, prompts, params, block_size=1, max_num_seqs=2) == got
+
+
 def test_where_steps_cannot_be_captured_they_are_launched(recording, monkeypatch, tmp_path):
     """And the device says why."""
     from engine_cuda import graphs

@@ -16,6 +16,7 @@ import torch
 
 from engine.backend.v1 import Dims, Frame, Limits, Segment
 
+from .arrays import aligned
 from .kernels.common import INTERPRETED
 from .recording import Arena, Launch, recorded
 
@@ -140,20 +141,20 @@ class SegmentRunner:
 
     def _placed(self, given: Mapping[int, torch.Tensor]) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
         """The inputs in memory of the arena, and that memory: values that came together lie there as they came, so that all of
-        them are one copy."""
+        them are one copy. Where others came with them, whose sizes the key does not tell, each has a place of its own."""
         together: dict[int, list[int]] = {}
         for key, value in given.items():
             together.setdefault(value.untyped_storage().data_ptr(), []).append(key)
         inputs, places = {}, {}
         for keys in together.values():
-            first = given[keys[0]]
-            nbytes = first.untyped_storage().nbytes() if len(keys) > 1 else first.nbytes
-            place = self.arena.empty((nbytes,), torch.uint8)
-            place.copy_(_whole(first, place))
-            places[keys[0]] = place
+            nbytes = given[keys[0]].untyped_storage().nbytes()
+            alone = len(keys) == 1 or sum(aligned(given[key].nbytes) for key in keys) != nbytes
             for key in keys:
                 value = given[key]
-                start = value.storage_offset() * value.itemsize if len(keys) > 1 else 0
+                if alone or key == keys[0]:
+                    place = places[key] = self.arena.empty((value.nbytes if alone else nbytes,), torch.uint8)
+                    place.copy_(_whole(value, place))
+                start = 0 if alone else value.storage_offset() * value.itemsize
                 inputs[key] = place[start : start + value.nbytes].view(value.dtype).view(value.shape)
         return inputs, places
 
