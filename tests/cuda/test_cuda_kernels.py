@@ -171,3 +171,25 @@ def test_no_kernel_leaves_its_rounding_to_tritons_default(device):
             check_op(device, OPS[op], np.random.default_rng())
     assert len({launch.name for launch in recording.launches}) >= 3
     assert all(launch.meta["enable_fp_fusion"] for launch in recording.launches)
+
+
+def test_only_rows_with_penalties_are_counted(device):
+    """Their counts begin at zero where memory is not, and no others are written: they are as many as the logits."""
+    import torch
+
+    from engine_cuda.recording import Arena, recorded
+
+    class Poisoned(Arena):
+        def empty(self, shape, dtype):
+            value = super().empty(shape, dtype)
+            value.view(-1).view(torch.uint8).fill_(0x5A)
+            return value
+
+    rng = np.random.default_rng()
+    [provider] = device.providers()["process_logits"]
+    for name, counted in (("greedy with penalties", True), ("temperature", False)):
+        [case] = [case for case in all_cases(OPS["process_logits"], rng) if case.name.startswith(name)]
+        with recorded(Poisoned(torch.device("cpu"))) as recording:
+            check_case(Bench(device, OPS["process_logits"], case), provider, None, rng)
+        [counts, *_] = [one.args[-2] for one in recording.launches if one.name == "clear_counts"]
+        assert counts.numel() == case.inputs["logits"].size and bool((counts == 0x5A5A5A5A).all()) != counted

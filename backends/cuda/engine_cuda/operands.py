@@ -66,9 +66,6 @@ class Operands:
         """Memory that nobody has written to."""
         return recording.empty(shape, dtype, self.device)
 
-    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return recording.zeros(shape, dtype, self.device)
-
     def result(self, output: int, *shape: int) -> torch.Tensor:
         """An output of the call, to be written: registered under its id."""
         value = self.bound.call.outputs[output]

@@ -105,10 +105,3 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if _current.recording is not None:
         return _current.recording.arena.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
-
-
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that is set to zero whenever the step is run."""
-    made = empty(shape, dtype, device)
-    submit(Launch(made.zero_, "zero", tuple(shape), (), {}))
-    return made

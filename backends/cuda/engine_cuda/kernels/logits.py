@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 INFINITY = tl.constexpr(float("inf"))
+IN_PROMPT = tl.constexpr(-2147483648)
 
 
 @triton.jit
@@ -28,13 +29,13 @@ def log_sum(logits, active, sums, width, BLOCK: tl.constexpr):
             n = first + tl.arange(0, BLOCK)
             most = tl.maximum(most, tl.load(start + n, mask=n < width, other=float("-inf")))
         greatest = tl.max(most, axis=0)
-        total = tl.zeros([], tl.float64)
+        total = tl.zeros([BLOCK], tl.float64)
         for first in range(0, width, BLOCK):
             n = first + tl.arange(0, BLOCK)
             values = tl.load(start + n, mask=n < width, other=float("-inf"))
-            total += tl.sum(tl.exp(values.to(tl.float64) - greatest), axis=0)
+            total += tl.exp(values.to(tl.float64) - greatest)
         tl.store(sums + 2 * row, greatest.to(tl.float64))
-        tl.store(sums + 2 * row + 1, tl.log(total))
+        tl.store(sums + 2 * row + 1, tl.log(tl.sum(total, axis=0)))
 
 
 @triton.jit
@@ -43,25 +44,35 @@ def _penalized(repetition, frequency, presence, row):
 
 
 @triton.jit
+def clear_counts(repetition, frequency, presence, counts, width, BLOCK: tl.constexpr):
+    """Zeros in counts i32 [rows, width] where a row has penalties, a part of a row a program: hardly any has, and there are as
+    many numbers as logits."""
+    row = tl.program_id(0)
+    if _penalized(repetition, frequency, presence, row):
+        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(counts + row.to(tl.int64) * width + n, tl.zeros([BLOCK], tl.int32), mask=n < width)
+
+
+@triton.jit
 def count_tokens(
     history, rows, positions, token_seq, seq_slots, prompt_lengths, repetition, frequency, presence, counts,
     length, width, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """counts i32 [rows, 2, width], zeros before: how often each token is in the history, and how often after the prompt. Rows
-    without penalties are left out."""
+    """counts i32 [rows, width], zeros before: how often each token comes after the prompt, with the highest bit set where it is
+    in the prompt. Rows without penalties are left out."""
     row = tl.program_id(0)
     if _penalized(repetition, frequency, presence, row):
         token = tl.load(rows + row)
         last = tl.load(positions + token)
         past = history + tl.load(seq_slots + tl.load(token_seq + token)).to(tl.int64) * length
         prompt = tl.load(prompt_lengths + row)
-        own = counts + row.to(tl.int64) * 2 * width
+        own = counts + row.to(tl.int64) * width
         for first in range(0, last + 1, BLOCK):
             n = first + tl.arange(0, BLOCK)
             there = n <= last
             found = tl.load(past + n, mask=there, other=0)
-            tl.atomic_add(own + found, 1, mask=there)
-            tl.atomic_add(own + width + found, 1, mask=there & (n >= prompt))
+            tl.atomic_or(own + found, IN_PROMPT, mask=there & (n < prompt))
+            tl.atomic_add(own + found, 1, mask=there & (n >= prompt))
 
 
 @triton.jit
@@ -88,11 +99,11 @@ def adjust(
         allowed = ((words >> (n % 32).to(tl.uint32)) & 1) != 0
         values = tl.where(allowed, values, float("-inf"))
     if _penalized(repetition, frequency, presence, row):
-        own = counts + row.to(tl.int64) * 2 * width + n
+        found = tl.load(counts + place, mask=there, other=0)
         penalty = tl.load(repetition + row)
         changed = tl.where(values > 0, tl.div_rn(values, penalty + tl.zeros_like(values)), values * penalty)
-        values = tl.where(tl.load(own, mask=there, other=0) > 0, changed, values)
-        count = tl.load(own + width, mask=there, other=0)
+        values = tl.where(found != 0, changed, values)
+        count = found & ~IN_PROMPT
         less = tl.load(frequency + row) * count.to(tl.float32) + tl.load(presence + row)
         values = tl.where(count > 0, values - less, values)
     tl.store(processed + place, values, mask=there)
@@ -135,17 +146,18 @@ def _kept(values, n, least, last):
 
 @triton.jit
 def _weight_above(start, width, temperature, least, last, level, bound, BLOCK: tl.constexpr, COUNTED: tl.constexpr):
-    """Of the values kept and greater than ``bound``: how many there are, or the sum of exp(value - level)."""
-    total = tl.zeros([], tl.float64)
+    """Of the values kept and greater than ``bound``: how many there are, or the sum of exp(value - level). Each place of a block
+    has a sum of its own, so that the program's warps wait for each other only once."""
+    total = tl.zeros([BLOCK], tl.int32 if COUNTED else tl.float64)
     for first in range(0, width, BLOCK):
         n = first + tl.arange(0, BLOCK)
         values = _load(start, n, width, temperature)
         chosen = _kept(values, n, least, last) & (_order(values) > bound)
         if COUNTED:
-            total += tl.sum(chosen.to(tl.int32), axis=0).to(tl.float64)
+            total += chosen.to(tl.int32)
         else:
-            total += tl.sum(tl.where(chosen, tl.exp(values - level), 0.0).to(tl.float64), axis=0)
-    return total
+            total += tl.where(chosen, tl.exp(values - level), 0.0).to(tl.float64)
+    return tl.sum(total, axis=0).to(tl.float64)
 
 
 @triton.jit
@@ -183,17 +195,18 @@ def _cut(start, width, temperature, least, last, level, wanted, BLOCK: tl.conste
 @triton.jit
 def _mean(start, width, temperature, least, last, floor, level, BLOCK: tl.constexpr):
     """The sum of weights exp(value - level) of what is kept and at least ``floor``, and the weighted mean of value - level."""
-    total = tl.zeros([], tl.float64)
-    mixed = tl.zeros([], tl.float64)
+    totals = tl.zeros([BLOCK], tl.float64)
+    mixed = tl.zeros([BLOCK], tl.float64)
     for first in range(0, width, BLOCK):
         n = first + tl.arange(0, BLOCK)
         values = _load(start, n, width, temperature)
         chosen = _kept(values, n, least, last) & (values >= floor)
         distance = tl.where(chosen, values - level, 0.0).to(tl.float64)
         weights = tl.where(chosen, tl.exp(distance), 0.0)
-        total += tl.sum(weights, axis=0)
-        mixed += tl.sum(weights * distance, axis=0)
-    return total, mixed / total
+        totals += weights
+        mixed += weights * distance
+    total = tl.sum(totals, axis=0)
+    return total, tl.sum(mixed, axis=0) / total
 
 
 @triton.jit
@@ -205,15 +218,15 @@ def _typical(start, width, temperature, least, last, floor, level, p, BLOCK: tl.
     while low < high:
         middle = low + (high - low) // 2
         reach = middle.to(tl.float64, bitcast=True)
-        within = tl.zeros([], tl.float64)
+        within = tl.zeros([BLOCK], tl.float64)
         for first in range(0, width, BLOCK):
             n = first + tl.arange(0, BLOCK)
             values = _load(start, n, width, temperature)
             chosen = _kept(values, n, least, last) & (values >= floor)
             distance = tl.where(chosen, values - level, 0.0).to(tl.float64)
             near = chosen & (tl.abs(distance - mean) <= reach)
-            within += tl.sum(tl.where(near, tl.exp(distance), 0.0), axis=0)
-        if within >= p * total:
+            within += tl.where(near, tl.exp(distance), 0.0)
+        if tl.sum(within, axis=0) >= p * total:
             high = middle
         else:
             low = middle + 1
@@ -229,10 +242,11 @@ def keep(
     temperature = tl.load(temperatures + row)
     if temperature != 0:
         start = processed + row.to(tl.int64) * width
-        level = tl.full([], float("-inf"), tl.float32)
+        levels = tl.full([BLOCK], float("-inf"), tl.float32)
         for first in range(0, width, BLOCK):
             values = _load(start, first + tl.arange(0, BLOCK), width, temperature)
-            level = tl.maximum(level, tl.max(tl.where(tl.abs(values) < INFINITY, values, float("-inf")), axis=0))
+            levels = tl.maximum(levels, tl.where(tl.abs(values) < INFINITY, values, float("-inf")))
+        level = tl.max(levels, axis=0)
         least = tl.full([], -2147483648, tl.int32)
         last = tl.full([], 2147483647, tl.int32)
         some = level > float("-inf")
@@ -253,10 +267,12 @@ def keep(
             limit = tl.load(typical_p + row)
         if some & (share > 0):
             # The least value that stays, since what follows compares values.
+            floors = tl.full([BLOCK], float("-inf"), tl.float32)
             for first in range(0, width, BLOCK):
                 values = _load(start, first + tl.arange(0, BLOCK), width, temperature)
                 gone = (tl.abs(values) < INFINITY) & (tl.exp(values.to(tl.float64) - level) < share)
-                floor = tl.maximum(floor, tl.max(tl.where(gone, values, float("-inf")), axis=0))
+                floors = tl.maximum(floors, tl.where(gone, values, float("-inf")))
+            floor = tl.max(floors, axis=0)
         if TYPICAL:
             if some & (limit < 1):
                 above = tl.where(floor == float("-inf"), floor, _next(floor))

@@ -28,8 +28,8 @@ def process_logits(o: Operands) -> None:
     sums = o.new(count, 2, dtype=torch.float64)
     if candidates is not None:
         launch(kernels.log_sum, (count,), logits, candidates, sums, width, BLOCK=PASSES)
-    counts = o.zeros(count, 2, width, dtype=torch.int32)
-    length = history.shape[1]
+    counts, length = o.new(count, width, dtype=torch.int32), history.shape[1]
+    launch(kernels.clear_counts, (count, _parts(width)), *penalties, counts, width, BLOCK=BLOCK)
     launch(
         kernels.count_tokens, (count,), *place, o["prompt_lengths"], *penalties, counts, length, width, BLOCK=PASSES
     )  # fmt: skip
