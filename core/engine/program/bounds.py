@@ -8,11 +8,10 @@ import numpy as np
 
 from ..backend.v1 import Array, Plan, Runs, StepInputs
 from ..errors import SchedulerError
-from ..ops import FROM_HISTORY
 from .padding import block_sizes
 
-_TOKENS = {"token_ids": FROM_HISTORY, "fill_ids": 0, "bias_ids": 0, "targets": -1}
-"""The inputs that are tokens, and the least number that stands in them: a target of -1 is to be drawn."""
+_TOKENS = {"token_ids": -1, "fill_ids": 0, "bias_ids": 0, "targets": -1}
+"""The inputs that are tokens, and the least number that stands in them: -1 is one from the history, or yet to be drawn."""
 
 
 class Bounds:
