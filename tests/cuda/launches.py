@@ -1,7 +1,7 @@
 """What the ops launch for shapes as models have them, recorded on tensors without memory and compiled without a GPU.
 
-Run as a script: ``launches.py TARGET`` prints one line of JSON a kernel, with its instructions, registers spilled and shared
-memory. It must not run where TRITON_INTERPRET is set.
+Run as a script: ``launches.py TARGET [KERNEL ...]`` prints one line of JSON a kernel, or only for those named, with its
+instructions, registers spilled, shared memory and the reductions in its loops. It must not run where TRITON_INTERPRET is set.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from engine_cuda.weights import WHOLE_ROW, Coded, Dense
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx90a": GPUTarget("hip", "gfx90a", 64),
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
@@ -187,6 +189,8 @@ def _layers(r, tokens, ints):
         ("int8", 576, {"v_head_dim": 512}),
         ("u8", 576, {"v_head_dim": 512}),
         ("f32", 128, {}),
+        ("f32", 256, {}),
+        ("f32", 576, {"v_head_dim": 512}),
     ):
         _cached(r, tokens, seqs, ints, dtype, width, dict(more))
 
@@ -298,13 +302,27 @@ def _spilled(compiled, target):
     return sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", found.stderr)) // 4
 
 
-_FP8 = r"wgmma\.mma_async\.sync\.aligned\.\w+\.f32\.e4m3"
+_FP8 = r"wgmma\.mma_async\.sync\.aligned\.\w+\.f32\.e4m3|mma\.sync\.aligned[\w.:]*\.e4m3"
 _MATRIX = rf"{_FP8}|wgmma\.mma_async|mma\.sync|tcgen05\.mma[\w.:]*|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
 
 
-def main(target):
+def _reduced(text):
+    """Reductions within loops over columns: warps wait for each other in each round."""
+    found, loops = 0, []
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        loops = [loop for loop in loops if loop < indent]
+        if "scf.for" in line:
+            loops.append(indent)
+        found += '"tt.reduce"' in line and bool(loops)
+    return found
+
+
+def main(target, *names):
     tiles.architecture = lambda: target
     for launch in record():
+        if names and launch.kernel.fn.__name__ not in names:
+            continue
         compiled = triton.compile(launch.source()[0], target=TARGETS[target], options=launch.options)
         text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
         about = {
@@ -315,9 +333,10 @@ def main(target):
             "matrix": sorted(set(re.findall(_MATRIX, text))),
             "spilled": _spilled(compiled, TARGETS[target]),
             "shared": compiled.metadata.shared,
+            "reduced": _reduced(compiled.asm["ttir"]),
         }
         print(json.dumps(about), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

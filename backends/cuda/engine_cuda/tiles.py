@@ -31,12 +31,16 @@ def _named(index: int) -> str:
 
 def has_fp8() -> bool:
     """Whether there are instructions for E4M3 as the OCP has it: NVIDIA's, from Ada on."""
-    return architecture().startswith("sm_") and int(architecture()[3:]) >= 89
+    return _nvidia() and int(architecture()[3:]) >= 89
 
 
 def multiplies_fp8() -> bool:
     """Whether products of E4M3 are taken as such: on Hopper and later. The interpreter does, too."""
     return INTERPRETED or (has_fp8() and int(architecture()[3:]) >= 90)
+
+
+def _nvidia() -> bool:
+    return architecture().startswith("sm_")
 
 
 def _amd() -> bool:
@@ -46,6 +50,16 @@ def _amd() -> bool:
 def _rdna() -> bool:
     """AMD's GPUs with warps of 32, whose threads have no more than 256 registers."""
     return architecture().startswith(("gfx10", "gfx11", "gfx12"))
+
+
+def _registers_hold_sums() -> bool:
+    """Whether products take their sums from registers: on NVIDIA's GPUs before Hopper, and on consumers' after it."""
+    return architecture().startswith(("sm_8", "sm_12"))
+
+
+def _little_shared() -> bool:
+    """NVIDIA's GPUs whose programs may share 99 KiB, and not 163 or more."""
+    return architecture() in ("sm_86", "sm_89") or architecture().startswith("sm_12")
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None) ->
 def _most_rows(bytes_: int) -> int:
     """For which registers suffice; RDNA's multiply f32 without the matrix units."""
     if bytes_ == 4:
-        return 32 if _rdna() else 64 if architecture().startswith("sm_8") else 128
+        return 32 if _rdna() else 64 if _registers_hold_sums() else 128
     return 64 if _rdna() else 128
 
 
@@ -111,23 +125,25 @@ class AttentionTiles:
 
 def of_attention(group: int, width: int, bytes_: int) -> tuple[AttentionTiles, AttentionTiles]:
     """For sequences with one token, and for more: values of ``width``, ``bytes_`` of a number in the products."""
-    large = width * bytes_ > 256
+    large, wide = width * bytes_ > 256, width * bytes_ > 512
     bn = (16 if large and _amd() else 32) if large or _rdna() else 64
     warps = 8 if large else 4
-    stages = 1 if width * bytes_ > 512 or _rdna() else 2
-    most = 32 if width * bytes_ > 512 or bytes_ == 4 or _rdna() else 64
-    if _amd() and (width * bytes_ > 512 or (bytes_ == 4 and _rdna())):
+    stages = 1 if wide or _rdna() else 2
+    most = 32 if wide or bytes_ == 4 or _rdna() else 64
+    if _amd() and (wide or (bytes_ == 4 and _rdna())):
         most = 16
+    if wide and _nvidia():
+        bn = 16 if bytes_ == 4 or _little_shared() else bn
+        most = 16 if bytes_ == 4 else most
     rows = power_of_two(min(group, most))
     chunks = -(-group // rows)
-    piece = 64 if width * bytes_ > 512 and _rdna() else 0  # each warp has all queries of a product in its registers
+    # Each warp has all queries of a product in its registers, and of f32 in several parts.
+    piece = 64 if width * bytes_ > 1024 or (wide and _rdna()) else 0
     few = AttentionTiles(
         1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, stages, piece
     )
-    # Before Hopper products take their sums from registers, of which four warps have too few for 64 rows of 128 columns.
-    many = AttentionTiles(
-        most // rows, rows, chunks, bn, 8 if architecture().startswith("sm_8") else warps, stages, piece
-    )
+    # Of registers four warps have too few for the sums of 64 rows of 128 columns.
+    many = AttentionTiles(most // rows, rows, chunks, bn, 8 if _registers_hold_sums() else warps, stages, piece)
     return few, many
 
 
