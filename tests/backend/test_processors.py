@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -13,32 +12,24 @@ from engine.backend.processors import Processors, find_processors
 from engine.runtime import config
 
 
-@pytest.fixture
-def system(tmp_path):
-    def write(files: Mapping[str, str]) -> Path:
-        for name, text in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text + "\n")
-        return tmp_path
-
-    return write
-
-
 def siblings(*cores: str) -> dict[str, str]:
     """Each core's processors, as in 0,4 or 0-1."""
     found = {}
     for text in cores:
         low, _, high = text.replace(",", "-").partition("-")
         for number in (low, high or low):
-            found[f"devices/system/cpu/cpu{number}/topology/thread_siblings_list"] = text
+            found[f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"] = text
     return found
 
 
 def capacities(*values: int) -> dict[str, str]:
-    return {f"devices/system/cpu/cpu{number}/cpu_capacity": str(value) for number, value in enumerate(values)}
+    return {f"sys/devices/system/cpu/cpu{number}/cpu_capacity": str(value) for number, value in enumerate(values)}
 
 
-HYBRID = siblings("0-1", "2-3", "4", "5", "6", "7") | {"devices/cpu_core/cpus": "0-3", "devices/cpu_atom/cpus": "4-7"}
+HYBRID = siblings("0-1", "2-3", "4", "5", "6", "7") | {
+    "sys/devices/cpu_core/cpus": "0-3",
+    "sys/devices/cpu_atom/cpus": "4-7",
+}
 
 
 @pytest.mark.parametrize(
@@ -59,24 +50,24 @@ HYBRID = siblings("0-1", "2-3", "4", "5", "6", "7") | {"devices/cpu_core/cpus": 
         (capacities(1024, 1024), range(2), Processors((0, 1), 2)),
     ],
 )
-def test_one_of_each_fast_core_comes_first(system, files, allowed, wanted):
-    assert find_processors(system(files), allowed) == wanted
+def test_one_of_each_fast_core_comes_first(root, files, allowed, wanted):
+    assert find_processors(root(files), allowed) == wanted
 
 
 @pytest.mark.parametrize(
-    ("limit", "cores"),
+    ("limit", "cores", "share"),
     [
-        ("max 100000", 8),
-        ("200000 100000", 2),
-        ("150000 100000", 2),
-        ("20000 100000", 1),
-        ("1600000 100000", 8),
-        ("?", 8),
+        ("max 100000", 8, math.inf),
+        ("200000 100000", 2, 2),
+        ("150000 100000", 2, 1.5),
+        ("20000 100000", 1, 0.2),
+        ("1600000 100000", 8, 16),
+        ("?", 8, math.inf),
     ],
 )
-def test_no_more_threads_than_the_container_may_have_time_for(system, limit, cores):
-    found = find_processors(system({"fs/cgroup/cpu.max": limit}), range(8))
-    assert found == Processors(tuple(range(8)), cores)
+def test_no_more_threads_than_the_container_may_have_time_for(root, limit, cores, share):
+    found = find_processors(root({"sys/fs/cgroup/cpu.max": limit}), range(8))
+    assert found == Processors(tuple(range(8)), cores, share)
 
 
 def test_this_machine():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .cgroups import memory_limit
 from .optional import VirtualMemory
 from .v1 import HOST_DTYPES, Array, MemoryInfo
 
@@ -25,10 +26,8 @@ def available_memory() -> MemoryInfo:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
         pass
-    limit = _container_limit()
-    if limit is not None:
-        total, free = min(total, limit[0]), min(free, limit[1])
-    return MemoryInfo(total, free)
+    limit, left = memory_limit()
+    return MemoryInfo(int(min(total, limit)), int(min(free, left)))
 
 
 def mapping_of(array: Array) -> tuple[mmap.mmap | None, int]:
@@ -89,12 +88,3 @@ def _advise(array: Array, first: int, count: int, advice: int) -> None:
     assert memory is not None, "the array was not reserved"
     entry = array.strides[0]
     memory.madvise(advice, start + first * entry, count * entry)
-
-
-def _container_limit() -> tuple[int, int] | None:
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (root / "memory.max").read_text().strip(), (root / "memory.current").read_text().strip()
-        return (int(limit), max(int(limit) - int(used), 0)) if limit != "max" else None
-    except (OSError, ValueError):
-        return None

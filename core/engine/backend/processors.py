@@ -8,26 +8,30 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-_SYSTEM = Path("/sys")
+from .cgroups import ROOT, cpu_limit, read_text
+
 _FAST = 2 / 3  # of the fastest core's capacity
 
 
 @dataclass(frozen=True)
 class Processors:
     """``order``: the numbers of those that this process may use, one of each fast core first, then their siblings and slow cores.
-    ``cores``: so many threads do no better with more, being as many as fast cores, or as the container's share of time is."""
+    ``cores``: so many threads do no better with more, being as many as fast cores, or as the container's share of time is.
+    ``share``: how many of them may be busy all the time, by the container's share."""
 
     order: tuple[int, ...]
     cores: int
+    share: float = math.inf
 
 
-def find_processors(system: Path = _SYSTEM, allowed: Collection[int] | None = None) -> Processors:
+def find_processors(root: Path = ROOT, allowed: Collection[int] | None = None) -> Processors:
     """Those of ``allowed``, which the system tells if not given. Two that share a core's units get little more from them than
     one, which is worth a thread on a single core alone; and where all wait for the last, slow cores hold up the fast ones. Linux
     alone says which are which (its documentation of sysfs: topology, cpu_capacity, and cpu_core of Intel's two kinds)."""
     if allowed is None:
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     numbers = sorted(allowed)
+    system = root / "sys"
     fast = _fast(system, numbers)
     seen: set[int] = set()
     first = []
@@ -36,7 +40,8 @@ def find_processors(system: Path = _SYSTEM, allowed: Collection[int] | None = No
             first.append(number)
             seen.update(_numbers(system / f"devices/system/cpu/cpu{number}/topology/thread_siblings_list"))
     rest = [number for number in numbers if number not in first]
-    return Processors((*first, *rest), min(len(first) if len(first) > 1 else len(fast), _share(system)))
+    cores, share = len(first) if len(first) > 1 else len(fast), cpu_limit(root)
+    return Processors((*first, *rest), cores if share >= cores else max(math.ceil(share), 1), share)
 
 
 def _fast(system: Path, numbers: Collection[int]) -> Collection[int]:
@@ -45,30 +50,17 @@ def _fast(system: Path, numbers: Collection[int]) -> Collection[int]:
         return performance
     capacities = {}
     for number in numbers:
-        text = _text(system / f"devices/system/cpu/cpu{number}/cpu_capacity")
+        text = read_text(system / f"devices/system/cpu/cpu{number}/cpu_capacity")
         capacities[number] = int(text) if text.isdecimal() else 0
     most = max(capacities.values(), default=0)
     return {number for number, capacity in capacities.items() if capacity >= _FAST * most}
 
 
-def _share(system: Path) -> int:
-    """How many processors' time the container may use."""
-    quota, _, period = _text(system / "fs/cgroup/cpu.max").partition(" ")
-    return max(math.ceil(int(quota) / int(period)), 1) if quota.isdecimal() and period.isdecimal() else 1 << 30
-
-
 def _numbers(path: Path) -> set[int]:
     """Those of a list such as 0-3,8; none where there is no such file."""
     found: set[int] = set()
-    for part in _text(path).split(","):
+    for part in read_text(path).split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
             found.update(range(int(first), int(last or first) + 1))
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
