@@ -119,10 +119,17 @@ void ChunkWork::softmax_rows(const HeadBlocks& of, const Queries& queries, int32
   float* const weights = work.weights + first * kChunk;
   if constexpr (kWholeNumbers<T>) {
     const TokenScales scales(cache, of, all);
-    for (int32_t r = 0; r < rows; ++r)
-      work.scales[first + r] =
-          softmax_row_whole(scales, softcap, queries.scales[r], bounds.weights, spans[r], all, weights + r * kChunk,
-                            RoundedRow<T>(work.rounded, first + r), partial_at(partials, first + r, width));
+    const auto row = [&](int32_t r) __attribute__((always_inline)) { return WholeRow{scales, spans[r], weights + r * kChunk}; };
+    float found[kMostTileRows];  // a row's greatest score, then what its weights are multiplied by
+    for (int32_t r = 0; r < rows; ++r) found[r] = row(r).find_most(softcap, queries.scales[r]);
+    for (int32_t r = 0; r < rows; ++r) {
+      float together;
+      const WholeScale whole =
+          row(r).exponentiate(found[r], bounds.weights, partial_at(partials, first + r, width), together);
+      work.scales[first + r] = whole.scale + together * 0.0f;  // NaN where one is not finite
+      found[r] = whole.inverse;
+    }
+    for (int32_t r = 0; r < rows; ++r) row(r).round(found[r], all, RoundedRow<T>(work.rounded, first + r));
   } else {
     for (int32_t r = 0; r < rows; ++r)
       if (spans[r].begin < spans[r].end)

@@ -70,34 +70,47 @@ ENGINE_INLINE f32x16 scale_scores(const TokenScales& scales, float softcap, floa
   return most;
 }
 
-// softmax_row of whole scores; exp(score - max) times the value's scale is rounded, 16 bits with the scale that is given
-// back (NaN where one is not finite) and a sum within the bound, zero in all steps of [all.begin, all.end) outside the span.
-template <class Rounded>
-float softmax_row_whole(const TokenScales& scales, float softcap, float query_scale, float bound, Span span, Span all, float* weights,
-                        Rounded rounded, Partial sums) {
-  const int32_t first = span.begin / 16 * 16, last = (span.end + 15) / 16 * 16;
-  const float m = reduce_max(softcap > 0 ? scale_scores<true>(scales, softcap, query_scale, span, first, last, weights)
-                                         : scale_scores<false>(scales, 0, query_scale, span, first, last, weights));
-  f32x16 sum{}, top{}, total{};
-  for (int32_t t = first; t < last; t += 16) {
-    const f32x16 p = exp(load(weights + t) - m);
-    const f32x16 weight = within(span, t, p * load(scales.values + t), 0);
-    sum += p;
-    top = max(weight, top);
-    total += weight;
-    store(weights + t, weight);
+// softmax_row of whole scores in three steps, each to be done for all rows before the next: what ends a row's step, reductions
+// across lanes, is waited for by its own next step alone.
+struct WholeRow {
+  const TokenScales& scales;
+  Span span;
+  float* weights;
+  int32_t first = span.begin / 16 * 16, last = (span.end + 15) / 16 * 16;
+
+  // The greatest score.
+  float find_most(float softcap, float query_scale) const {
+    return reduce_max(softcap > 0 ? scale_scores<true>(scales, softcap, query_scale, span, first, last, weights)
+                                  : scale_scores<false>(scales, 0, query_scale, span, first, last, weights));
   }
-  *sums.m = m;
-  *sums.l = reduce_add(sum);
-  const float together = reduce_add(total);
-  const WholeScale whole(reduce_max(top), together, bound);
-  constexpr int kStep = Rounded::kStep;
-  const int32_t begin = all.begin / kStep * kStep, end = (all.end + kStep - 1) / kStep * kStep;
-  for (int32_t t = begin; t < std::min(first, end); t += 16) rounded.put(t, i32x16{});
-  for (int32_t t = first; t < last; t += 16) rounded.put(t, round_i32(load(weights + t) * whole.inverse));
-  for (int32_t t = std::max(last, begin); t < end; t += 16) rounded.put(t, i32x16{});
-  return whole.scale + together * 0.0f;
-}
+
+  // exp(score - most) times the value's scale, and how they are to be rounded: a sum within the bound.
+  WholeScale exponentiate(float most, float bound, Partial sums, float& together) const {
+    f32x16 sum{}, top{}, total{};
+    for (int32_t t = first; t < last; t += 16) {
+      const f32x16 p = exp(load(weights + t) - most);
+      const f32x16 weight = within(span, t, p * load(scales.values + t), 0);
+      sum += p;
+      top = max(weight, top);
+      total += weight;
+      store(weights + t, weight);
+    }
+    *sums.m = most;
+    *sums.l = reduce_add(sum);
+    together = reduce_add(total);
+    return {reduce_max(top), together, bound};
+  }
+
+  // 16 bits each, zero in all steps of [all.begin, all.end) outside the span.
+  template <class Rounded>
+  void round(float inverse, Span all, Rounded rounded) const {
+    constexpr int kStep = Rounded::kStep;
+    const int32_t begin = all.begin / kStep * kStep, end = (all.end + kStep - 1) / kStep * kStep;
+    for (int32_t t = begin; t < std::min(first, end); t += 16) rounded.put(t, i32x16{});
+    for (int32_t t = first; t < last; t += 16) rounded.put(t, round_i32(load(weights + t) * inverse));
+    for (int32_t t = std::max(last, begin); t < end; t += 16) rounded.put(t, i32x16{});
+  }
+};
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

@@ -27,6 +27,7 @@ struct BestLogit {
       broken |= (v != v) | (v == __builtin_inff());
       most = max(v, most);
     }
+    if (!any(broken | (most >= score))) return;  // as nearly all of them are
     if (any(broken)) {
       *this = {__builtin_inff(), kBroken};
     } else if (const float greatest = reduce_max(most); greatest >= score) {

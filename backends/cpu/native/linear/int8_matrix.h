@@ -150,7 +150,7 @@ ENGINE_INLINE void add_dots(const Terms& t, const float* factors, f32x16 (&sums)
     for (int p = 0; p < 2; ++p) {
       i32x16 dot = load_as<i32x16>(t.dots + p * 256 + r * 16);
       asm("" : "+v"(dot));  // or the compiler loads within the fma, and copies the scale for it
-      sums[r][p] = fma(scaled_dot(dot, scale[p]), splat(t.cell[r]), sums[r][p]);
+      sums[r][p] = fma(scaled_dot(dot, scale[p], bias_of(scale[p])), splat(t.cell[r]), sums[r][p]);
       if constexpr (Packed::kMinimums) sums[r][p] = fma(minimum[p], splat(factors[r]), sums[r][p]);
     }
 }

@@ -302,7 +302,7 @@ struct Units {
   ENGINE_INLINE f32x16 minimum(int group, int panel) const { return of(group).minimum(group % kInUnit, panel); }
 };
 
-// Up to kChunk k of a strip as whole bytes and f32 scales, small enough for the first-level cache.
+// Up to kChunk k of a strip as whole bytes and what each group and column has in f32, small enough for the first-level cache.
 template <int kGroup_, bool kMinimums_, int kMost_>
 struct Chunk {
   static constexpr int kGroupSize = kGroup_, kMost = kMost_;
@@ -311,6 +311,7 @@ struct Chunk {
   static constexpr int kSteps = kGroupSize / 4;
   alignas(64) uint8_t bytes[kGroups * kSteps][4][64];
   alignas(64) float scales[kGroups][kStrip];
+  alignas(64) float biases[kBiased ? kGroups : 1][kStrip];
   alignas(64) float minimums[kMinimums ? kGroups : 1][kStrip];
 
   template <int kStep>
@@ -318,8 +319,19 @@ struct Chunk {
     return load_as<u32x16>(bytes[group * kSteps + kStep][panel]);
   }
   ENGINE_INLINE f32x16 scale(int group, int panel) const { return load(scales[group] + 16 * panel); }
-  ENGINE_INLINE f32x16 minimum(int group, int panel) const { return load(minimums[group] + 16 * panel); }
+  ENGINE_INLINE f32x16 minimum(int group, int panel) const { return load(minimums[kMinimums ? group : 0] + 16 * panel); }
 };
+
+// What bias_of makes of a scale: worked out here, or read where it was made once for many rows.
+template <class Source>
+ENGINE_INLINE f32x16 bias(const Source&, int, int, f32x16 scale) {
+  return bias_of(scale);
+}
+template <int kGroup, bool kMinimums, int kMost>
+ENGINE_INLINE f32x16 bias(const Chunk<kGroup, kMinimums, kMost>& source, int group, int panel, f32x16) {
+  if constexpr (!kBiased) return f32x16{};
+  return load(source.biases[group] + 16 * panel);
+}
 
 template <class Packed>
 using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, kind_of_bytes(Packed::kMost)>;
@@ -342,7 +354,9 @@ void unpack_chunk(const uint8_t* source, int64_t depth, ChunkOf<Packed>& chunk) 
     for (int group = 0; group < Packed::kUnit / Packed::kGroupSize; ++group, ++to) {
       unpack_steps<0>(unit, group, chunk, to);
       for (int panel = 0; panel < 4; ++panel) {
-        store(chunk.scales[to] + 16 * panel, unit.scale(group, panel));
+        const f32x16 scale = unit.scale(group, panel);
+        store(chunk.scales[to] + 16 * panel, scale);
+        if constexpr (kBiased) store(chunk.biases[to] + 16 * panel, bias_of(scale));
         if constexpr (Packed::kMinimums) store(chunk.minimums[to] + 16 * panel, unit.minimum(group, panel));
       }
     }

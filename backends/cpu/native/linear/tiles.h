@@ -248,6 +248,7 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
 #pragma GCC unroll 8
   for (int p = 0; p < kPanels; ++p) {
     const f32x16 scale = source.scale(group, panel0 + p);
+    const f32x16 less = bias(source, group, panel0 + p, scale);
     const f32x16 minimum = source.minimum(group, panel0 + p);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -255,7 +256,7 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
       each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
         constexpr int kPart = kPart0 + i;
         f32_part sum = sums.template get<kPart>(kFirst + r, at + p);
-        sum = fma(scaled_dot(dots[r][p][i].end(start(r)), part_of<kPart>(scale)), a, sum);
+        sum = fma(scaled_dot(dots[r][p][i].end(start(r)), part_of<kPart>(scale), part_of<kPart>(less)), a, sum);
         if constexpr (Source::kMinimums)
           sum = fma(part_of<kPart>(minimum), splat_as<f32_part>(bit_cast<float>(factors[r].correction)), sum);
         sums.template put<kPart>(kFirst + r, at + p, sum);
