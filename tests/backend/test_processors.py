@@ -89,6 +89,15 @@ def test_the_cpu_has_a_thread_for_each_fast_core_and_keeps_it_there(monkeypatch)
     assert {allowed[-2]} in places and device.pool.size == 2
 
 
+def test_the_cpu_s_pool_knows_the_container_s_share(monkeypatch):
+    made = []
+    pool = engine_cpu.device._native.Pool
+    monkeypatch.setattr(engine_cpu.device, "find_processors", lambda: Processors((0, 1, 2), 2, 1.5))
+    monkeypatch.setattr(engine_cpu.device._native, "Pool", lambda *given: made.append(given) or pool(1))
+    engine_cpu.device.CpuDevice(threads=3)
+    assert made == [(3, (), 1.5)]
+
+
 def test_ranks_share_the_fast_cores(monkeypatch):
     monkeypatch.setattr(config, "find_processors", lambda: Processors(tuple(range(16)), 6))
     for ranks, threads in ((1, None), (2, 3), (3, 2), (8, 1)):

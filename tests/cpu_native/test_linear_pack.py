@@ -1,11 +1,14 @@
 """Packed weights hold exactly what the file says."""
 
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from one_kernel import native
+from own_process import FORK, ran
 from weight_cases import DENSE, FORMATS, LARGE_BLOCKS, alloc, dequantized, random_rows
 
 EXTREMES = np.array([0, -0.0, 6e-8, -6.1e-5, 65504, -65504, 1, 0.3], np.float16)
@@ -74,6 +77,53 @@ def test_a_queue_that_is_dropped_leaves_its_work():
     for _ in range(20):
         queue.add(native.alloc("Q8_0", 640, 1024), random_rows(rng, "Q8_0", 640, 1024))
     del queue
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds its memory by RLIMIT_AS")
+@pytest.mark.parametrize("extra", [1 << 20, 1 << 28])
+def test_more_threads_than_the_system_gives_to_a_queue(extra):
+    program = f"""
+import resource
+import numpy as np
+from engine_cpu import _native
+raw = np.random.default_rng().integers(0, 99, (64, 34), np.uint8)
+wanted, got = _native.alloc("Q8_0", 64, 32), _native.alloc("Q8_0", 64, 32)
+_native.pack_into(wanted, raw)
+queue = _native.PackQueue(1000)
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + {extra}, resource.RLIM_INFINITY))
+for first in range(0, 64, 16):
+    last = queue.add(got, raw[first : first + 16], first)
+queue.wait(last)
+assert np.array_equal(wanted.data, got.data) and last == 4
+"""
+    ran(program)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_is_told_that_it_has_no_queue():
+    before = """
+import time
+import numpy as np
+from engine_cpu import _native
+raw = np.zeros((64, 34), np.uint8)
+weight = _native.alloc("Q8_0", 64, 32)
+queue = _native.PackQueue(2)
+queue.wait(queue.add(weight, raw))
+time.sleep(0.1)
+"""
+    after = """
+for use in (lambda: queue.add(weight, raw), lambda: queue.wait(1)):
+    try:
+        use()
+        print(who, "could")
+    except RuntimeError as error:
+        print(who, error)
+del queue, use
+"""
+    *told, once, twice = ran(before + FORK + after)
+    assert once == twice == "parent could" and len(told) == 2
+    assert all(line.startswith("child This process was forked") for line in told)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from one_kernel import NATIVE_ISAS, native
+from own_process import FORK, ran
 
 MAXIMA = [8, 4, 4, 2, 2, 2, 2, 2, 2, 2]
 WIDTH = 1040  # so that steps of up to 3 tokens are little, and done by one thread, and others are not
@@ -168,10 +169,54 @@ except ValueError as error:
     print(error)
 _native.Pool(3)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert "1000 were asked for" in ran.stdout
+    assert "1000 were asked for" in ran(program)[0]
+
+
+def test_threads_beyond_the_share_of_time_leave_it_to_others() -> None:
+    spent = []
+    for share in (2.0, 1.5):  # quotas are of processors' time, which who waits busily uses up
+        segment = native.Segment(native.Pool(2, share=share), MAXIMA, 64)
+        for i in range(2):
+            segment.value(i, WIDTH * 4, "T", "f32")
+        segment.add("add", [0, 0], [1], numbers={"width": WIDTH})
+        segment.finish([0], [1])
+        x = np.ones((8, WIDTH), np.float32)
+        y = np.empty_like(x)
+        before = time.process_time()
+        for _ in range(100):
+            segment.run(dims(8), [x], [y])
+            time.sleep(0.0015)
+        spent.append(time.process_time() - before)
+    assert spent[1] < 0.5 * spent[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("slept", [0, 0.1])
+def test_a_forked_process_is_told_that_it_has_no_threads(slept: float) -> None:
+    before = f"""
+import time
+import numpy as np
+from test_segment import WIDTH, chain, dims
+x = np.ones((8, WIDTH), np.float32)
+y = np.empty_like(x)
+segments = [chain(threads, [(0, 0)]) for threads in (1, 2)]
+for segment in segments:
+    segment.run(dims(8), [x], [y])
+time.sleep({slept})
+"""
+    after = """
+for segment in segments:
+    try:
+        y[:] = 0
+        segment.run(dims(8), [x], [y])
+        print(who, (y == 2).all())
+    except RuntimeError as error:
+        print(who, error)
+del segment, segments
+"""
+    alone, told, *others = ran(before + FORK + after)
+    assert alone == "child True" and others == ["parent True", "parent True"]
+    assert told.startswith("child This process was forked from the one that loaded the model")
 
 
 def test_refusals_at_run() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 
 import pytest
+from own_process import FORK, ran
 
 from engine import LLM, SamplingParams
 
@@ -52,6 +54,27 @@ def test_a_model_that_nobody_refers_to(llama, backend, closed):
         assert not own_threads() - threads
     del llm
     assert gone(parts, threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_is_told_to_load_the_model_itself(llama, cpu):
+    before = f"""
+from engine import LLM, SamplingParams
+from engine.errors import EngineStoppedError
+llm = LLM({str(llama)!r}, backend={cpu!r}, kv_cache_tokens=1024, threads=2)
+params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+llm.generate([1, 5, 9], params)
+"""
+    after = """
+try:
+    llm.generate([1, 5, 9], params)
+    print(who, "could")
+except EngineStoppedError as error:
+    print(who, error)
+llm.close()
+"""
+    told, could = ran(before + FORK + after)
+    assert told.startswith("child This process was forked from the one that loaded") and could == "parent could"
 
 
 def test_the_last_reference_is_dropped_by_a_reader_of_outputs(llama, backend):

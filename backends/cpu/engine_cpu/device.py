@@ -43,7 +43,7 @@ class CpuDevice:
     def __init__(self, threads: int | None = None, isa: str | None = None, pin_threads: bool = False) -> None:
         self.isa: str = isa or _native.isa()
         found = find_processors()
-        self.pool = _native.Pool(threads or found.cores, found.order if pin_threads else ())
+        self.pool = _native.Pool(threads or found.cores, found.order if pin_threads else (), found.share)
         self._pinned = pin_threads
         self.packing = _native.PackQueue(self.pool.size)
 

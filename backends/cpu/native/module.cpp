@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <limits>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -124,6 +125,12 @@ void populate(WriteArray array) {
 #endif
 }
 
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+std::shared_ptr<Pool> make_pool(int threads, const std::vector<int>& pin, double share) {
+  return {new Pool(threads, pin, share), DeleteAtHome()};
+}
+
 void trim_heap() {
 #ifdef __GLIBC__
   malloc_trim(0);  // other C libraries do it by themselves
@@ -181,8 +188,9 @@ NB_MODULE(_native, m) {
   bind_linear(m);
 
   nb::class_<Pool>(m, "Pool", "A team of threads; the thread that runs a segment is one of them.")
-      .def(nb::init<int, const std::vector<int>&>(), nb::arg("threads"), nb::arg("pin") = std::vector<int>(),
-           "pin: the processors that threads stay on, one each, but for the first: the caller goes where it likes.")
+      .def(nb::new_(&make_pool), nb::arg("threads"), nb::arg("pin") = std::vector<int>(), nb::arg("share") = kUnlimited,
+           "pin: the processors that threads stay on, one each, but for the first: the caller goes where it likes; share: how\n"
+           "many processors' time the system gives the process. Threads beyond it sleep sooner while they wait.")
       .def_prop_ro("size", &Pool::size);
 
   nb::class_<Segment>(m, "Segment", "Kernels bound to values, run in order in one call.")

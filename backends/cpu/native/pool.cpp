@@ -14,9 +14,10 @@ namespace engine_cpu {
 namespace {
 
 // The gap between two steps is shorter than these, and a wake-up of a sleeping thread costs about 50 us. Who yields leaves
-// the processor to anybody who wants it.
-constexpr auto kSpin = std::chrono::microseconds(100);
-constexpr auto kYield = std::chrono::microseconds(2000);
+// the processor to anybody who wants it, and uses the process's time nevertheless where nobody does.
+constexpr auto kNone = std::chrono::microseconds(0);
+constexpr auto kShort = std::chrono::microseconds(100);
+constexpr auto kLong = std::chrono::microseconds(2000);
 
 void pause() {
 #if defined(__x86_64__)
@@ -32,6 +33,12 @@ int processors() {
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
 #endif
   return static_cast<int>(std::thread::hardware_concurrency());
+}
+
+Patience patience_of(int threads, double share) {
+  if (threads > share) return {kNone, kShort};
+  if (threads > processors()) return {kNone, kLong};
+  return {kShort, kLong};
 }
 
 void pin_thread(std::thread& thread, int processor) {
@@ -72,15 +79,15 @@ void Gate::open() {
   condition_.notify_all();
 }
 
-void Gate::wait(uint32_t seen, bool spin) {
+void Gate::wait(uint32_t seen, const Patience& patience) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
-  while (spin && Clock::now() < start + kSpin)
+  while (Clock::now() < start + patience.spin)
     for (int i = 0; i < 32; ++i) {
       if (value() != seen) return;
       pause();
     }
-  while (Clock::now() < start + kYield) {
+  while (Clock::now() < start + patience.yield) {
     if (value() != seen) return;
     std::this_thread::yield();
   }
@@ -90,7 +97,8 @@ void Gate::wait(uint32_t seen, bool spin) {
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-Pool::Pool(int threads, const std::vector<int>& pin) : size_(checked(threads)), spin_(threads <= processors()), counters_(size_), scratch_(size_) {
+Pool::Pool(int threads, const std::vector<int>& pin, double share)
+    : size_(checked(threads)), patience_(patience_of(threads, share)), counters_(size_), scratch_(size_) {
   if (!pin.empty()) check_pinning(size_, pin.size());
   threads_.reserve(size_ - 1);
   try {
@@ -118,7 +126,7 @@ void Pool::stop() {
 void Pool::work(int index) {
   uint32_t seen = 0;
   while (true) {
-    start_.wait(seen, spin_);
+    start_.wait(seen, patience_);
     ++seen;  // one opening a run, and none before the last run's barrier
     if (stop_.load(std::memory_order_relaxed)) return;
     job_(context_, *this, team_of(index));
@@ -134,6 +142,7 @@ void Pool::reserve(size_t scratch_bytes, size_t shared_bytes) {
 }
 
 void Pool::run(Job job, void* context) {
+  if (size_ > 1) process_.check();
   std::lock_guard<std::mutex> lock(running_);
   give_back_tasks();
   if (size_ > 1) {

@@ -42,7 +42,7 @@ void pack_into(PackedWeight& weight, const RawRows& raw, int64_t first, int64_t 
 // The queue with what its jobs use: let go by the interpreter's threads, since its lock is needed for that.
 class PackThreads {
  public:
-  explicit PackThreads(int threads) : queue_(std::make_unique<PackQueue>(threads)) {}
+  explicit PackThreads(int threads) : queue_(new PackQueue(threads)) {}
   ~PackThreads() { queue_.reset(); }  // before what it uses
 
   int64_t add(std::shared_ptr<PackedWeight> weight, RawRows raw, int64_t first, int64_t index) {
@@ -63,7 +63,7 @@ class PackThreads {
  private:
   std::deque<std::pair<std::shared_ptr<PackedWeight>, RawRows>> used_;
   int64_t added_ = 0, released_ = 0;
-  std::unique_ptr<PackQueue> queue_;
+  std::unique_ptr<PackQueue, DeleteAtHome> queue_;
 };
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack(const PackedWeight& weight, int64_t first, int64_t count, int64_t index) {

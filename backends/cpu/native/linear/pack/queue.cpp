@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <system_error>
 
 namespace engine_cpu {
 namespace {
@@ -28,15 +29,28 @@ PackQueue::~PackQueue() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void PackQueue::start_threads() {
+  try {
+    while (static_cast<int>(threads_.size()) < size_) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error&) {  // the system has no more to give
+  }
+}
+
 int64_t PackQueue::add(PackedWeight& weight, const uint8_t* rows, int64_t count, int64_t first, int64_t index) {
+  process_.check();
   const std::lock_guard<std::mutex> lock(mutex_);
-  while (static_cast<int>(threads_.size()) < size_) threads_.emplace_back([this] { work(); });
+  start_threads();
+  if (threads_.empty()) {
+    pack_columns(weight, rows, count, first, index);
+    return ++finished_;
+  }
   jobs_.push_back(Job{&weight, rows, count, first, index});
   arrived_.notify_all();
   return finished_ + static_cast<int64_t>(jobs_.size());
 }
 
 void PackQueue::wait(int64_t number) {
+  process_.check();
   std::unique_lock<std::mutex> lock(mutex_);
   packed_.wait(lock, [&] { return finished_ >= number; });
 }

@@ -8,25 +8,28 @@
 #include <thread>
 #include <vector>
 
+#include "../../process.h"
 #include "../layout.h"
 
 namespace engine_cpu {
 
 class PackQueue {
  public:
-  // Threads are made with the first job. std::invalid_argument unless 1 <= threads <= 1024.
+  // Threads are made with the first job, as many of them as the system gives. std::invalid_argument unless 1 <= threads <= 1024.
   explicit PackQueue(int threads);
   // Pieces that have begun are finished, the others are not packed.
   ~PackQueue();
   PackQueue(const PackQueue&) = delete;
   PackQueue& operator=(const PackQueue&) = delete;
 
-  // pack_columns of these arguments, done by the threads. The weight and its rows must live until wait has returned for the
-  // job, whose number this returns: 1, 2, ...
+  // pack_columns of these arguments, done by the threads, or at once where there are none. The weight and its rows must live
+  // until wait has returned for the job, whose number this returns: 1, 2, ... std::runtime_error in a forked process, as wait.
   int64_t add(PackedWeight& weight, const uint8_t* rows, int64_t count, int64_t first, int64_t index);
 
   // Returns when the jobs 1 .. number have been packed.
   void wait(int64_t number);
+
+  const Process& process() const { return process_; }
 
  private:
   struct Job {
@@ -37,8 +40,10 @@ class PackQueue {
     int64_t packed = 0;  // and that are done
   };
 
+  void start_threads();
   void work();
 
+  const Process process_;
   const int size_;
   std::mutex mutex_;
   std::condition_variable arrived_, packed_;
