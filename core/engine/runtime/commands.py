@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable
+
+from ..errors import EngineStoppedError
 
 Command = Callable[[], None]
 Done = Callable[[BaseException | None], None]
@@ -15,6 +18,15 @@ class Commands:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._process = os.getpid()
+
+    def check_process(self) -> None:
+        """EngineStoppedError in a process that was forked from the loop's, which has no such thread."""
+        if os.getpid() != self._process:
+            raise EngineStoppedError(
+                "This process was forked from the one that loaded the model and has none of its threads; load the model "
+                "here, or start the process with multiprocessing's method 'spawn'."
+            )
 
     def put(self, action: Command) -> None:
         """Nobody waits for it, and it must not raise."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -83,7 +82,6 @@ class EngineCore:
         self.speculation = Speculation(loaded.config.speculate)
         self._failure: EngineError | None = None
         self._stopping = False
-        self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name="engine-loop", daemon=True)
         self._thread.start()
 
@@ -126,20 +124,13 @@ class EngineCore:
     def check_progress(self) -> None:
         """EngineStoppedError when the loop has ended, or no step has finished for as long as the watchdog allows; what
         hangs in the device is not waited for any more."""
-        self._check_process()
+        self._commands.check_process()
         if self._failure is None and self._hangs():
             allowed = self._loaded.config.watchdog_s
             self._failure = EngineStoppedError(f"No step has finished for {allowed:g} s; the device seems to hang.")
             self._stopping = True
         if self._failure is not None or not self._thread.is_alive():
             raise self._failure or EngineStoppedError("The engine has been shut down.")
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise EngineStoppedError(
-                "This process was forked from the one that loaded the model and has none of its threads; load the model "
-                "here, or start the process with multiprocessing's method 'spawn'."
-            )
 
     def _hangs(self) -> bool:
         return self.health().stalled_s > self._loaded.config.watchdog_s
@@ -153,7 +144,7 @@ class EngineCore:
 
     def _call(self, action: Command) -> None:
         """Run an action on the loop's thread, and raise here what it raises."""
-        self._check_process()
+        self._commands.check_process()
         if self._failure is not None or self._stopping:
             raise self._failure or EngineStoppedError("The engine has been shut down.")
         self._commands.call(action, self.check_progress)
