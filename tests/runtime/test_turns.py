@@ -98,9 +98,9 @@ def test_what_the_text_is_without_stays_out(tokenizer, writer):
         begins = turns.encode(text)[: len(before)] == before
         assert begins or tokenizer.encode("a")[0] != tokenizer.token_id("a")  # a space would come before what is left
         assert tokenizer.decode(turns.encode(text), False) == tokenizer.decode(plain(tokenizer, text), False)
-        wrong = Turns(tokenizer)
-        wrong.remember(asked, "?" + said, answer)
-        assert wrong.encode(asked + writer.ended("?" + said)) == plain(tokenizer, asked + writer.ended("?" + said))
+        wrong, other = Turns(tokenizer), ("!" if said.startswith("?") else "?") + said
+        wrong.remember(asked, other, answer)
+        assert wrong.encode(asked + writer.ended(other)) == plain(tokenizer, asked + writer.ended(other))
 
 
 @pytest.mark.parametrize("further", ["", "other words"])
