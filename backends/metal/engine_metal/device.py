@@ -47,7 +47,7 @@ class MetalDevice:
         self.kernels: Run | None = options.get("kernels", run_on_metal if self.metal else None)
         # On the CPU a trace runs a C++ compiler for each new chain of elementwise ops, which takes a second.
         self._traced = os.environ.get("ENGINE_METAL_COMPILE", str(int(self.metal))) == "1"
-        self._providers = make_providers(self)
+        self._providers = make_providers(self.kernels, self.memory)
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> mx.array:
         self.memory.check(prod(shape) * HOST_DTYPES[dtype].itemsize)

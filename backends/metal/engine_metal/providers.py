@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, StepFn, WeightRef
 
 from . import weights
 from .arrays import DTYPES
+from .kernels import Run
 from .layouts import PAGES
+from .memory import WorkingSet
 from .operands import Op, Operands
 from .ops import cache, dense, head, rows, step
 from .ops.rows import ACTIVATIONS, CLAMPED
-
-if TYPE_CHECKING:
-    from .device import MetalDevice
 
 Check = Callable[[Call], str | None]
 NO_LAYOUT: frozenset[str] = frozenset()
@@ -33,7 +31,8 @@ class MlxProvider:
     op: str
     name: str
     function: Op
-    device: MetalDevice
+    kernels: Run | None
+    memory: WorkingSet
     features: frozenset[str] = frozenset()
     layouts: frozenset[str] = NO_LAYOUT
     check: Check | None = None
@@ -47,13 +46,13 @@ class MlxProvider:
         return {}
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
-        return weights.pack(ref, progress, self.device.memory.check)
+        return weights.pack(ref, progress, self.memory.check)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
         outputs = [(value.id, DTYPES[value.dtype]) for value in bound.call.outputs]
 
         def run(frame: Frame) -> None:
-            made = self.function(Operands(bound, frame, self.device.kernels))
+            made = self.function(Operands(bound, frame, self.kernels))
             for (key, dtype), array in zip(outputs, made, strict=True):
                 frame.values[key] = array.astype(dtype)
 
@@ -65,9 +64,10 @@ def _activation_check(call: Call) -> str | None:
     return None if kind in ACTIVATIONS or kind == CLAMPED else f"metal does not know the activation {kind}."
 
 
-def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
-    """The providers of each op, bound to a device."""
-    name = "metal/mlx" if device.kernels is None else "metal/kernels"
+def make_providers(kernels: Run | None, memory: WorkingSet) -> dict[str, tuple[Provider, ...]]:
+    """The providers of each op, for what a device runs its launches by and the memory that it may take. They do not hold the
+    device, which holds them: it is gone as soon as nobody else has it."""
+    name = "metal/mlx" if kernels is None else "metal/kernels"
     offered: dict[str, tuple[Provider, ...]] = {}
 
     def one(
@@ -80,7 +80,7 @@ def make_providers(device: MetalDevice) -> dict[str, tuple[Provider, ...]]:
     ) -> None:
         layouts = frozenset({PAGES.name}) if kv else NO_LAYOUT
         known = frozenset(features.split())
-        provider = MlxProvider(op, name, function, device, known, layouts, check, batch_invariant=alone)
+        provider = MlxProvider(op, name, function, kernels, memory, known, layouts, check, batch_invariant=alone)
         offered[op] = (provider,)
 
     one("step_expand", step.step_expand)
