@@ -185,36 +185,22 @@ def test_swapped_sequences_go_on(device, tmp_path):
     assert tokens[0] == tokens[1] and swapped
 
 
-def test_a_gpu_without_room_is_a_sentence(device, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("made", "graphs", "sentence"),
+    [
+        ("device.torch.zeros", "0", "There is no room for .* GB of KV cache"),
+        ("recording.Arena._new", "1", "There is no room for .* GB of KV cache"),  # as when decode steps are recorded
+        ("weights.from_host", "0", "memory has no room for .* GB of weights"),
+    ],
+)
+def test_a_gpu_without_room_is_a_sentence(device, tmp_path, monkeypatch, made, graphs, sentence):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
-    monkeypatch.setattr("engine_cuda.device.torch.zeros", full)
-    with pytest.raises(ConfigError, match=r"There is no room for .* GB of KV cache"):
-        LLM(folder, backend="cuda", max_model_len=32)
-
-
-def test_a_gpu_without_room_for_what_a_step_makes_is_a_sentence(device, tmp_path, monkeypatch):
-    """As when the session opens and its decode steps are recorded."""
-
-    def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
-    monkeypatch.setenv("ENGINE_CUDA_GRAPHS", "1")
-    monkeypatch.setattr("engine_cuda.recording.Arena._new", full)
-    with pytest.raises(ConfigError, match=r"There is no room for .* GB of KV cache"):
-        LLM(folder, backend="cuda", max_model_len=32)
-
-
-def test_a_gpu_without_room_for_weights_is_a_sentence(device, tmp_path, monkeypatch):
-    def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
-    monkeypatch.setattr("engine_cuda.weights.from_host", full)
-    with pytest.raises(ConfigError, match=r"memory has no room for .* GB of weights"):
+    monkeypatch.setenv("ENGINE_CUDA_GRAPHS", graphs)
+    monkeypatch.setattr(f"engine_cuda.{made}", full)
+    with pytest.raises(ConfigError, match=sentence):
         LLM(folder, backend="cuda", max_model_len=32)
 
 

@@ -12,7 +12,7 @@ from session_logits import load_for_logits, logits
 
 from engine.errors import FormatError
 from engine.formats import open_checkpoint
-from engine.formats.language_model import _DEFAULTS
+from engine.models import gemma3
 
 SIZES = {
     "vocab_size": tiny_models.VOCAB,
@@ -43,16 +43,20 @@ TOKENS = 40
 def model(request):
     make, configuration, more = WITH_TOWERS[request.param]
     torch.manual_seed(np.random.default_rng().integers(1 << 30).item())
-    text = SIZES | {"model_type": _DEFAULTS[request.param]["model_type"]}
+    text = SIZES | {"model_type": "gemma3_text" if request.param == "gemma3" else "mistral"}
     vision = VISION | {
         "patch_size": 14,
         "model_type": "siglip_vision_model" if request.param == "gemma3" else "pixtral",
     }
-    whole = make(configuration(text_config=text, vision_config=vision, **more)).eval()
+    return enlarged(make(configuration(text_config=text, vision_config=vision, **more)))
+
+
+def enlarged(whole):
+    """With logits some units apart, or nothing would show in them."""
     with torch.no_grad():
         for parameter in whole.parameters():
             parameter.mul_(3.0)
-    return whole
+    return whole.eval()
 
 
 @pytest.mark.parametrize("new_names", [False, True])
@@ -72,12 +76,33 @@ def test_the_language_model_alone(model, tmp_path, new_names):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)
 
 
+def test_a_text_config_that_leaves_out_what_is_usual(tmp_path):
+    """As those on the hub."""
+    usual = {key: gemma3.HF_DEFAULTS[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+    text = SIZES | usual | {"max_position_embeddings": 131072, "layer_types": None}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=VISION | {"patch_size": 14}, mm_tokens_per_image=4
+    )
+    whole = enlarged(transformers.Gemma3ForConditionalGeneration(config))
+    whole.save_pretrained(tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    for key in (*gemma3.HF_DEFAULTS, "rope_parameters", "layer_types", "model_type"):
+        if key != "sliding_window":
+            described["text_config"].pop(key, None)
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    ids = np.random.default_rng().integers(3, tiny_models.VOCAB, TOKENS).tolist()
+    with torch.no_grad():
+        want = whole(input_ids=torch.tensor([ids])).logits[0].numpy()
+    got = logits(load_for_logits(tmp_path, "reference", max_model_len=64), ids, (TOKENS,))
+    assert np.abs(want).max() > 1
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)
+
+
 def test_what_a_text_config_leaves_out_is_as_in_transformers():
-    theirs = {"gemma3": transformers.Gemma3TextConfig().to_dict()}
-    for name, config in theirs.items():
-        ropes = config["rope_parameters"]["full_attention"]
-        for key, value in _DEFAULTS[name].items():
-            assert (ropes if key == "rope_theta" else config)[key] == value, key
+    config = transformers.Gemma3TextConfig().to_dict()
+    ropes = config["rope_parameters"]["full_attention"]
+    for key, value in gemma3.HF_DEFAULTS.items():
+        assert (ropes if key == "rope_theta" else config)[key] == value, key
 
 
 def test_a_tensor_under_two_names_is_refused(tmp_path):

@@ -12,23 +12,8 @@ from engine.errors import FormatError
 from engine.formats.checkpoint import Tensor
 
 _TEXT_CONFIG = "text_config"
-# What transformers takes where a text_config leaves it out, as those on the hub do (Gemma3TextConfig, MistralConfig).
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "gemma3": {
-        "model_type": "gemma3_text",
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "tie_word_embeddings": True,
-    },
-    "mistral3": {"model_type": "mistral"},
-}
+# The model_type of each, where its text_config does not say.
+_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 _KEPT = ("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
 """Keys of the whole that hold for its language model, too."""
 _PREFIXES = ("language_model.", "model.language_model.")
@@ -37,11 +22,11 @@ _TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "mo
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration of the language model in a model of more than text; None where ``config`` is of text alone."""
-    own, defaults = config.get(_TEXT_CONFIG), _DEFAULTS.get(str(config.get("model_type")))
-    if defaults is None or not isinstance(own, Mapping):
+    own, kind = config.get(_TEXT_CONFIG), _TYPES.get(str(config.get("model_type")))
+    if kind is None or not isinstance(own, Mapping):
         return None
     kept = {key: config[key] for key in _KEPT if config.get(key) is not None}
-    return {**defaults, **own, **kept}
+    return {"model_type": kind, **own, **kept}
 
 
 def text_tensors(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:

@@ -16,6 +16,19 @@ from .rope import Rope, base_frequencies, rope_from_hf
 from .weights import Weights
 
 HF_KEYS = gemma2.HF_KEYS
+# What transformers takes where a file leaves it out (Gemma3TextConfig), as those of models that take images do.
+HF_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
 HF_NAMES = {
     **gemma2.HF_NAMES,
     "blk.{i}.attn_q_norm.weight": "model.layers.{i}.self_attn.q_norm.weight",

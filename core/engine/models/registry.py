@@ -9,7 +9,7 @@ names of matrices that lie transposed) and ``unused`` (beginnings of the names o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -103,6 +103,8 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     family = _family(checkpoint)
     _check_causal(checkpoint)
     module: Any = import_module(f".{family.name}", __package__)
+    if checkpoint.kind == "hf" and hasattr(module, "HF_DEFAULTS"):
+        checkpoint = replace(checkpoint, metadata={**module.HF_DEFAULTS, **checkpoint.metadata})
     if checkpoint.kind == "gguf":
         config = config_from_gguf(checkpoint, family, max_model_len)
     else:
