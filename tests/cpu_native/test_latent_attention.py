@@ -80,10 +80,11 @@ class Latent:
 @pytest.mark.parametrize(("dim", "v_dim"), [(40, 33), (192, 96)])
 def test_is_the_reference(isa, dtype, block_size, dim, v_dim):
     latent = Latent([0, 300, 17], [21, 1, 4], 5, dim, v_dim)
-    for got, want in zip(*latent.run(block_size, dtype, isa), strict=True):
-        np.testing.assert_allclose(
-            got, want, **dict.fromkeys(("rtol", "atol"), {"int8": 3e-4, "int16": 1e-3}.get(dtype, 2e-5))
-        )
+    got, want = map(np.concatenate, latent.run(block_size, dtype, isa))
+    # Queries are rounded so that sums fit in 32 bits: beside int16 the more, the wider they are, which few of many show.
+    most = {"int8": 3e-4, "int16": 3e-3}.get(dtype, 2e-5)
+    np.testing.assert_allclose(got, want, rtol=most, atol=most)
+    assert np.sqrt(np.mean((got - want) ** 2)) < {"int8": 1e-4, "int16": 2e-4}.get(dtype, 1e-5)
 
 
 @pytest.mark.parametrize("isa", ISAS)
