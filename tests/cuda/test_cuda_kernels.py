@@ -92,6 +92,7 @@ def test_the_eight_methods(device):
     memory.check_copies(device, rng)
     memory.check_values_are_apart(device, rng)
     memory.check_copies_together(device, rng)
+    memory.check_copies_begun_together(device, rng)
     memory.check_alloc(device)
     memory.check_memory_info(device)
     memory.check_fence(device)

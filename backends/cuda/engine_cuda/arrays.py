@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -70,6 +70,24 @@ def all_from_host(arrays: Sequence[Array], device: torch.device) -> list[torch.T
 def to_host(value: torch.Tensor) -> Array:
     """A copy on the host, once it is computed."""
     return _array(value.detach().to("cpu", copy=True))
+
+
+def all_to_host(values: Sequence[torch.Tensor], device: torch.device) -> Callable[[], list[Array]]:
+    """Begins copies into pages that the GPU writes by itself; gives what waits for them alone, and not for what is submitted
+    after them, and gives them in memory of their own."""
+    pages = [torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda) for value in values]
+    for page, value in zip(pages, values, strict=True):
+        page.copy_(value, non_blocking=True)
+    done = torch.cuda.Event() if device.type == "cuda" else None
+    if done is not None:
+        done.record()
+
+    def wait() -> list[Array]:
+        if done is not None:
+            done.synchronize()
+        return [np.array(_array(page)) for page in pages]
+
+    return wait
 
 
 def to_pages(value: torch.Tensor) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -30,7 +30,7 @@ from engine.backend.v1 import (
 )
 
 from . import OLDEST, too_old
-from .arrays import DTYPES, all_from_host, from_host, from_pages, on, to_host, to_pages
+from .arrays import DTYPES, all_from_host, all_to_host, from_host, from_pages, on, to_host, to_pages
 from .cuts import cuts_of
 from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
@@ -67,7 +67,7 @@ def act_of(options: Mapping[str, Any]) -> str:
 
 
 class CudaDevice:
-    """Work is submitted to the stream of the thread that runs a step, and waited for when a value is copied out."""
+    """Work is submitted to the device's one stream, and waited for when a value that was copied out is asked for."""
 
     def __init__(self, where: torch.device, act: str, graphs: Graphs | None = None) -> None:
         self.where, self.graphs = where, graphs or graphs_of({})
@@ -100,6 +100,10 @@ class CudaDevice:
 
     def copy_out(self, value: torch.Tensor) -> Array:
         return to_host(value)
+
+    def copy_out_all(self, values: Sequence[torch.Tensor]) -> Callable[[], list[Array]]:
+        with on(self.where):
+            return all_to_host(values, self.where)
 
     def fence(self) -> None:
         if self.on_gpu:

@@ -33,6 +33,13 @@ def copy_in_all_of(device: Device) -> Callable[[Sequence[Array]], Sequence[Any]]
     return getattr(device, "copy_in_all", None)
 
 
+def copy_out_all_of(device: Device) -> Callable[[Sequence[Any]], Callable[[], Sequence[Array]]] | None:
+    """Optional on a device (api 1.1), for one that computes by itself what it is given: ``copy_out_all(values)`` begins to copy
+    values out as what was submitted before leaves them, and gives a function that waits for that and gives what ``copy_out``
+    gives of each. Meanwhile the values may be freed, and further steps submitted, from other threads than the one that waits."""
+    return getattr(device, "copy_out_all", None)
+
+
 def populate_of(device: Device) -> Callable[[Any, int, int], None] | None:
     """Optional on a device (api 1.1): ``populate(state, first, count)``, called on a thread of its own, has the system add the
     memory of so many entries of a state's first axis now, and not when they are first written to."""

@@ -27,6 +27,7 @@ from .optional import VirtualMemory as VirtualMemory
 from .optional import block_access_of as block_access_of
 from .optional import compile_of as compile_of
 from .optional import copy_in_all_of as copy_in_all_of
+from .optional import copy_out_all_of as copy_out_all_of
 from .optional import populate_of as populate_of
 from .optional import providers_of as providers_of
 from .optional import virtual_memory_of as virtual_memory_of

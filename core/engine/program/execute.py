@@ -31,6 +31,7 @@ from ..backend.v1 import (
     block_access_of,
     compile_of,
     copy_in_all_of,
+    copy_out_all_of,
     populate_of,
     virtual_memory_of,
 )
@@ -48,12 +49,12 @@ _RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
 
 @dataclass(frozen=True)
 class StepTicket:
-    """A submitted step."""
+    """A submitted step. ``future`` gives what waits for its results, once the device has all of the step's work."""
 
-    future: Future[StepResult]
+    future: Future[Callable[[], StepResult]]
 
     def wait(self) -> StepResult:
-        return self.future.result()
+        return self.future.result()()
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class StepSession:
         if self._lane is None:
             raise EngineStoppedError("The session is closed.")
         for inputs in () if self._padding is None else self._padding.empty_steps():
-            self._lane.submit(self._run_exactly, inputs, True).result()
+            self._lane.submit(self._run_exactly, inputs, True).result()()
 
     def populate(self) -> Population:
         """Asks for the memory of all states while no steps run, where devices would give it step by step."""
@@ -277,17 +278,20 @@ class StepSession:
             if state.group is not None:
                 yield state.name, ids[state.group], self._plan.state_places[state.name]
 
-    def _run(self, inputs: StepInputs) -> StepResult:
+    def _run(self, inputs: StepInputs) -> Callable[[], StepResult]:
         self._idle_since = None
         try:
-            sampled = bool(inputs.dims.R)
-            if self._padding is None:
+            sampled, padding = bool(inputs.dims.R), self._padding
+            if padding is None:
                 return self._run_exactly(inputs, sampled)
-            return self._padding.cut(self._run_exactly(self._padding.pad(inputs), sampled), inputs.dims)
+            padded = self._run_exactly(padding.pad(inputs), sampled)
+            return lambda: padding.cut(padded(), inputs.dims)
         finally:
             self._idle_since = time.monotonic()
 
-    def _run_exactly(self, inputs: StepInputs, sampled: bool) -> StepResult:
+    def _run_exactly(self, inputs: StepInputs, sampled: bool) -> Callable[[], StepResult]:
+        """Runs the step, or where a device computes by itself, gives it all of the step's work. What comes of it waits for the
+        results: the next step need not."""
         frames = {place: Frame(inputs.dims, {}, states) for place, states in self._states.items()}
         copied: list[tuple[str, Any]] = []
         try:
@@ -303,7 +307,7 @@ class StepSession:
 
     def _steps(
         self, inputs: StepInputs, sampled: bool, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]
-    ) -> StepResult:
+    ) -> Callable[[], StepResult]:
         for name, array in inputs.arrays.items():
             value = self._inputs.get(name)
             if value is not None:
@@ -315,13 +319,17 @@ class StepSession:
         rows = inputs.arrays.get("embedding_rows")
         if rows is None or not self._embedding:
             return result
-        return replace(result, embeddings=self._embed(rows, inputs.dims, frames, copied))
+        embeddings = self._embed(rows, inputs.dims, frames, copied)
+        return lambda: replace(result(), embeddings=embeddings())
 
-    def _embed(self, rows: Array, dims: Dims, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> Array:
+    def _embed(
+        self, rows: Array, dims: Dims, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]
+    ) -> Callable[[], Array]:
         """The hidden rows f32 [rows, hidden]: as many at a time as the head may have, with buckets exactly as many."""
         fixed = bool(self._plan.buckets)
         most = dims.R if fixed else self._plan.limits.dims.R
-        found = []
+        output = self._plan.embedding[-1].outputs[-1]
+        parts = []
         for start in range(0, len(rows), most):
             chosen = rows[start : start + most]
             if fixed:
@@ -332,12 +340,13 @@ class StepSession:
             for bound in self._embedding:
                 self._enter(bound, own, copied)
                 bound.run(own[bound.segment.place])
-            output = self._plan.embedding[-1].outputs[-1]
-            found.append(converted(self._fetch(own, output), output.dtype, "f32"))
+            parts.append(self._fetched(own, [output]))
             for place in self._plan.round_trips:
                 for key in own[place].values.keys() - frames[place].values.keys():
                     self._devices[place].free(own[place].values[key])
-        return np.concatenate(found)[: len(rows)]
+        return lambda: np.concatenate([converted(part()[output.name], output.dtype, "f32") for part in parts])[
+            : len(rows)
+        ]
 
     def _enter(self, bound: _Bound, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> None:
         """Brings to a segment's place what it needs there."""
@@ -356,20 +365,42 @@ class StepSession:
         array = value if one.source == "host" else self._devices[one.source].copy_out(value)
         return array if one.stored == one.value.dtype else converted(array, one.stored, one.value.dtype)
 
-    def _result(self, frames: Mapping[str, Frame], sampled: bool) -> StepResult:
-        kept = {v.name: self._fetch(frames, v) for v in self._outputs(sampled) if v.name in self._plan.keep}
-        if not sampled:
+    def _result(self, frames: Mapping[str, Frame], sampled: bool) -> Callable[[], StepResult]:
+        wanted = [value for value in self._outputs(sampled) if value.name in self._plan.keep or value.name in _RESULTS]
+        fetched = self._fetched(frames, wanted)
+
+        def result() -> StepResult:
+            found = fetched()
+            kept = {name: array for name, array in found.items() if name in self._plan.keep}
+            if sampled:
+                return StepResult(**{name: found[name] for name in _RESULTS}, values=kept)
             none = np.zeros(0, np.int32)
             empty = np.zeros((0, 0), np.float32)
             return StepResult(none, none, np.zeros(0, np.float32), empty.astype(np.int32), empty, kept)
-        found = {v.name: self._fetch(frames, v) for v in self._outputs(sampled) if v.name in _RESULTS}
-        return StepResult(**found, values=kept)
+
+        return result
 
     def _outputs(self, sampled: bool) -> list[Value]:
         segments = (*self._plan.body, *self._plan.head) if sampled else self._plan.body
         return [value for segment in segments for value in segment.outputs]
 
-    def _fetch(self, frames: Mapping[str, Frame], value: Value) -> Array:
-        place = next(place for place in ("host", *self._devices) if value.id in frames[place].values)
-        found = frames[place].values[value.id]
-        return np.array(found) if place == "host" else self._devices[place].copy_out(found)
+    def _fetched(self, frames: Mapping[str, Frame], values: Sequence[Value]) -> Callable[[], dict[str, Array]]:
+        """Begins to bring values to the host, and gives what waits for them."""
+        there: dict[str, list[Value]] = {}
+        for value in values:
+            place = next(place for place in ("host", *self._devices) if value.id in frames[place].values)
+            there.setdefault(place, []).append(value)
+        begun = [
+            (names, self._copied(place, [frames[place].values[value.id] for value in names]))
+            for place, names in there.items()
+        ]
+        return lambda: {
+            value.name: array for names, arrays in begun for value, array in zip(names, arrays(), strict=True)
+        }
+
+    def _copied(self, place: str, values: Sequence[Any]) -> Callable[[], Sequence[Array]]:
+        later = None if place == "host" else copy_out_all_of(self._devices[place])
+        if later is not None:
+            return later(values)
+        arrays = [np.array(value) if place == "host" else self._devices[place].copy_out(value) for value in values]
+        return lambda: arrays

@@ -10,6 +10,7 @@ from ..backend.v1 import (
     Device,
     block_access_of,
     copy_in_all_of,
+    copy_out_all_of,
     populate_of,
     virtual_memory_of,
 )
@@ -43,6 +44,30 @@ def check_copies_together(device: Device, rng: np.random.Generator) -> None:
         same = found.dtype == array.dtype and found.shape == array.shape and found.tobytes() == array.tobytes()
         assert same, f"copy_in_all of {array.dtype} {array.shape}: copy_out gives other bytes."
         device.free(value)
+
+
+def check_copies_begun_together(device: Device, rng: np.random.Generator) -> None:
+    """Where a device has ``copy_out_all``: the arrays are those of ``copy_out``, whatever becomes of the values meanwhile, and
+    come when they are asked for, in any order."""
+    begin = copy_out_all_of(device)
+    if begin is None:
+        return
+    arrays = [array for tag in sorted(device.describe().dtypes) for array in _arrays(HOST_DTYPES[tag], rng)]
+    waits = []
+    for part in (arrays, arrays[::-1], []):
+        values = [device.copy_in(array) for array in part]
+        waits.append((part, begin(values)))
+        for value in values:
+            device.free(value)
+        del values
+        for array in part:  # in the memory that was freed
+            device.free(device.copy_in(np.zeros_like(array)))
+    for part, wait in reversed(waits):
+        found = wait()
+        assert len(found) == len(part), f"copy_out_all gives {len(found)} arrays of {len(part)} values."
+        for array, got in zip(part, found, strict=True):
+            same = got.dtype == array.dtype and got.shape == array.shape and got.tobytes() == array.tobytes()
+            assert same, f"copy_out_all of {array.dtype} {array.shape} gives other bytes than were copied in."
 
 
 def check_values_are_apart(device: Device, rng: np.random.Generator) -> None:

@@ -18,6 +18,7 @@ def test_what_goes_in_comes_out(device, rng):
 def test_values_are_apart(device, rng):
     memory.check_values_are_apart(device, rng)
     memory.check_copies_together(device, rng)
+    memory.check_copies_begun_together(device, rng)
 
 
 def test_alloc_gives_zeros(device):
