@@ -1,7 +1,8 @@
 """What the ops launch for shapes as models have them, recorded on tensors without memory and compiled without a GPU.
 
 Run as a script: ``launches.py TARGET [KERNEL ...]`` prints one line of JSON a kernel, or only for those named, with its
-instructions, registers spilled, shared memory and the reductions in its loops. It must not run where TRITON_INTERPRET is set.
+instructions, registers spilled, shared memory, the reductions in its loops and how many reads are on their way when it begins a
+round of one. It must not run where TRITON_INTERPRET is set.
 """
 
 from __future__ import annotations
@@ -334,6 +335,7 @@ def main(target, *names):
             "spilled": _spilled(compiled, TARGETS[target]),
             "shared": compiled.metadata.shared,
             "reduced": _reduced(compiled.asm["ttir"]),
+            "ahead": max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0),
         }
         print(json.dumps(about), flush=True)
 

@@ -78,7 +78,7 @@ def all_to_host(values: Sequence[torch.Tensor], device: torch.device) -> Callabl
     pages = [torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda) for value in values]
     for page, value in zip(pages, values, strict=True):
         page.copy_(value, non_blocking=True)
-    done = torch.cuda.Event() if device.type == "cuda" else None
+    done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     if done is not None:
         done.record()
 

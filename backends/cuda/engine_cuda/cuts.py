@@ -51,7 +51,7 @@ class Shape:
         return f"{self.kernel} {self.outputs}x{self.depth} {rows if self.block is None else f'in {self.block}'}"
 
     def usual(self) -> Tiles:
-        return of_matmul(self.rows, self.outputs, self.bytes_, self.block)
+        return of_matmul(self.rows, self.outputs, self.bytes_, self.block, self.kernel.startswith("codes"))
 
     def ways(self) -> list[Tiles]:
         """The usual one and those near to it."""

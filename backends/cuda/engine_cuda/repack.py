@@ -41,6 +41,21 @@ class Form:
     table: Array | None = None
     e4m3: bool = False
 
+    @property
+    def meaning(self) -> str:
+        """What a code is: a number ("codes"), one of "e4m3", or an index of a table of int8 ("bytes") or of other "numbers"."""
+        if self.table is None or self.e4m3:
+            return "e4m3" if self.e4m3 else "codes"
+        return "bytes" if bool((self.table == self.table.astype(np.int8)).all()) else "numbers"
+
+    @property
+    def constant(self) -> int:
+        """The table as one integer, its first number lowest; 0 where codes need none."""
+        if self.table is None or self.e4m3:
+            return 0
+        numbers = self.table.astype(np.int8) if self.meaning == "bytes" else self.table
+        return int.from_bytes(numbers.tobytes(), "little")
+
 
 def _fields(rows: Array, *widths: int) -> list[Array]:
     """Blocks [rows, blocks, bytes] cut into fields of these widths."""

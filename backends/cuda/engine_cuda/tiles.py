@@ -62,6 +62,13 @@ def _little_shared() -> bool:
     return architecture() in ("sm_86", "sm_89") or architecture().startswith("sm_12")
 
 
+PROGRAMS = 128
+"""About as many multiprocessors a large GPU of NVIDIA's has. With fewer programs some are idle."""
+SHARED = 96 << 10
+"""Bytes of memory for a program's steps: so that two are on a multiprocessor, or one where there is little. Where rows are few,
+the memory's bandwidth takes some 30 KiB on their way to each multiprocessor at a time."""
+
+
 @dataclass(frozen=True)
 class Tiles:
     """Rows of x, rows of the weight and columns of a program's step, and warps and stages."""
@@ -73,22 +80,43 @@ class Tiles:
     stages: int
 
 
-def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None) -> Tiles:
-    """``bytes_``: of a number in the product. ``block``: the rows of a program, where they are given."""
+def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None, codes: bool = False) -> Tiles:
+    """``bytes_``: of a number in the product. ``block``: the rows of a program, where they are given. ``codes``: whether the
+    weight is decoded in registers."""
     if INTERPRETED:  # each program costs the same, however large it is
         bm = block or power_of_two(min(rows, 64), 16)
         return Tiles(bm, power_of_two(min(outputs, 256), 16), 128, 4, 1)
-    bm = power_of_two(min(rows, _most_rows(bytes_)), 16)
-    bn = 64 if bm <= 32 else 128
-    warps = 8 if bm == 128 or (bm == 64 and _most_rows(bytes_) == 64) else 4
-    return Tiles(block or bm, bn, 128 // bytes_, warps, 3)
+    most = _most_rows(bytes_, codes)
+    bm = block or power_of_two(min(rows, most), 16)
+    bn = 64 if bm <= 32 and not (codes and bm == most) else 128
+    if codes and bytes_ == 4:  # 64 columns, as 32 bytes of codes may hold; there are registers for as few rows
+        return Tiles(bm, 32, 64, 4, 2)
+    if _nvidia() and bytes_ < 4:
+        return _busy(rows, outputs, bytes_, codes, bm, bn)
+    warps = 8 if bm >= min(most, 128) and bn == 128 else 4
+    return Tiles(bm, bn, 128 // bytes_, warps, 2 if codes else 3)
 
 
-def _most_rows(bytes_: int) -> int:
+def _busy(rows: int, outputs: int, bytes_: int, codes: bool, bm: int, bn: int) -> Tiles:
+    """Tiles of ``bn`` outputs or fewer, so that all multiprocessors have some; few rows are read in large steps."""
+    few = bm <= 32
+    least, wanted = (32, 2 * PROGRAMS) if few and bytes_ == 2 and not codes else (64, PROGRAMS)
+    while bn > least and -(-rows // bm) * -(-outputs // bn) < wanted:
+        bn //= 2
+    warps = 8 if bm >= 128 and not (codes and bn == 64) else 4  # of more, some would decode what others do
+    columns = (128 if codes else 256) if few else (256 if bm == 64 else 128) // bytes_
+    one = bm * bytes_ + bn * (1 if codes else bytes_)
+    while 3 * one * columns > SHARED:
+        columns //= 2
+    return Tiles(bm, bn, columns, warps, min(4, SHARED // (one * columns)))
+
+
+def _most_rows(bytes_: int, codes: bool) -> int:
     """For which registers suffice; RDNA's multiply f32 without the matrix units."""
+    most = 64 if _rdna() else 128
     if bytes_ == 4:
-        return 32 if _rdna() else 64 if _registers_hold_sums() else 128
-    return 64 if _rdna() else 128
+        most = 32 if _rdna() else 64 if _registers_hold_sums() else 128
+    return most // 2 if codes and (bytes_ == 4 or _rdna()) else most
 
 
 def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:

@@ -7,7 +7,7 @@ be grouped by expert: ``order`` then holds, in blocks of BM, which of the T * k 
 import triton
 import triton.language as tl
 
-from .common import put
+from .common import from_e4m3, put
 
 
 @triton.jit
@@ -64,53 +64,93 @@ def dense(
 
 
 @triton.jit
-def _scales(pointer, fine, rows, there, column, groups, supers, GROUP: tl.constexpr, SUPER: tl.constexpr,
-            FINE: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """The factors of 32 columns from ``column`` on, f32 [BN, 32] or [BN, 1]: one for each SUPER columns, times an integer
-    for each GROUP where FINE says so."""
-    if GROUP >= 32:
-        value = tl.load(pointer + rows * supers + column // SUPER, mask=there, other=0).to(tl.float32)
-        if FINE:
-            value *= tl.load(fine + rows * groups + column // GROUP, mask=there, other=0).to(tl.float32)
-        return value[:, None]
+def _spread(values, ROWS: tl.constexpr, COUNT: tl.constexpr, EACH: tl.constexpr):
+    """[ROWS, COUNT], each EACH times: [ROWS, COUNT * EACH]."""
+    return tl.reshape(tl.broadcast_to(values[:, :, None], [ROWS, COUNT, EACH]), [ROWS, COUNT * EACH])
+
+
+@triton.jit
+def _of_groups(pointer, rows, there, first, groups, GROUP: tl.constexpr, COUNT: tl.constexpr):
+    """What the COUNT groups of columns from ``first`` on have, f32 [ROWS, COUNT]: 0 beyond the last."""
+    group = (first // GROUP + tl.arange(0, COUNT))[None, :]
+    mask = there[:, None] & (group < groups)
+    return tl.load(pointer + rows[:, None] * groups + group, mask=mask, other=0).to(tl.float32)
+
+
+@triton.jit
+def _factors(pointer, fine, rows, there, first, groups, supers, GROUP: tl.constexpr, SUPER: tl.constexpr,
+             FINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """The factors of COLUMNS columns from ``first`` on, f32 [ROWS, COLUMNS]: one for each SUPER columns, times an integer for
+    each GROUP where FINE says so."""
+    SUPERS: tl.constexpr = COLUMNS // SUPER if COLUMNS > SUPER else 1
+    value = _of_groups(pointer, rows, there, first, supers, SUPER, SUPERS)
+    if FINE:
+        GROUPS: tl.constexpr = COLUMNS // GROUP if COLUMNS > GROUP else 1
+        value = _spread(value, ROWS, SUPERS, GROUPS // SUPERS)
+        value *= _of_groups(fine, rows, there, first, groups, GROUP, GROUPS)
+        return _spread(value, ROWS, GROUPS, COLUMNS // GROUPS)
     else:
-        halves = tl.arange(0, 2)[None, :]
-        value = tl.load(pointer + rows * supers + column // SUPER, mask=there, other=0).to(tl.float32)[:, None]
-        value = value * tl.load(
-            fine + rows[:, None] * groups + column // GROUP + halves, mask=there[:, None], other=0
-        ).to(tl.float32)
-        return tl.reshape(tl.broadcast_to(value[:, :, None], [BN, 2, 16]), [BN, 32])
+        return _spread(value, ROWS, SUPERS, COLUMNS // SUPERS)
+
+
+@triton.jit
+def _chosen(index, TABLE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """32 bits of an integer: those at FIRST + index, an index below COUNT."""
+    if COUNT == 1:
+        return tl.full([1, 1], (TABLE >> (32 * FIRST)) & 0xFFFFFFFF, tl.uint32)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        low, high = _chosen(index, TABLE, FIRST, HALF), _chosen(index, TABLE, FIRST + HALF, HALF)
+        return tl.where((index & HALF) == 0, low, high)
+
+
+@triton.jit
+def _meant(codes, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr):
+    """The numbers that codes stand for, f32. The sixteen of a table are constants of the kernel, int8 or f32: codes with which
+    memory is read would not be read ahead themselves."""
+    if MEANING == "e4m3":
+        return from_e4m3(codes, tl.float32, NATIVE)
+    elif MEANING == "bytes":
+        word = _chosen(codes >> 2, TABLE, 0, 4)
+        return (word >> ((codes & 3) * 8).to(tl.uint32)).to(tl.int8).to(tl.float32)
+    elif MEANING == "numbers":
+        return _chosen(codes, TABLE, 0, 16).to(tl.float32, bitcast=True)
+    else:
+        return codes.to(tl.float32)
 
 
 @triton.jit
 def decoded(
-    codes, table, scale, fine_scale, least, fine_least, rows, there, column, groups, supers,
-    TABLE: tl.constexpr, ZERO: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
-    FINE: tl.constexpr, BN: tl.constexpr,
+    codes, scale, fine_scale, least, fine_least, rows, there, first, groups, supers,
+    MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr, LEAST: tl.constexpr,
+    GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Codes [BN, 32] of the columns from ``column`` on as f32 numbers: (code - ZERO) * scale - least, or table[code] *
-    scale."""
-    if TABLE:
-        numbers = tl.load(table + codes.to(tl.int32))
-    else:
-        numbers = codes.to(tl.float32) - ZERO
-    numbers = numbers * _scales(scale, fine_scale, rows, there, column, groups, supers, GROUP, SUPER, FINE, BN)
+    """Codes [ROWS, COLUMNS] of the columns from ``first`` on as f32 numbers: (what a code means - ZERO) * scale - least; 0
+    beyond the last group."""
+    numbers = _meant(codes, MEANING, TABLE, NATIVE) - ZERO
+    numbers *= _factors(scale, fine_scale, rows, there, first, groups, supers, GROUP, SUPER, FINE, ROWS, COLUMNS)
     if LEAST:
-        numbers -= _scales(least, fine_least, rows, there, column, groups, supers, GROUP, SUPER, FINE, BN)
+        numbers -= _factors(least, fine_least, rows, there, first, groups, supers, GROUP, SUPER, FINE, ROWS, COLUMNS)
     return numbers
 
 
 @triton.jit
+def _nibbles(packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Codes [ROWS, COLUMNS] of bytes that hold columns 64 i + j, low, and 64 i + 32 + j."""
+    both = tl.reshape(tl.join(packed & 15, packed >> 4), [ROWS, COLUMNS // 64, 32, 2])
+    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), [ROWS, COLUMNS])
+
+
+@triton.jit
 def quantized(
-    x, codes, table, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
+    x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, code_row, groups, supers, x_row, y_row, choices,
-    BITS: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr,
-    SUPER: tl.constexpr, FINE: tl.constexpr,
+    BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr,
+    LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The weight as codes of 4 or 8 bits with factors of groups of columns, decoded in registers. A byte of 4-bit codes holds
-    columns 64 i + j, low, and 64 i + 32 + j, so that each nibble of 32 bytes is a run of columns."""
+    """The weight as codes of 4 or 8 bits with factors of groups of columns, decoded in registers."""
     batch = tl.program_id(2)
     expert = batch.to(tl.int64)
     if GROUPED:
@@ -122,23 +162,21 @@ def quantized(
     there = n < outputs
     w_rows = expert * outputs + n.to(tl.int64)
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row + batch * depth
-    k = tl.arange(0, 32)
+    k = tl.arange(0, BK)
+    bytes_ = tl.arange(0, BK * BITS // 8)
     sums = tl.zeros([BN, BM], tl.float32)
-    for byte in range(0, code_row, 32):
-        packed = tl.load(codes + w_rows[:, None] * code_row + byte + k[None, :], mask=there[:, None], other=0)
-        for part in tl.static_range(8 // BITS):
-            column = byte * (8 // BITS) + 32 * part
-            if column < depth:
-                taken = packed
-                if BITS == 4:
-                    taken = (packed >> (4 * part)) & 15
-                a = decoded(
-                    taken, table, scale, fine_scale, least, fine_least, w_rows, there, column, groups, supers,
-                    TABLE, ZERO, LEAST, GROUP, SUPER, FINE, BN,
-                )  # fmt: skip
-                inside = row_there[:, None] & (column + k < depth)[None, :]
-                b = tl.load(x_rows + (column + k)[None, :], mask=inside, other=0)
-                sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
+    for first in range(0, depth, BK):  # without a branch, or nothing of it is read ahead
+        byte = (first * BITS // 8 + bytes_)[None, :]
+        taken = tl.load(codes + w_rows[:, None] * code_row + byte, mask=there[:, None] & (byte < code_row), other=0)
+        if BITS == 4:
+            taken = _nibbles(taken, BN, BK)
+        a = decoded(
+            taken, scale, fine_scale, least, fine_least, w_rows, there, first, groups, supers,
+            MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, BN, BK,
+        )  # fmt: skip
+        columns = (first + k)[None, :]
+        b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
+        sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
     _finish(sums, bias + expert * outputs, residual, y, m, row_there, n, outputs, batch, y_row, BIASED, ADDED)
 
 
@@ -210,9 +248,9 @@ def embed_dense(ids, weight, y, width, scale, BLOCK: tl.constexpr):
 
 @triton.jit
 def embed_quantized(
-    ids, codes, table, scale, fine_scale, least, fine_least, y, width, code_row, groups, supers, factor,
-    BITS: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr,
-    SUPER: tl.constexpr, FINE: tl.constexpr,
+    ids, codes, scale, fine_scale, least, fine_least, y, width, code_row, groups, supers, factor,
+    BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr,
+    LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
 ):  # fmt: skip
     """32 columns of a token's row a program."""
     token = tl.program_id(0).to(tl.int64)
@@ -226,7 +264,7 @@ def embed_quantized(
     else:
         taken = tl.load(codes + rows[:, None] * code_row + column + k)
     numbers = decoded(
-        taken, table, scale, fine_scale, least, fine_least, rows, there, column, groups, supers,
-        TABLE, ZERO, LEAST, GROUP, SUPER, FINE, 1,
+        taken, scale, fine_scale, least, fine_least, rows, there, column, groups, supers,
+        MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, 1, 32,
     )  # fmt: skip
     put(y + token * width + column + k, numbers * factor, column + k < width)

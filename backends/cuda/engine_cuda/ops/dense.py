@@ -12,7 +12,7 @@ from ..cuts import Cuts, Shape
 from ..kernels import matmul, moe, quantize
 from ..kernels.common import launch, power_of_two
 from ..operands import Operands
-from ..tiles import Tiles, dot_type
+from ..tiles import Tiles, dot_type, has_fp8
 from ..weights import FP8_GROUP, Coded, Dense
 
 ELEMENTS = 1024
@@ -67,10 +67,10 @@ class Product:
         strides = (self.x.shape[1], self.y.shape[1], self.choices)
         meta: dict[str, Any] = {
             "BIASED": self.bias is not None, "ADDED": self.residual is not None, "GROUPED": grouping is not None,
-            "BM": tiles.bm, "BN": tiles.bn, "num_warps": tiles.warps, "num_stages": tiles.stages, **types,
+            "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk, "num_warps": tiles.warps, "num_stages": tiles.stages, **types,
         }  # fmt: skip
         if isinstance(self.weight, Dense):
-            launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta, BK=tiles.bk)
+            launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta)
         else:
             arrays, sizes, form = coded_arguments(self.weight)
             launch(matmul.quantized, grid, self.x, *arrays, *ends, *sizes, *strides, **meta, **form)
@@ -80,10 +80,11 @@ def coded_arguments(weight: Coded) -> tuple[tuple[torch.Tensor, ...], tuple[int,
     """A coded weight as the kernels take it: its arrays, the lengths of rows of codes, groups and supers, and its form."""
     form, depth = weight.form, weight.shape[-1]
     some = weight.scale  # in the place of what the form does not have
-    arrays = [weight.table, weight.scale, weight.fine_scale, weight.least, weight.fine_least]
+    arrays = [weight.scale, weight.fine_scale, weight.least, weight.fine_least]
     sizes = weight.codes.shape[1], max(1, depth // form.group), weight.scale.shape[1]
     meta = {
-        "BITS": form.bits, "TABLE": weight.table is not None, "ZERO": form.zero, "LEAST": weight.least is not None,
+        "BITS": form.bits, "MEANING": form.meaning, "TABLE": form.constant, "NATIVE": has_fp8(), "ZERO": form.zero,
+        "LEAST": weight.least is not None,
         "GROUP": form.group, "SUPER": form.super, "FINE": weight.fine_scale is not None,
     }  # fmt: skip
     return (weight.codes, *(some if a is None else a for a in arrays)), sizes, meta
