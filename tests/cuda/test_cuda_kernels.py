@@ -81,6 +81,36 @@ def test_formats_without_an_encoder(format_, device):
     check_case(bench, provider, None, rng)
 
 
+@pytest.mark.parametrize("format_", ["Q4_K", "Q8_0", "IQ4_XS", "NF4"])
+def test_few_rows_of_codes_are_multiplied_in_parts(format_, device, monkeypatch):
+    """Columns enough for several, whose number is none of whole parts; the bits are those of as many parts for each row."""
+    from engine_cuda.ops import dense
+
+    rng, depth, outputs = np.random.default_rng(), 4096 + 3 * 256, 40
+    weight = random_weight(rng, format_, (outputs, depth))
+    launched = []
+    launch = dense.launch
+    monkeypatch.setattr(dense, "launch", lambda k, grid, *args, **meta: (launched.append((k, grid)), launch(k, grid, *args, **meta)))  # fmt: skip
+    [provider] = device.providers()["linear"]
+    for rows, ends in ((1, ""), (7, "bias residual"), (32, "bias"), (33, "residual")):
+        inputs = {"x": rng.standard_normal((rows, depth), np.float32)}
+        weights = {"weight": weight}
+        if "residual" in ends:
+            inputs["residual"] = rng.standard_normal((rows, outputs), np.float32)
+        if "bias" in ends:
+            weights["bias"] = ("F32", rng.standard_normal(outputs, np.float32).view(np.uint8)[None], (outputs,))
+        [first, *_] = OPS["linear"].cases(rng)
+        case = replace(
+            first, name=f"{rows}", dims=replace(first.dims, T=rows), inputs=inputs, weights=weights, attrs={}
+        )
+        launched.clear()
+        check_case(Bench(device, OPS["linear"], case), provider, None, rng)
+        grids = [grid for kernel, grid in launched if kernel is dense.matmul.quantized]
+        sums = [kernel for kernel, _ in launched if kernel is dense.matmul.sum_parts]
+        assert grids and {grid[2] for grid in grids} == {4 if rows <= 32 else 1}
+        assert len(sums) == (len(grids) if rows <= 32 else 0)
+
+
 def test_the_comparison_can_fail(device):
     spoiled = replace(OPS["add"], reference=lambda *, a, b: (a + b + 1,))
     with pytest.raises(AssertionError):

@@ -69,6 +69,10 @@ SHARED = 96 << 10
 the memory's bandwidth takes some 30 KiB on their way to each multiprocessor at a time."""
 
 
+PART = 1024
+"""The fewest columns of a part of a product."""
+
+
 @dataclass(frozen=True)
 class Tiles:
     """Rows of x, rows of the weight and columns of a program's step, and warps and stages."""
@@ -109,6 +113,16 @@ def _busy(rows: int, outputs: int, bytes_: int, codes: bool, bm: int, bn: int) -
     while 3 * one * columns > SHARED:
         columns //= 2
     return Tiles(bm, bn, columns, warps, min(4, SHARED // (one * columns)))
+
+
+def parts_of(tiles: Tiles, rows: int, outputs: int, depth: int) -> int:
+    """In how many parts the columns of codes are multiplied by programs of their own: few rows, or decoding would wait for itself
+    on multiprocessors that have a warp or two. The same for up to 32 rows, which have the same bits therefore."""
+    parts, programs = 1, -(-outputs // max(tiles.bn, 64))
+    if rows <= 32 and (INTERPRETED or _nvidia()):
+        while parts < 8 and programs * parts < 3 * PROGRAMS and depth >= 2 * parts * PART:
+            parts *= 2
+    return parts
 
 
 def _most_rows(bytes_: int, codes: bool) -> int:

@@ -144,15 +144,16 @@ def _nibbles(packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def quantized(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
-    rows, outputs, depth, code_row, groups, supers, x_row, y_row, choices,
+    rows, outputs, depth, part, code_row, groups, supers, x_row, y_row, choices,
     BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr,
     LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The weight as codes of 4 or 8 bits with factors of groups of columns, decoded in registers."""
-    batch = tl.program_id(2)
-    expert = batch.to(tl.int64)
+    """The weight as codes of 4 or 8 bits with factors of groups of columns, decoded in registers. With PARTS the grid has a third axis of
+    parts, ``part`` columns each, and what these sum up to goes to y, f32 [parts, rows, outputs]."""
+    batch = 0 if PARTS else tl.program_id(2)
+    expert = tl.cast(batch, tl.int64)
     if GROUPED:
         expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
         if expert < 0:
@@ -165,7 +166,8 @@ def quantized(
     k = tl.arange(0, BK)
     bytes_ = tl.arange(0, BK * BITS // 8)
     sums = tl.zeros([BN, BM], tl.float32)
-    for first in range(0, depth, BK):  # without a branch, or nothing of it is read ahead
+    begin = tl.program_id(2) * part if PARTS else 0
+    for first in range(begin, tl.minimum(begin + part, depth), BK):  # without a branch, or nothing of it is read ahead
         byte = (first * BITS // 8 + bytes_)[None, :]
         taken = tl.load(codes + w_rows[:, None] * code_row + byte, mask=there[:, None] & (byte < code_row), other=0)
         if BITS == 4:
@@ -177,7 +179,26 @@ def quantized(
         columns = (first + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
         sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
+    if PARTS:
+        y += tl.program_id(2).to(tl.int64) * rows * outputs
     _finish(sums, bias + expert * outputs, residual, y, m, row_there, n, outputs, batch, y_row, BIASED, ADDED)
+
+
+@triton.jit
+def sum_parts(parts, bias, residual, y, outputs, total, PARTS: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+              BLOCK: tl.constexpr):  # fmt: skip
+    """y [rows, outputs] of f32 [PARTS, rows, outputs], in their order, with bias and residual."""
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = n < outputs
+    place = tl.program_id(0).to(tl.int64) * outputs + n
+    sums = tl.load(parts + place, mask=there, other=0)
+    for part in tl.static_range(1, PARTS):
+        sums += tl.load(parts + part * total + place, mask=there, other=0)
+    if BIASED:
+        sums += tl.load(bias + n, mask=there, other=0).to(tl.float32)
+    if ADDED:
+        sums += tl.load(residual + place, mask=there, other=0).to(tl.float32)
+    put(y + place, sums, there)
 
 
 @triton.jit

@@ -12,7 +12,8 @@ from ..cuts import Cuts, Shape
 from ..kernels import matmul, moe, quantize
 from ..kernels.common import launch, power_of_two
 from ..operands import Operands
-from ..tiles import Tiles, dot_type, has_fp8
+from ..recording import empty
+from ..tiles import Tiles, dot_type, has_fp8, parts_of
 from ..weights import FP8_GROUP, Coded, Dense
 
 ELEMENTS = 1024
@@ -57,23 +58,31 @@ class Product:
     def _launch(self, tiles: Tiles, types: dict[str, Any]) -> None:
         outputs, depth = self.weight.shape[-2:]
         grouping = self.grouping
+        plain = grouping is None and self.heads == 1 and isinstance(self.weight, Coded)
+        parts = parts_of(tiles, len(self.y), outputs, depth) if plain else 1
         blocks = -(-len(self.y) // tiles.bm) if grouping is None else grouping.blocks
-        grid = (blocks, -(-outputs // tiles.bn), self.heads)
+        grid = (blocks, -(-outputs // tiles.bn), self.heads * parts)
         order, experts = (self.y, self.y) if grouping is None else (grouping.order, grouping.experts)
-        ends = (
-            self.y if self.bias is None else self.bias, self.y if self.residual is None else self.residual, self.y,
-            order, experts, len(self.y), outputs, depth,
-        )  # fmt: skip
+        biased, added = self.bias is not None, self.residual is not None
+        y = self.y if parts == 1 else empty((parts, *self.y.shape), torch.float32, self.y.device)
+        bias, residual = (self.y if end is None else end for end in (self.bias, self.residual))
+        ends = (bias, residual, y, order, experts, len(self.y), outputs, depth)
         strides = (self.x.shape[1], self.y.shape[1], self.choices)
         meta: dict[str, Any] = {
-            "BIASED": self.bias is not None, "ADDED": self.residual is not None, "GROUPED": grouping is not None,
+            "BIASED": biased and parts == 1, "ADDED": added and parts == 1, "GROUPED": grouping is not None,
             "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk, "num_warps": tiles.warps, "num_stages": tiles.stages, **types,
         }  # fmt: skip
         if isinstance(self.weight, Dense):
             launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta)
-        else:
-            arrays, sizes, form = coded_arguments(self.weight)
-            launch(matmul.quantized, grid, self.x, *arrays, *ends, *sizes, *strides, **meta, **form)
+            return
+        arrays, sizes, form = coded_arguments(self.weight)
+        part = -(-depth // (parts * tiles.bk)) * tiles.bk
+        launch(matmul.quantized, grid, self.x, *arrays, *ends, part, *sizes, *strides, **meta, **form, PARTS=parts > 1)
+        if parts > 1:
+            launch(
+                matmul.sum_parts, (len(self.y), -(-outputs // ELEMENTS)), y, bias, residual, self.y, outputs,
+                self.y.numel(), PARTS=parts, BIASED=biased, ADDED=added, BLOCK=ELEMENTS,
+            )  # fmt: skip
 
 
 def coded_arguments(weight: Coded) -> tuple[tuple[torch.Tensor, ...], tuple[int, int, int], dict[str, Any]]:
