@@ -110,7 +110,22 @@ class Launch:
         return ASTSource(self.kernel, signature, constants, attrs), signature, constants
 
     def label(self):
-        kept = ("DOT", "BM", "BN", "GROUP_ROWS", "BITS", "GROUP", "WIDTH", "BQ", "DECODE", "SCALED", "LATENT", "KIND")
+        kept = (
+            "DOT",
+            "BM",
+            "BN",
+            "GROUP_ROWS",
+            "BITS",
+            "GROUP",
+            "JOINED",
+            "PARTS",
+            "WIDTH",
+            "BQ",
+            "DECODE",
+            "SCALED",
+            "LATENT",
+            "KIND",
+        )
         parts = [f"{k}={v}" for k, v in self.arguments.items() if k in kept]
         return f"{self.kernel.fn.__name__} {' '.join(parts)}"
 
@@ -122,7 +137,7 @@ class Recorder:
         self.found = {}
         for module in (cache, dense, head, rows, step):
             module.launch = self
-        self.ops = {op: offered[0].function for op, offered in providers.make_providers(META, CUTS).items()}
+        self.ops = {op: offered[0] for op, offered in providers.make_providers(META, CUTS).items()}
 
     def __call__(self, kernel, grid, *args, **meta):
         assert all(size >= 0 for size in grid)
@@ -141,7 +156,9 @@ class Recorder:
         packed = {name: Packed(handle, 0, lambda: np.zeros(0)) for name, handle in weights.items()}
         call = Call(op, values, results, dict.fromkeys(weights), {name: name for name in states}, attrs)
         frame = Frame(dims or Dims(), {values[n].id: t for n, t in inputs.items()}, states)
-        self.ops[op](providers.Operands(BoundCall(call, None, packed), frame, META, CUTS))
+        provider, bound = self.ops[op], BoundCall(call, None, packed)
+        function = provider.prepare(bound) if provider.prepare else provider.function
+        function(providers.Operands(bound, frame, META, CUTS))
 
 
 def vector(*shape):
@@ -172,6 +189,9 @@ def _layers(r, tokens, ints):
         {"weight": matrix("BF16", 4096, 14336), "bias": vector(4096)},
     )
     r.run("linear", {"x": tensor(tokens, 4096, dtype="f32")}, ("f32",), {"weight": matrix("F32", 4096, 4096)})
+    for format_ in ("BF16", "Q4_K"):
+        members = {f"weight.{n}": matrix(format_, outputs, 4096) for n, outputs in enumerate((4096, 1024, 1024))}
+        r.run("linear_group", {"x": x}, ("bf16",) * 3, members)
     for format_ in ("Q8_0 whole", "Q4_K"):
         r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)}, quantized_activation="required")
     for format_ in ("FP8 whole", "FP8 128") if tiles.multiplies_fp8() else ():

@@ -20,7 +20,7 @@ from engine.testing import models
 from engine.testing.checkpoints import write_checkpoint
 
 # What makes memory or views it. Everything else would be an op computed outside of a kernel.
-PLAIN = {"empty", "new_empty", "view", "detach", "set_", "copy_", "select"}
+PLAIN = {"empty", "new_empty", "view", "slice", "detach", "set_", "copy_", "select"}
 
 
 def _probe(**environment):

@@ -90,7 +90,12 @@ def test_few_rows_of_codes_are_multiplied_in_parts(format_, device, monkeypatch)
     weight = random_weight(rng, format_, (outputs, depth))
     launched = []
     launch = dense.launch
-    monkeypatch.setattr(dense, "launch", lambda k, grid, *args, **meta: (launched.append((k, grid)), launch(k, grid, *args, **meta)))  # fmt: skip
+
+    def watched(kernel, grid, *args, **meta):
+        launched.append((kernel, grid))
+        launch(kernel, grid, *args, **meta)
+
+    monkeypatch.setattr(dense, "launch", watched)
     [provider] = device.providers()["linear"]
     for rows, ends in ((1, ""), (7, "bias residual"), (32, "bias"), (33, "residual")):
         inputs = {"x": rng.standard_normal((rows, depth), np.float32)}

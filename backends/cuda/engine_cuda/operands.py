@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,16 @@ class Operands:
         made = self.new(*shape, dtype=DTYPES[value.dtype])
         self.frame.values[value.id] = made
         return made
+
+    def results(self, first: int, rows: int, widths: Sequence[int]) -> torch.Tensor:
+        """Outputs from number ``first`` on, [rows, width] each, one after the other in the memory that is given."""
+        values = self.bound.call.outputs[first : first + len(widths)]
+        whole = self.new(rows * sum(widths), dtype=DTYPES[values[0].dtype])
+        start = 0
+        for value, width in zip(values, widths, strict=True):
+            self.frame.values[value.id] = whole[start : start + rows * width].view(rows, width)
+            start += rows * width
+        return whole
 
 
 Op = Callable[[Operands], None]

@@ -23,7 +23,8 @@ NO_LAYOUT: frozenset[str] = frozenset()
 @dataclass(frozen=True)
 class TritonProvider:
     """One op by launches of kernels. ``batch_invariant`` where a row's kernel never depends on the other rows; products and
-    attention take other tiles for a few rows than for many, and do not claim it."""
+    attention take other tiles for a few rows than for many, and do not claim it. ``prepare`` gives the function of a call in the
+    place of ``function``."""
 
     op: str
     name: str
@@ -35,6 +36,7 @@ class TritonProvider:
     check: Check | None = None
     packer: str = "cuda"
     batch_invariant: bool = True
+    prepare: Callable[[BoundCall], Op] | None = None
 
     def supports(self, call: Call) -> str | None:
         return None if self.check is None else self.check(call)
@@ -50,8 +52,13 @@ class TritonProvider:
         return weights.packed_bytes(ref)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
+        function = self.function
+        if self.prepare is not None:
+            with on(self.device):
+                function = self.prepare(bound)
+
         def run(frame: Frame) -> None:
-            self.function(Operands(bound, frame, self.device, self.cuts))
+            function(Operands(bound, frame, self.device, self.cuts))
 
         return run
 
@@ -66,12 +73,18 @@ def make_providers(device: torch.device, cuts: Cuts) -> dict[str, tuple[Provider
     offered: dict[str, tuple[Provider, ...]] = {}
 
     def one(
-        op: str, function: Op, features: str = "", check: Check | None = None, kv: bool = False, alone: bool = True
+        op: str,
+        function: Op,
+        features: str = "",
+        check: Check | None = None,
+        kv: bool = False,
+        alone: bool = True,
+        prepare: Callable[[BoundCall], Op] | None = None,
     ) -> None:
         layouts = frozenset({PAGES.name}) if kv else NO_LAYOUT
         known = frozenset(features.split())
         provider = TritonProvider(
-            op, "cuda/triton", function, device, cuts, known, layouts, check, batch_invariant=alone
+            op, "cuda/triton", function, device, cuts, known, layouts, check, batch_invariant=alone, prepare=prepare
         )
         offered[op] = (provider,)
 
@@ -91,7 +104,13 @@ def make_providers(device: torch.device, cuts: Cuts) -> dict[str, tuple[Provider
     one("embed", dense.embed, "scale")
     one("gather_columns", rows.gather_columns, "chosen")
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)
-    one("linear_group", dense.linear_group, "bias quantized_activation input_scale", alone=False)
+    one(
+        "linear_group",
+        dense.linear_group,
+        "bias quantized_activation input_scale",
+        alone=False,
+        prepare=dense.joined_group,
+    )
     one("head_linear", dense.head_linear, alone=False)
     one("concat_heads", rows.concat_heads)
     one("rms_norm", rows.rms_norm, "head_dim weight_offset")

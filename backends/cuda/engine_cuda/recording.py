@@ -29,14 +29,15 @@ class Launch:
 
 
 class Arena:
-    """Memory at fixed addresses, which the recorded steps of a segment use in turn. A block belongs to one value until that
-    dies, and stays when a step has ended, so that what was recorded with it can be launched again."""
+    """Memory at fixed addresses, which the recorded steps of a segment use in turn. A block belongs to a value, or to several
+    beside each other, until all of these die, and stays when a step has ended, so that what was recorded with it can be launched
+    again."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.blocks: list[torch.Tensor] = []
         self._free: list[torch.Tensor] = []
-        self._taken: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._taken: dict[int, torch.Tensor] = {}
 
     @property
     def nbytes(self) -> int:
@@ -51,15 +52,14 @@ class Arena:
         nbytes = prod(shape) * dtype.itemsize
         fitting = [n for n, block in enumerate(self._free) if len(block) >= nbytes]
         block = self._free.pop(min(fitting, key=lambda n: len(self._free[n]))) if fitting else self._new(nbytes)
-        value = block[:nbytes].view(dtype).view(shape)
-        self._taken[id(value)] = value, block
-        return value
+        self._taken[block.data_ptr()] = block
+        return block[:nbytes].view(dtype).view(shape)
 
     def keep(self, values: Iterable[torch.Tensor]) -> None:
-        """All but these values have died."""
-        kept = {id(value) for value in values}
+        """All blocks have died but those in which these values lie."""
+        kept = {value.untyped_storage().data_ptr() for value in values}
         for key in self._taken.keys() - kept:
-            self._free.append(self._taken.pop(key)[1])
+            self._free.append(self._taken.pop(key))
 
     def _new(self, nbytes: int) -> torch.Tensor:
         size = max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -66,9 +67,13 @@ class Coded:
         return self.form.e4m3 and self.form.super in (FP8_GROUP, WHOLE_ROW)
 
     @property
+    def rows(self) -> tuple[torch.Tensor | None, ...]:
+        """What there is of each row."""
+        return self.codes, self.scale, self.fine_scale, self.least, self.fine_least
+
+    @property
     def nbytes(self) -> int:
-        parts = (self.codes, self.scale, self.fine_scale, self.least, self.fine_least)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in self.rows if part is not None)
 
     def decoded(self) -> Array:
         depth = self.shape[-1]
@@ -89,6 +94,53 @@ class Coded:
         if fine is None:
             return whole
         return whole * np.repeat(to_host(fine).astype(np.float32), self.form.group, axis=1)[:, :depth]
+
+
+def joinable(weights: Sequence[Dense | Coded]) -> bool:
+    """Whether matrices [N, K] may be parts of one: decoded alike, by kernels that take codes as they are."""
+    first, *others = weights
+    if isinstance(first, Dense):
+        return all(isinstance(one, Dense) and one.array.dtype == first.array.dtype for one in others)
+    plain = not first.one_scale and not first.multiplies_fp8
+    return plain and all(
+        isinstance(one, Coded) and one.form is first.form and _types(one) == _types(first) for one in others
+    )
+
+
+def _types(weight: Coded) -> list[torch.dtype | None]:
+    return [None if part is None else part.dtype for part in weight.rows]
+
+
+def joined(weights: Sequence[Dense | Coded]) -> Dense | Coded:
+    """One matrix of several that are ``joinable``, whose memory they are parts of from then on."""
+    if all(isinstance(one, Dense) for one in weights):
+        return Dense(_beside([one.array for one in weights if isinstance(one, Dense)]))
+    coded = [one for one in weights if isinstance(one, Coded)]
+    rows = [None if column[0] is None else _beside(column) for column in zip(*(one.rows for one in coded), strict=True)]
+    codes, scale, fine_scale, least, fine_least = rows
+    assert codes is not None and scale is not None
+    shape = (sum(one.shape[0] for one in coded), coded[0].shape[1])
+    return replace(
+        coded[0], shape=shape, codes=codes, scale=scale, fine_scale=fine_scale, least=least, fine_least=fine_least
+    )
+
+
+def _beside(given: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Rows [N, ...] of all: where they already lie, or in new memory, in which each part lies from then on."""
+    parts = [part for part in given if part is not None]
+    first, rows = parts[0], sum(map(len, parts))
+    places = [part.data_ptr() - first.data_ptr() for part in parts]
+    if places == [0, *accumulate(part.nbytes for part in parts[:-1])] and _in_one(parts):
+        return first.as_strided((rows, *first.shape[1:]), first.stride())
+    whole, start = torch.cat(parts), 0
+    for part in parts:
+        part.data = whole[start : start + len(part)]
+        start += len(part)
+    return whole
+
+
+def _in_one(parts: Sequence[torch.Tensor]) -> bool:
+    return len({part.untyped_storage().data_ptr() for part in parts}) == 1
 
 
 def pack(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Packed:

@@ -60,7 +60,10 @@ class RocmDevice(CudaDevice):
             ):
                 [triton] = self._providers[op]
                 assert isinstance(triton, TritonProvider)
-                self._providers = {**self._providers, op: (replace(triton, name="rocm/hip", function=function),)}
+                self._providers = {
+                    **self._providers,
+                    op: (replace(triton, name="rocm/hip", function=function, prepare=None),),
+                }
 
     def describe(self) -> DeviceInfo:
         info = super().describe()

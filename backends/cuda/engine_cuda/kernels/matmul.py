@@ -21,15 +21,29 @@ def _rows_of(order, block, rows, GROUPED: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
+def _place(m, n, rows, outputs, first, second):
+    """Where an output of a row is, of up to three matrices beside each other that have a y each, one y after the other. ``first``
+    and ``second``: the outputs of those."""
+    behind = first + second
+    start = tl.where(n < first, 0, tl.where(n < behind, first, behind))
+    width = tl.where(n < first, first, tl.where(n < behind, second, outputs - behind))
+    return start.to(tl.int64) * rows + m.to(tl.int64) * width + (n - start)
+
+
+@triton.jit
 def _finish(
     sums, bias, residual, y, m, row_there, n, outputs, batch,
-    y_row, BIASED: tl.constexpr, ADDED: tl.constexpr,
+    y_row, BIASED: tl.constexpr, ADDED: tl.constexpr, rows=0, first=0, second=0, JOINED: tl.constexpr = False,
 ):  # fmt: skip
-    """sums f32 [BN, BM], with bias and residual, into y [rows, ...] from column batch * outputs on."""
+    """sums f32 [BN, BM], with bias and residual, into y [rows, ...] from column batch * outputs on, or where matrices are JOINED
+    into a y of each."""
     there = (n < outputs)[:, None] & row_there[None, :]
     if BIASED:
         sums += tl.load(bias + n, mask=n < outputs, other=0).to(tl.float32)[:, None]
-    place = m.to(tl.int64)[None, :] * y_row + batch * outputs + n[:, None]
+    if JOINED:
+        place = _place(m[None, :], n[:, None], rows, outputs, first, second)
+    else:
+        place = m.to(tl.int64)[None, :] * y_row + batch * outputs + n[:, None]
     if ADDED:
         sums += tl.load(residual + place, mask=there, other=0).to(tl.float32)
     put(y + place, sums, there)
@@ -37,9 +51,9 @@ def _finish(
 
 @triton.jit
 def dense(
-    x, weight, bias, residual, y, order, experts, rows, outputs, depth, x_row, y_row, choices,
-    BIASED: tl.constexpr, ADDED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, weight, bias, residual, y, order, experts, rows, outputs, depth, first, second, x_row, y_row, choices,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The weight as it is stored. The grid's third axis counts heads, each with a matrix and columns of its own."""
     batch = tl.program_id(2)
@@ -54,13 +68,16 @@ def dense(
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row + batch * depth
     w_rows = weight + (expert * outputs + n.to(tl.int64))[:, None] * depth
     sums = tl.zeros([BN, BM], tl.float32)
-    for first in range(0, depth, BK):
-        columns = first + k
+    for column in range(0, depth, BK):
+        columns = column + k
         inside = (columns < depth)[None, :]
         a = tl.load(w_rows + columns[None, :], mask=(n < outputs)[:, None] & inside, other=0)
         b = tl.load(x_rows + columns[None, :], mask=there[:, None] & inside, other=0)
         sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
-    _finish(sums, bias + expert * outputs, residual, y, m, there, n, outputs, batch, y_row, BIASED, ADDED)
+    _finish(
+        sums, bias + expert * outputs, residual, y, m, there, n, outputs, batch, y_row, BIASED, ADDED,
+        rows, first, second, JOINED,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -144,14 +161,14 @@ def _nibbles(packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def quantized(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
-    rows, outputs, depth, part, code_row, groups, supers, x_row, y_row, choices,
+    rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,
     BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr,
     LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
-    BIASED: tl.constexpr, ADDED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The weight as codes of 4 or 8 bits with factors of groups of columns, decoded in registers. With PARTS the grid has a third axis of
-    parts, ``part`` columns each, and what these sum up to goes to y, f32 [parts, rows, outputs]."""
+    """The weight as codes of 4 or 8 bits with factors of groups of columns, decoded in registers. With PARTS the grid's third
+    axis is of parts, ``part`` columns each, and what these sum up to goes to y, f32 [parts, rows, outputs]."""
     batch = 0 if PARTS else tl.program_id(2)
     expert = tl.cast(batch, tl.int64)
     if GROUPED:
@@ -167,37 +184,46 @@ def quantized(
     bytes_ = tl.arange(0, BK * BITS // 8)
     sums = tl.zeros([BN, BM], tl.float32)
     begin = tl.program_id(2) * part if PARTS else 0
-    for first in range(begin, tl.minimum(begin + part, depth), BK):  # without a branch, or nothing of it is read ahead
-        byte = (first * BITS // 8 + bytes_)[None, :]
+    for column in range(begin, tl.minimum(begin + part, depth), BK):  # without a branch, or nothing of it is read ahead
+        byte = (column * BITS // 8 + bytes_)[None, :]
         taken = tl.load(codes + w_rows[:, None] * code_row + byte, mask=there[:, None] & (byte < code_row), other=0)
         if BITS == 4:
             taken = _nibbles(taken, BN, BK)
         a = decoded(
-            taken, scale, fine_scale, least, fine_least, w_rows, there, first, groups, supers,
+            taken, scale, fine_scale, least, fine_least, w_rows, there, column, groups, supers,
             MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, BN, BK,
         )  # fmt: skip
-        columns = (first + k)[None, :]
+        columns = (column + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
         sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
     if PARTS:
         y += tl.program_id(2).to(tl.int64) * rows * outputs
-    _finish(sums, bias + expert * outputs, residual, y, m, row_there, n, outputs, batch, y_row, BIASED, ADDED)
+    _finish(
+        sums, bias + expert * outputs, residual, y, m, row_there, n, outputs, batch, y_row, BIASED, ADDED,
+        rows, first, second, JOINED,
+    )  # fmt: skip
 
 
 @triton.jit
-def sum_parts(parts, bias, residual, y, outputs, total, PARTS: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
-              BLOCK: tl.constexpr):  # fmt: skip
-    """y [rows, outputs] of f32 [PARTS, rows, outputs], in their order, with bias and residual."""
+def sum_parts(
+    parts, bias, residual, y, rows, outputs, first, second,
+    PARTS: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y [rows, outputs] of f32 [PARTS, rows, outputs], in their order, with bias and residual; a y of each matrix where these
+    are JOINED."""
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = n < outputs
-    place = tl.program_id(0).to(tl.int64) * outputs + n
+    row = tl.program_id(0)
+    place = row.to(tl.int64) * outputs + n
     sums = tl.load(parts + place, mask=there, other=0)
     for part in tl.static_range(1, PARTS):
-        sums += tl.load(parts + part * total + place, mask=there, other=0)
+        sums += tl.load(parts + part * rows * outputs + place, mask=there, other=0)
     if BIASED:
         sums += tl.load(bias + n, mask=there, other=0).to(tl.float32)
     if ADDED:
         sums += tl.load(residual + place, mask=there, other=0).to(tl.float32)
+    if JOINED:
+        place = _place(row, n, rows, outputs, first, second)
     put(y + place, sums, there)
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from engine.backend.v1 import BoundCall
+
 from ..cuts import Cuts, Shape
 from ..kernels import matmul, moe, quantize
 from ..kernels.common import launch, power_of_two
-from ..operands import Operands
+from ..operands import Op, Operands
 from ..recording import empty
-from ..tiles import Tiles, dot_type, has_fp8, parts_of
-from ..weights import FP8_GROUP, Coded, Dense
+from ..tiles import PROGRAMS, Tiles, dot_type, has_fp8, parts_of
+from ..weights import FP8_GROUP, Coded, Dense, joinable, joined
 
 ELEMENTS = 1024
 ROWS_OF_EXPERT = 16
+MOST_JOINED = 3
+MOST_JOINED_BYTES = 256 << 20
+"""What is joined needs as much again meanwhile."""
+IDLE_OUTPUTS = 64 * PROGRAMS
+"""Of fewer, the programs of a few rows leave multiprocessors idle."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,8 @@ class Grouping:
 @dataclass(frozen=True)
 class Product:
     """What a product is taken of. ``heads``: so many matrices, each with columns of its own. ``choices``: rows of y that share
-    a row of x. ``cuts``: how it is cut."""
+    a row of x. ``cuts``: how it is cut. ``widths``: the outputs of matrices that are joined, each of which has its part of y,
+    [rows, outputs], one after the other."""
 
     x: torch.Tensor
     weight: Dense | Coded
@@ -44,6 +52,7 @@ class Product:
     heads: int = 1
     choices: int = 1
     grouping: Grouping | None = None
+    widths: tuple[int, ...] = ()
 
     def run(self) -> None:
         outputs, depth = self.weight.shape[-2:]
@@ -52,25 +61,31 @@ class Product:
         form = self.weight.form if isinstance(self.weight, Coded) else None
         kernel = f"dense.{dot.name}" if form is None else f"codes{form.bits}g{form.group}.{dot.name}"
         block = None if self.grouping is None else self.grouping.size
-        shape = Shape(kernel, len(self.y), outputs, depth, dot.primitive_bitwidth // 8, block)
+        shape = Shape(kernel, self.rows, outputs, depth, dot.primitive_bitwidth // 8, block)
         self.cuts.launch(shape, lambda tiles: self._launch(tiles, {"DOT": dot, "PRECISION": precision}))
+
+    @property
+    def rows(self) -> int:
+        return len(self.x) * self.choices
 
     def _launch(self, tiles: Tiles, types: dict[str, Any]) -> None:
         outputs, depth = self.weight.shape[-2:]
-        grouping = self.grouping
+        grouping, rows = self.grouping, self.rows
         plain = grouping is None and self.heads == 1 and isinstance(self.weight, Coded)
-        parts = parts_of(tiles, len(self.y), outputs, depth) if plain else 1
-        blocks = -(-len(self.y) // tiles.bm) if grouping is None else grouping.blocks
+        parts = parts_of(tiles, rows, outputs, depth) if plain else 1
+        blocks = -(-rows // tiles.bm) if grouping is None else grouping.blocks
         grid = (blocks, -(-outputs // tiles.bn), self.heads * parts)
         order, experts = (self.y, self.y) if grouping is None else (grouping.order, grouping.experts)
         biased, added = self.bias is not None, self.residual is not None
-        y = self.y if parts == 1 else empty((parts, *self.y.shape), torch.float32, self.y.device)
+        y = self.y if parts == 1 else empty((parts, rows, outputs), torch.float32, self.y.device)
+        first, second = self.widths[:2] if self.widths else (0, 0)
         bias, residual = (self.y if end is None else end for end in (self.bias, self.residual))
-        ends = (bias, residual, y, order, experts, len(self.y), outputs, depth)
-        strides = (self.x.shape[1], self.y.shape[1], self.choices)
+        ends = (bias, residual, y, order, experts, rows, outputs, depth, first, second)
+        strides = (self.x.shape[1], outputs * self.heads, self.choices)
         meta: dict[str, Any] = {
             "BIASED": biased and parts == 1, "ADDED": added and parts == 1, "GROUPED": grouping is not None,
-            "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk, "num_warps": tiles.warps, "num_stages": tiles.stages, **types,
+            "JOINED": bool(self.widths) and parts == 1, "BM": tiles.bm, "BN": tiles.bn, "BK": tiles.bk,
+            "num_warps": tiles.warps, "num_stages": tiles.stages, **types,
         }  # fmt: skip
         if isinstance(self.weight, Dense):
             launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta)
@@ -80,8 +95,8 @@ class Product:
         launch(matmul.quantized, grid, self.x, *arrays, *ends, part, *sizes, *strides, **meta, **form, PARTS=parts > 1)
         if parts > 1:
             launch(
-                matmul.sum_parts, (len(self.y), -(-outputs // ELEMENTS)), y, bias, residual, self.y, outputs,
-                self.y.numel(), PARTS=parts, BIASED=biased, ADDED=added, BLOCK=ELEMENTS,
+                matmul.sum_parts, (rows, -(-outputs // ELEMENTS)), y, bias, residual, self.y, rows, outputs, first, second,
+                PARTS=parts, BIASED=biased, ADDED=added, JOINED=bool(self.widths), BLOCK=ELEMENTS,
             )  # fmt: skip
 
 
@@ -173,7 +188,62 @@ def linear(o: Operands, multiply: Multiply = Product.run) -> None:
 
 
 def linear_group(o: Operands, multiply: Multiply = Product.run) -> None:
-    _linears(o, [(f"weight.{n}", f"bias.{n}") for n in range(len(o.bound.call.outputs))], multiply)
+    _linears(o, _members(o.bound), multiply)
+
+
+def _members(bound: BoundCall) -> list[tuple[str, str]]:
+    return [(f"weight.{n}", f"bias.{n}") for n in range(len(bound.call.outputs))]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Members of a group from ``first`` on as one matrix [outputs of all, K]: ``widths`` are those of each."""
+
+    first: int
+    weight: Dense | Coded
+    bias: torch.Tensor | None
+    widths: tuple[int, ...]
+
+
+def joined_group(bound: BoundCall) -> Op:
+    """``linear_group`` for this call, with members beside each other in one product where one alone would leave
+    multiprocessors idle. Their memory becomes parts of one."""
+    if bound.call.attr("quantized_activation") in ("required", "fp8"):
+        return linear_group
+    members = [(bound.weights[name].handle, bound.weights[bias].handle.array if bias in bound.weights else None)
+               for name, bias in _members(bound)]  # fmt: skip
+    runs, n = [], 0
+    while n < len(members):
+        count = next(c for c in range(min(MOST_JOINED, len(members) - n), 0, -1) if _joinable(members[n : n + c]))
+        weights, biases = zip(*members[n : n + count], strict=True)
+        runs.append(Run(n, *_one(weights, biases), tuple(weight.shape[0] for weight in weights)))
+        n += count
+
+    def run(o: Operands) -> None:
+        x = o["x"]
+        for one in runs:
+            y = o.results(one.first, len(x), one.widths)
+            widths = one.widths if len(one.widths) > 1 else ()
+            Product(x, one.weight, y, o.cuts, one.bias, widths=widths).run()
+
+    return run
+
+
+def _joinable(members: list[tuple[Dense | Coded, torch.Tensor | None]]) -> bool:
+    weights, biases = zip(*members, strict=True)
+    small = sum(weight.nbytes for weight in weights) <= MOST_JOINED_BYTES
+    idle = any(weight.shape[0] < IDLE_OUTPUTS for weight in weights)
+    alike = len({bias is None for bias in biases}) == 1
+    return len(members) == 1 or (small and idle and alike and joinable(weights))
+
+
+def _one(
+    weights: Sequence[Dense | Coded], biases: Sequence[torch.Tensor | None]
+) -> tuple[Dense | Coded, torch.Tensor | None]:
+    if len(weights) == 1:
+        return weights[0], biases[0]
+    given = [bias for bias in biases if bias is not None]
+    return joined(weights), torch.cat(given) if given else None
 
 
 def head_linear(o: Operands) -> None:
