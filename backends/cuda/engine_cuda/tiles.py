@@ -94,7 +94,7 @@ def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None, co
     bm = block or power_of_two(min(rows, most), 16)
     bn = 64 if bm <= 32 and not (codes and bm == most) else 128
     if codes and bytes_ == 4:  # 64 columns, as 32 bytes of codes may hold; there are registers for as few rows
-        return Tiles(bm, 32, 64, 4, 2)
+        return Tiles(bm, 64 if _nvidia() and not _registers_hold_sums() else 32, 64, 4, 2)
     if _nvidia() and bytes_ < 4:
         return _busy(rows, outputs, bytes_, codes, bm, bn)
     warps = 8 if bm >= min(most, 128) and bn == 128 else 4
@@ -119,7 +119,7 @@ def parts_of(tiles: Tiles, rows: int, outputs: int, depth: int) -> int:
     """In how many parts the columns of codes are multiplied by programs of their own: few rows, or decoding would wait for itself
     on multiprocessors that have a warp or two. The same for up to 32 rows, which have the same bits therefore."""
     parts, programs = 1, -(-outputs // max(tiles.bn, 64))
-    if rows <= 32 and (INTERPRETED or _nvidia()):
+    if rows <= 32:
         while parts < 8 and programs * parts < 3 * PROGRAMS and depth >= 2 * parts * PART:
             parts *= 2
     return parts
