@@ -35,12 +35,22 @@ def test_provider_agrees_with_the_reference(op, device):
     assert all("packed" in why or "no KV layout for int16" in why for why in checked.refused.values())
 
 
-def test_attention_takes_queries_and_keys_in_pieces(device, monkeypatch):
-    """As on RDNA, where heads are wide."""
+def attention_with(monkeypatch, **changed):
     from engine_cuda.ops import cache
 
     whole = cache.of_attention
-    monkeypatch.setattr(cache, "of_attention", lambda *shape: [replace(tiles, piece=16) for tiles in whole(*shape)])
+    monkeypatch.setattr(cache, "of_attention", lambda *shape: [replace(tiles, **changed) for tiles in whole(*shape)])
+
+
+def test_attention_takes_queries_and_keys_in_pieces(device, monkeypatch):
+    """As on RDNA, where heads are wide."""
+    attention_with(monkeypatch, piece=16)
+    assert check_op(device, OPS["attention"], np.random.default_rng()).ran
+
+
+def test_attention_knows_blocks_a_step_ahead(device, monkeypatch):
+    """As on NVIDIA's large GPUs."""
+    attention_with(monkeypatch, stages=3)
     assert check_op(device, OPS["attention"], np.random.default_rng()).ran
 
 
@@ -164,11 +174,13 @@ def test_int8_weights_with_one_scale_a_row_meet_int8_activations(device):
     np.testing.assert_allclose(device.copy_out(frame.values[1]), want, rtol=2e-6, atol=1e-6)
 
 
-def test_long_contexts_are_cut_into_parts(device):
+@pytest.mark.parametrize("stages", [2, 3])
+def test_long_contexts_are_cut_into_parts(stages, device, monkeypatch):
     """One query over more cached tokens than a part has, with a window and without."""
     from engine.testing.cases import Case  # the kit's cases are shorter than a part
 
     rng = np.random.default_rng()
+    attention_with(monkeypatch, stages=stages)
     [provider] = device.providers()["attention"]
     for window in (0, 700):
         case = _long_case(rng, 1300, window, Case)

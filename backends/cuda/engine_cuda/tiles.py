@@ -161,16 +161,18 @@ class AttentionTiles:
     def meta(self) -> dict[str, int]:
         return {
             "BQ": self.tokens, "GROUP_ROWS": self.group_rows, "CHUNKS": self.chunks, "BN": self.bn, "PIECE": self.piece,
-            "num_warps": self.warps, "num_stages": self.stages,
+            "AHEAD": self.stages > 2, "num_warps": self.warps, "num_stages": self.stages,
         }  # fmt: skip
 
 
-def of_attention(group: int, width: int, bytes_: int) -> tuple[AttentionTiles, AttentionTiles]:
-    """For sequences with one token, and for more: values of ``width``, ``bytes_`` of a number in the products."""
+def of_attention(group: int, width: int, bytes_: int, scaled: bool) -> tuple[AttentionTiles, AttentionTiles]:
+    """For sequences with one token, and for more: values of ``width``, ``bytes_`` of a number in the products. ``scaled``:
+    whether the cache has scales."""
     large, wide = width * bytes_ > 256, width * bytes_ > 512
     bn = (16 if large and _amd() else 32) if large or _rdna() else 64
     warps = 8 if large else 4
     stages = 1 if wide or _rdna() else 2
+    deep = 3 if stages == 2 and bytes_ == 2 and _nvidia() and not _little_shared() else stages
     most = 32 if wide or bytes_ == 4 or _rdna() else 64
     if _amd() and (wide or (bytes_ == 4 and _rdna())):
         most = 16
@@ -182,10 +184,11 @@ def of_attention(group: int, width: int, bytes_: int) -> tuple[AttentionTiles, A
     # Each warp has all queries of a product in its registers, and of f32 in several parts.
     piece = 64 if width * bytes_ > 1024 or (wide and _rdna()) else 0
     few = AttentionTiles(
-        1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, stages, piece
+        1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, deep, piece
     )
     # Of registers four warps have too few for the sums of 64 rows of 128 columns.
-    many = AttentionTiles(most // rows, rows, chunks, bn, 8 if _registers_hold_sums() else warps, stages, piece)
+    warps = 8 if _registers_hold_sums() else warps
+    many = AttentionTiles(most // rows, rows, chunks, bn, warps, stages if scaled else deep, piece)
     return few, many
 
 

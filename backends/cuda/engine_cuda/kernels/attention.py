@@ -66,10 +66,12 @@ def attend(
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, PIECE: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of tokens (DECODE: sequences), CHUNKS of the query heads of each KV head, parts. With WHOLE there is one
     part, and y is written; else what the parts sum up to, for ``merge``. LATENT: values are the first value_width columns of
-    keys, which have REST more. PIECE: columns of a product of queries and keys, or 0 for all of them."""
+    keys, which have REST more. PIECE: columns of a product of queries and keys, or 0 for all of them. AHEAD: blocks are known a
+    step before their keys are read, which else wait for them each time."""
     head = tl.program_id(1) // CHUNKS
     chunk = tl.program_id(1) % CHUNKS
     split = tl.program_id(2)
@@ -114,10 +116,18 @@ def attend(
         most = tl.load(sinks + q_head, mask=there, other=0).to(tl.float32) * LOG2E
         total += 1.0
     mixed = tl.zeros([BQ * GROUP_ROWS, WIDTH], tl.float32)
+    blocks = table + seq * table_width
+    if AHEAD:
+        place = begin // BN * BN + tl.arange(0, BN)
+        following = tl.load(blocks + place // BLOCK_SIZE, mask=(place >= begin) & (place < end), other=0)
     for n in range(begin // BN * BN, end, BN):
         place = n + tl.arange(0, BN)
         seen = (place >= begin) & (place < end)
-        block = tl.load(table + seq * table_width + place // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        if AHEAD:
+            block = following.to(tl.int64)
+            following = tl.load(blocks + (place + BN) // BLOCK_SIZE, mask=place + BN < end, other=0)
+        else:
+            block = tl.load(blocks + place // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
         slot = (block * BLOCK_SIZE + place % BLOCK_SIZE) * kv_heads + head
         whole = seen[:, None] & inside[None, :]
         keys = _read(k + slot[:, None] * key_width + column[None, :], whole, DOT, NATIVE)

@@ -106,7 +106,7 @@ class Attention:
         dot, precision = _dot_type(q, k)
         group = heads // kv_heads
         none = q  # in the place of what a call does not have
-        few, many = of_attention(group, value_width, dot.primitive_bitwidth // 8)
+        few, many = of_attention(group, value_width, dot.primitive_bitwidth // 8, scales is not None)
         tiles = few if decode else many
         blocks = sequences if decode else len(q) // many.tokens + sequences
         launch(
