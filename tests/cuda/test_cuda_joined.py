@@ -105,6 +105,23 @@ def test_long_columns_of_codes_are_joined_and_in_parts(device, products):
     assert products == [(40, 24, 8)]
 
 
+def test_memory_is_kept_until_the_last_value_in_it_dies():
+    """In a recorded step, where several values lie beside each other."""
+    import torch
+
+    from engine_cuda.recording import Arena
+
+    arena = Arena(torch.device("cpu"))
+    whole, other = arena.empty((40,), torch.float32), arena.empty((40,), torch.float32)
+    first, second = whole[:24], whole[24:]
+    arena.keep([first, second, other])
+    assert arena.empty((8,), torch.float32).data_ptr() not in (whole.data_ptr(), other.data_ptr())
+    arena.keep([second])
+    assert arena.empty((40,), torch.float32).data_ptr() != whole.data_ptr()
+    arena.keep([])
+    assert {arena.empty((40,), torch.float32).data_ptr() for _ in range(3)} >= {whole.data_ptr(), other.data_ptr()}
+
+
 def test_a_second_session_finds_them_joined(device):
     rng = np.random.default_rng()
     group = Group(device, rng, [("Q4_K", 64), ("Q4_K", 48)], 256)

@@ -118,6 +118,9 @@ def test_ways_keep_the_order_of_sums(cuts):
                 shape = cuts.Shape("dense.bf16", rows, outputs, 4096, 2, block)
                 ways = shape.ways()
                 assert ways[0] == shape.usual() and len(set(ways)) == len(ways) > 4
+                assert (
+                    len([one for one in ways if one.bn == 32]) > 1 or rows > 32
+                )  # the narrowest, as few rows take them
                 assert all(tiles.bk == ways[0].bk and tiles.bm >= 16 for tiles in ways)
                 assert block is None or all(tiles.bm == block for tiles in ways)
 

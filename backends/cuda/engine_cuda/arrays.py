@@ -75,9 +75,7 @@ def to_host(value: torch.Tensor) -> Array:
 def all_to_host(values: Sequence[torch.Tensor], device: torch.device) -> Callable[[], list[Array]]:
     """Begins copies into pages that the GPU writes by itself; gives what waits for them alone, and not for what is submitted
     after them, and gives them in memory of their own."""
-    pages = [torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda) for value in values]
-    for page, value in zip(pages, values, strict=True):
-        page.copy_(value, non_blocking=True)
+    pages = [_pages(value).copy_(value, non_blocking=True) for value in values]
     done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     if done is not None:
         done.record()
@@ -92,13 +90,17 @@ def all_to_host(values: Sequence[torch.Tensor], device: torch.device) -> Callabl
 
 def to_pages(value: torch.Tensor) -> Array:
     """The same in pages that the GPU writes, and later reads, by itself: for what is large and goes back and forth."""
-    pages = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-    return _array(pages.copy_(value))
+    return _array(_pages(value).copy_(value))
 
 
 def from_pages(array: Array, device: torch.device) -> torch.Tensor:
     """What ``to_pages`` gave, read where it lies; on the CPU it is the same memory."""
     return on_host(array).to(device)
+
+
+def _pages(value: torch.Tensor) -> torch.Tensor:
+    """Memory for a value on the host, which its GPU reads and writes by itself."""
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
 
 
 def _array(host: torch.Tensor) -> Array:

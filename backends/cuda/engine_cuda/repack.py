@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -41,14 +42,14 @@ class Form:
     table: Array | None = None
     e4m3: bool = False
 
-    @property
+    @cached_property
     def meaning(self) -> str:
         """What a code is: a number ("codes"), one of "e4m3", or an index of a table of int8 ("bytes") or of other "numbers"."""
         if self.table is None or self.e4m3:
             return "e4m3" if self.e4m3 else "codes"
         return "bytes" if bool((self.table == self.table.astype(np.int8)).all()) else "numbers"
 
-    @property
+    @cached_property
     def constant(self) -> int:
         """The table as one integer, its first number lowest; 0 where codes need none."""
         if self.table is None or self.e4m3:

@@ -67,8 +67,6 @@ PROGRAMS = 128
 SHARED = 96 << 10
 """Bytes of memory for a program's steps: so that two are on a multiprocessor, or one where there is little. Where rows are few,
 the memory's bandwidth takes some 30 KiB on their way to each multiprocessor at a time."""
-
-
 PART = 1024
 """The fewest columns of a part of a product."""
 
@@ -140,7 +138,7 @@ def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:
     found = [
         Tiles(bm, bn, usual.bk, warps, stages)
         for bm in heights for bn in (32, 64, 128, 256) for warps in (4, 8) for stages in (2, 3, 4)
-        if 1 << 10 <= bm * bn <= 1 << 15 and bm * bn >= warps << 7
+        if warps << 7 <= bm * bn <= 1 << 15
     ]  # fmt: skip
     return [usual, *(tiles for tiles in found if tiles != usual)]
 

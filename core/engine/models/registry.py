@@ -1,9 +1,10 @@
 """From a checkpoint to its family: which file builds it, with which names and which configuration.
 
 A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and ``build``. Where it needs them it has
-``HF_KEYS`` (common key -> its own in config.json), ``configure`` (completes the configuration), ``HF_PREFIX`` (which files
-of a model without its head leave out of all names; "model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical
-names of matrices that lie transposed) and ``unused`` (beginnings of the names of tensors that are not run).
+``HF_KEYS`` (common key -> its own in config.json), ``HF_DEFAULTS`` (what holds where config.json leaves it out),
+``configure`` (completes the configuration), ``HF_PREFIX`` (which files of a model without its head leave out of all names;
+"model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical names of matrices that lie transposed) and ``unused``
+(beginnings of the names of tensors that are not run).
 """
 
 from __future__ import annotations

@@ -344,9 +344,12 @@ class StepSession:
             for place in self._plan.round_trips:
                 for key in own[place].values.keys() - frames[place].values.keys():
                     self._devices[place].free(own[place].values[key])
-        return lambda: np.concatenate([converted(part()[output.name], output.dtype, "f32") for part in parts])[
-            : len(rows)
-        ]
+
+        def embeddings() -> Array:
+            found = [converted(part()[output.name], output.dtype, "f32") for part in parts]
+            return np.concatenate(found)[: len(rows)]
+
+        return embeddings
 
     def _enter(self, bound: _Bound, frames: Mapping[str, Frame], copied: list[tuple[str, Any]]) -> None:
         """Brings to a segment's place what it needs there."""
