@@ -143,6 +143,16 @@ def test_the_eight_methods(device):
     memory.check_fence(device)
 
 
+def test_results_are_those_of_when_their_copies_began(device):
+    """Recorded steps write theirs to the same memory each time."""
+    given = [np.arange(7, dtype=np.int32), np.ones((2, 3), np.float32)]
+    values = [device.copy_in(array) for array in given]
+    wait = device.copy_out_all(values)
+    for value in values:
+        value.fill_(9)
+    assert all(np.array_equal(a, b) for a, b in zip(wait(), given, strict=True))
+
+
 def test_int8_weights_with_one_scale_a_row_meet_int8_activations(device):
     """A product of bytes is exact but for its two factors."""
     from engine.backend.v1 import BoundCall, Call, Dims, Frame, Limits, Value
