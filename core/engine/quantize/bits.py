@@ -20,6 +20,14 @@ def halves(values: Floats) -> tuple[Array, Floats]:
     return raw, stored.astype(np.float32)
 
 
+def scales(values: Floats) -> tuple[Array, Floats]:
+    """As ``halves``, for scales of levels: below f16's normal numbers, where it has steps of 2^-24, rounded away from zero. A
+    scale half a step too small would clip the largest weights."""
+    step = np.float32(2.0**-24)
+    outward = np.copysign(np.ceil(np.abs(values) / step) * step, values)
+    return halves(np.where(np.abs(values) < np.float32(2.0**-14), outward, values))
+
+
 def nibbles(levels: Array) -> Array:
     """Levels below 16 [32, blocks], the first half low and the second high: [16, blocks]."""
     packed: Array = levels[:16] | levels[16:] << 4

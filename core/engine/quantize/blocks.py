@@ -22,19 +22,19 @@ def grid(middle: float, reach: float, count: int) -> Floats:
 
 
 def q4_0(x: Floats, weight: Weight) -> Array:
-    stored, scale = bits.halves(fit_scale(x, weight, -8, 7, grid(-8, 1.2, 17)).scale)
+    stored, scale = bits.scales(fit_scale(x, weight, -8, 7, grid(-8, 1.2, 17)).scale)
     return bits.blocks(stored, bits.nibbles(_unsigned(levels(x, scale, -8, 7), 8)))
 
 
 def q5_0(x: Floats, weight: Weight) -> Array:
-    stored, scale = bits.halves(fit_scale(x, weight, -16, 15, grid(-16, 1.2, 17)).scale)
+    stored, scale = bits.scales(fit_scale(x, weight, -16, 15, grid(-16, 1.2, 17)).scale)
     level = _unsigned(levels(x, scale, -16, 15), 16)
     return bits.blocks(stored, bits.high_bits(level, 4), bits.nibbles(level & 15))
 
 
 def q8_0(x: Floats, weight: Weight) -> Array:
     """The largest weight is level 127: at 8 bits a search finds nothing better worth its time."""
-    stored, scale = bits.halves(np.abs(x).max(axis=0) / np.float32(127))
+    stored, scale = bits.scales(np.abs(x).max(axis=0) / np.float32(127))
     return bits.blocks(stored, levels(x, scale, -127, 127).astype(np.int8).view(np.uint8))
 
 
@@ -49,7 +49,7 @@ def q5_1(x: Floats, weight: Weight) -> Array:
 
 
 def iq4_nl(x: Floats, weight: Weight) -> Array:
-    stored, scale = bits.halves(IQ4.fit(x, weight).scale)
+    stored, scale = bits.scales(IQ4.fit(x, weight).scale)
     return bits.blocks(stored, bits.nibbles(IQ4.indices(x, scale)))
 
 
@@ -79,6 +79,6 @@ def _unsigned(level: Floats, bias: int) -> Array:
 def _affine(x: Floats, weight: Weight, high: int) -> tuple[Array, Array, Array]:
     """The bytes of scale and offset, and the levels."""
     fit = fit_affine(x, weight, high, grid(high, 1.0, 13), signed=True)
-    stored_scale, scale = bits.halves(fit.scale)
+    stored_scale, scale = bits.scales(fit.scale)
     stored_offset, offset = bits.halves(fit.offset)
     return stored_scale, stored_offset, levels(x - offset, scale, 0, high).astype(np.uint8)

@@ -77,7 +77,7 @@ def _unit(fit: Fit, parts: int, low: int, high: int) -> tuple[Array, Floats, Arr
     units, uint8 with ``low`` as 0."""
     wanted, cost = fit.scale.reshape(parts, -1), fit.squares.reshape(parts, -1)
     trials = grid(low, 1.0, 9) if low < 0 else grid(high, 1.0, 9)
-    stored, unit = bits.halves(fit_scale(wanted, cost, low, high, trials).scale)
+    stored, unit = bits.scales(fit_scale(wanted, cost, low, high, trials).scale)
     level = levels(wanted, unit, low, high)
     return stored, level * unit, (level - np.float32(low)).astype(np.uint8)
 
