@@ -22,10 +22,10 @@ from machine_limits import MachineLimits
 
 from engine.backend.v1 import codebook
 from engine.formats import FORMATS
-from engine.ops.dense import quantize_q8g32
+from engine.ops.dense import quantize_q8
 from engine.ops.dtypes import from_f32
 from engine_cpu import _native
-from engine_cpu.weights import QUANTIZED
+from engine_cpu.weights import QUANTIZED, activation
 
 DENSE = ("F32", "F16", "BF16")
 GGUF = {name for name in QUANTIZED if FORMATS[name].ggml_type is not None}
@@ -51,7 +51,7 @@ class Chain:
         self._segment = _native.Segment(pool, self._dims, 1, isa=isa)
         dense = name in DENSE
         x = np.random.default_rng(1).standard_normal((rows, depth), np.float32)
-        self._x = from_f32(x, "bf16") if name == "BF16" else x if dense else quantize_q8g32(x)
+        self._x = from_f32(x, "bf16") if name == "BF16" else x if dense else quantize_q8(x, activation(name))
         self._segment.value(0, self._x.nbytes, "1")
         for i, weight in enumerate(weights, start=1):
             self._segment.value(i, rows * columns * 4, "1")

@@ -20,6 +20,7 @@ from engine_cpu.gating import find_gated
 
 ROWS = (1, 2, 3, 8, 9, 17, 41, 300)
 SHAPES = [(32, 256), (96, 512), (64, 1280), (416, 256)]
+OF_LONG_SPANS = [(128, 256), (384, 512), (640, 256)]
 NUMBERS = {"kind": 0, "alpha": 1.702, "limit": 7}
 F32, U8 = np.float32, np.uint8
 
@@ -65,10 +66,11 @@ CASES = [(name, isa) for name in FORMATS for isa in DOT_ISAS if name != "BF16" o
 @pytest.mark.parametrize(("name", "isa"), CASES)
 def test_it_gives_the_bits_of_both_kernels(rng, name, isa):
     threads = itertools.cycle([1, 2, 3])
-    for columns, depth in SHAPES + [(96, 96), (32, 160)] * (name not in LARGE_BLOCKS):
+    shapes = [(*shape, 32) for shape in SHAPES + [(96, 96), (32, 160)] * (name not in LARGE_BLOCKS)]
+    for columns, depth, span in shapes + [(*shape, 128) for shape in OF_LONG_SPANS]:
         weights = [random_weight(rng, name, columns, depth) for _ in range(2)]
         x = rng.standard_normal((max(ROWS), depth), F32) * rng.lognormal(0, 2, (max(ROWS), 1)).astype(F32)
-        numbers = NUMBERS | {"kind": int(rng.integers(5))}
+        numbers = NUMBERS | {"kind": int(rng.integers(5)), "span": span}
         want = run_apart(x, weights, numbers, isa)
         for rows in ROWS:
             first = int(rng.integers(0, len(x) - rows + 1))
@@ -89,10 +91,12 @@ def test_numbers_that_are_not_finite(rng):
     weights = [random_weight(rng, "Q8_0", 160, 256) for _ in range(2)]
     x = rng.standard_normal((9, 256), F32)
     x[2, 3], x[5, 40], x[7] = np.nan, np.inf, 0
-    with np.errstate(invalid="ignore"):
-        got = run_together(x, weights, NUMBERS, DOT_ISAS[0], 2, "T")
-        want = run_apart(x, weights, NUMBERS, DOT_ISAS[0])
-    assert np.array_equal(got, want)
+    for pair, span in ((weights, 32), ([random_weight(rng, "Q8_0", 256, 256) for _ in range(2)], 128)):
+        numbers = NUMBERS | {"span": span}
+        with np.errstate(invalid="ignore"):
+            got = run_together(x, pair, numbers, DOT_ISAS[0], 2, "T")
+            want = run_apart(x, pair, numbers, DOT_ISAS[0])
+        assert np.array_equal(got, want)
 
 
 def test_it_refuses_what_it_cannot_take(rng):

@@ -11,12 +11,15 @@ from weight_cases import (
     Weight,
     alloc,
     dequantized,
+    layout_of,
     multiplied,
     random_weight,
     read_by,
+    span_of,
 )
 
-from engine.ops.dense import dequantize_q8g32, quantize_q8g32
+from engine.ops.dense import SPANS, dequantize_q8, quantize_q8
+from engine_cpu.weights import activation
 
 ROWS = (1, 2, 3, 5, 8, 9, 17, 41, 49)
 BATCH = 64
@@ -42,11 +45,12 @@ def random_x(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
 
 
 def run_linear(
-    x: np.ndarray, weights: list[Weight], *, isa: str, threads: int = 2, dim: str = "T", **more
+    x: np.ndarray, weights: list[Weight], *, isa: str, threads: int = 2, dim: str = "T", layout: str = "", **more
 ) -> list[np.ndarray]:
-    """x as the weights' kernels read it: f32, bf16 or q8g32, made by the references."""
+    """x as the weights' kernels read it, made by the references: f32, bf16 and the one layout of 8 bits that suits them all."""
     biases = [(i, b) for i, b in enumerate(more.get("bias", [])) if b is not None]
-    read = [read_by(w.name, x) for w in weights]
+    layout = layout or layout_of(*(w.name for w in weights))
+    read = [read_by(w.name, x, layout) for w in weights]
     packed, plain = (next((a for a in place if a is not None), None) for place in zip(*read, strict=True))
     return run_kernel(
         "linear",
@@ -111,7 +115,7 @@ def test_the_greatest_bytes_do_not_overflow(rng, name, first, end, isa):
             "linear", {"T": rows}, [x, None, None], [((rows, 64), np.float32)], weights=[packed],
             numbers={"rows_dim": 0, "bias": 0}, isa=isa,
         )  # fmt: skip
-        a, w = dequantize_q8g32(x).astype(np.float64), dequantized(name, raw).astype(np.float64)
+        a, w = dequantize_q8(x).astype(np.float64), dequantized(name, raw).astype(np.float64)
         assert np.all(np.abs(y - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-30)
 
 
@@ -164,33 +168,57 @@ def test_fused_is_bitwise_the_separate_ops(rng, isa, rows):
     for threads in (1, 3):
         fused = run_linear(x, weights, bias=bias, isa=isa, threads=threads)
         for got, weight, b in zip(fused, weights, bias, strict=True):
-            [alone] = run_linear(x, [weight], isa=isa)
+            [alone] = run_linear(x, [weight], isa=isa, layout="q8g128")
             assert np.array_equal(got, alone if b is None else alone + b)
             residual = random_x(rng, rows, len(weight.values))
-            [added] = run_linear(x, [weight], bias=[b], residual=residual, isa=isa, threads=threads)
+            [added] = run_linear(x, [weight], bias=[b], residual=residual, isa=isa, threads=threads, layout="q8g128")
             assert np.array_equal(added, residual + got)
 
 
 @pytest.mark.parametrize("isa", DOT_ISAS)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_quantize_is_the_reference(rng, isa, threads):
-    for rows, depth in ((1, 32), (1, 4096), (5, 96), (33, 1024)):
+@pytest.mark.parametrize("layout", SPANS)
+def test_quantize_is_the_reference(rng, isa, layout, threads):
+    for rows, depth in ((1, SPANS[layout]), (1, 4096), (5, 3 * SPANS[layout]), (33, 1024)):
         x = random_x(rng, rows, depth)
         x[0, :32] = 0
         x[-1, -32:] = rng.standard_normal(32) * 1e-43  # a subnormal scale
-        numbers = {"width": depth}
+        x[0, -128:] *= np.float32(1e-43) if rows > 1 else 1
+        numbers = {"width": depth, "span": SPANS[layout]}
         shape = (rows, depth * 11 // 8)
         [got] = run_kernel("quantize", {"T": rows}, [x], [(shape, np.uint8)], numbers=numbers, isa=isa, threads=threads)
-        assert np.array_equal(got, quantize_q8g32(x))
+        assert np.array_equal(got, quantize_q8(x, layout))
         fixed = float(np.float32(rng.lognormal()))
         numbers |= {"scale": fixed}
         [saturated] = run_kernel("quantize", {"T": rows}, [x], [(shape, np.uint8)], numbers=numbers, isa=isa)
-        assert np.array_equal(saturated, quantize_q8g32(x, fixed))
+        assert np.array_equal(saturated, quantize_q8(x, layout, fixed))
         numbers |= {"choices": 2, "scale": 0}
         [twice] = run_kernel(
             "quantize", {"T": rows}, [np.tile(x, (2, 1))], [((2 * rows, shape[1]), np.uint8)], numbers=numbers, isa=isa
         )
         assert np.array_equal(twice, np.tile(got, (2, 1)))
+
+
+def test_each_format_asks_for_the_layout_that_its_kernels_read():
+    """Which these are, the products of rows with unequal scales above show."""
+    assert {name: activation(name) for name in QUANTIZED} == {name: layout_of(name) for name in QUANTIZED}
+
+
+@pytest.mark.parametrize("isa", DOT_ISAS)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_rows_whose_parts_are_of_very_different_size(rng, name, isa):
+    """Sums go from the scale of one span to that of the next: from none at all to the largest, and back."""
+    weight = random_weight(rng, name, 80, 1024)
+    x = rng.standard_normal((60, 8, 128), np.float32)
+    sizes = np.array([0, 1e-44, 1e-38, 1e-30, 1e-7, 1, 1e7, 1e25], np.float32)
+    x *= np.where(
+        np.arange(60)[:, None] < 30, rng.choice(sizes, (60, 8)), rng.permuted(np.tile(sizes, (60, 1)), axis=1)
+    )[..., None]
+    x = x.reshape(60, 1024)
+    [whole] = run_linear(x, [weight], isa=isa)
+    assert_near(whole, x, weight)
+    for row in rng.integers(0, 60, 6):
+        assert np.array_equal(run_linear(x[row : row + 1], [weight], isa=isa)[0][0], whole[row])
 
 
 @pytest.mark.parametrize("isa", DOT_ISAS)
@@ -202,8 +230,8 @@ def test_non_finite_rows_stay_so_and_alone(rng, isa, bad):
         weight = random_weight(rng, name, 70, 256)
         packed, plain = None, x
         if name in QUANTIZED:
-            shape = (12, 256 * 11 // 8)
-            [packed] = run_kernel("quantize", {"T": 12}, [x], [(shape, np.uint8)], numbers={"width": 256}, isa=isa)
+            shape, numbers = (12, 256 * 11 // 8), {"width": 256, "span": span_of(name)}
+            [packed] = run_kernel("quantize", {"T": 12}, [x], [(shape, np.uint8)], numbers=numbers, isa=isa)
             plain = None
         [y] = run_kernel(
             "linear", {"T": 12}, [packed, plain, None], [((12, 70), np.float32)], weights=[weight.packed], isa=isa
@@ -256,7 +284,7 @@ def test_wrong_arguments_are_named(rng):
     with pytest.raises(ValueError, match="q8g32"):
         run_kernel("linear", {"T": 2}, [None, x, None], out, weights=[quantized.packed])
     with pytest.raises(ValueError, match="f32"):
-        run_kernel("linear", {"T": 2}, [quantize_q8g32(x), None, None], out, weights=[dense.packed])
+        run_kernel("linear", {"T": 2}, [quantize_q8(x, "q8g32"), None, None], out, weights=[dense.packed])
     with pytest.raises(ValueError, match="bias"):
         run_kernel("linear", {"T": 2}, [None, x, None], out, weights=[dense.packed, np.zeros(7)], numbers={"bias": 1})
     with pytest.raises(ValueError, match="no matrix"):

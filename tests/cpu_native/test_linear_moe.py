@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from one_kernel import DOT_ISAS, ISAS, native, run_kernel
-from weight_cases import QUANTIZED, alloc, dequantized, multiplied, random_rows, read_by
+from weight_cases import QUANTIZED, alloc, dequantized, layout_of, multiplied, random_rows, read_by
 
 from engine.ops import moe
 
@@ -40,7 +40,8 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_c
         biases = [rng.standard_normal((experts, columns), np.float32) for _ in having]
         ids = choose(rng, tokens, experts, k)
         x = rng.standard_normal((tokens * k if per_choice else tokens, depth), np.float32)
-        packed, plain = read_by(names[0], x)
+        layout = layout_of(*names)
+        packed, plain = read_by(names[0], x, layout)
         got = run_kernel(
             "moe_linear",
             {"T": tokens},
@@ -71,7 +72,7 @@ def test_moe_linear_is_bitwise_linear_with_each_expert(rng, names, biased, per_c
                 )
                 assert np.array_equal(y[ids == e], want[rows_of_x[ids == e]])
                 want = want - biases[having.index(i)][e] if i in having else want
-                a = multiplied(name, x[:1])
+                a = multiplied(name, x[:1], layout)
                 w = dequantized(name, rows[e])
                 assert np.all(np.abs(want[:1] - a @ w.T) <= 1e-5 * (np.abs(a) @ np.abs(w).T) + 1e-5)
 

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from one_kernel import ISAS, run_kernel
 
-from engine.ops.dense import quantize_q8g32
+from engine.ops.dense import SPANS, quantize_q8
 
 every_isa = pytest.mark.parametrize("isa", ISAS)
 WIDTHS = [32, 96, 128, 160, 1024, 1056, 3072]
+every_form = pytest.mark.parametrize(
+    ("width", "layout"), [(width, layout) for layout, span in SPANS.items() for width in WIDTHS if width % span == 0]
+)
 F32, U8 = np.float32, np.uint8
 
 # kernel -> its inputs of the rows' shape, weights as wide, numbers, outputs before the normed or activated one
@@ -63,24 +66,25 @@ class Asked:
 
 
 @every_isa
-@pytest.mark.parametrize("width", WIDTHS)
+@every_form
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_all_forms_agree_bit_by_bit(rng, kernel, width, isa):
-    asked = Asked(rng, kernel, 5, width)
+def test_all_forms_agree_bit_by_bit(rng, kernel, width, layout, isa):
+    asked = Asked(rng, kernel, 5, width, span=SPANS[layout])
     *before, plain = asked.run("plain", isa=isa)
     *same, both, packed = asked.run("plain", "packed", isa=isa)
     *again, alone = asked.run("packed", isa=isa)
     assert np.array_equal(both.view(np.int32), plain.view(np.int32)) and np.array_equal(packed, alone)
     for sums in (same, again):
         assert all(np.array_equal(a, b) for a, b in zip(before, sums, strict=True))
-    assert np.array_equal(packed, quantize_q8g32(plain))
+    assert np.array_equal(packed, quantize_q8(plain, layout))
 
 
 @every_isa
+@pytest.mark.parametrize(("width", "span"), [(352, 32), (384, 128)])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_packed_row_does_not_depend_on_the_step(rng, kernel, isa):
+def test_a_packed_row_does_not_depend_on_the_step(rng, kernel, width, span, isa):
     """Nor on whether one thread does all of it: 33 rows are too many for that, and one is not."""
-    asked = Asked(rng, kernel, 33, 352)
+    asked = Asked(rng, kernel, 33, width, span=span)
     whole = asked.run("packed", isa=isa, threads=1)[-1]
     for rows, threads, dim in ((slice(None), 3, "R"), (slice(4, 5), 2, "T"), (slice(9, 33), 2, "T")):
         assert np.array_equal(asked.run("packed", isa=isa, rows=rows, threads=threads, dim=dim)[-1], whole[rows])
@@ -92,7 +96,7 @@ def test_an_activation_without_a_gate(rng, kind, isa):
     asked = Asked(rng, "gated_act", 3, 160, kind=kind)
     asked.inputs = asked.inputs[:1]
     plain, packed = asked.run("plain", "packed", isa=isa)
-    assert np.array_equal(packed, quantize_q8g32(plain))
+    assert np.array_equal(packed, quantize_q8(plain, "q8g32"))
 
 
 @every_isa
@@ -102,7 +106,7 @@ def test_clamped_swiglu_of_several_choices(rng, isa):
     numbers = {"width": 96, "kind": 4, "alpha": 1.7, "limit": 7.0, "choices": 2}
     outputs = [((6, 96), F32), ((6, 132), U8)]
     plain, packed = run_kernel("gated_act", {"T": 3}, x, outputs, numbers=numbers, isa=isa)
-    assert np.isfinite(plain).all() and np.array_equal(packed, quantize_q8g32(plain))
+    assert np.isfinite(plain).all() and np.array_equal(packed, quantize_q8(plain, "q8g32"))
 
 
 @every_isa
@@ -111,7 +115,7 @@ def test_what_is_not_finite_stays_so_and_alone(rng, bad, isa):
     asked = Asked(rng, "rms_norm", 4, 256)
     asked.inputs[0][2, 77] = bad
     plain, packed = asked.run("plain", "packed", isa=isa)
-    assert np.array_equal(packed, quantize_q8g32(plain), equal_nan=False)
+    assert np.array_equal(packed, quantize_q8(plain, "q8g32"), equal_nan=False)
     scales = packed[:, 256 : 256 + 32].copy().view(F32)
     assert not np.isfinite(scales[2]).all() and np.isfinite(np.delete(scales, 2, 0)).all()
 
@@ -125,8 +129,9 @@ def test_refusals(rng):
         ("gated_act", [x, x], []),
     ):
         numbers = {"width": 40, "eps": 1e-5, "kind": 0}
-        with pytest.raises(ValueError, match="multiple of 32"):
-            run_kernel(kernel, {"T": 2}, inputs, outputs, weights=weights, numbers=numbers)
+        for span, words in ((32, "multiple of 32"), (128, "multiple of 128"), (64, "32 or 128")):
+            with pytest.raises(ValueError, match=words):
+                run_kernel(kernel, {"T": 2}, inputs, outputs, weights=weights, numbers=numbers | {"span": span})
         with pytest.raises(ValueError, match="needs an output"):
             run_kernel(kernel, {"T": 2}, inputs, [None], weights=weights, numbers=numbers)
     with pytest.raises(ValueError, match="whole rows"):  # slices

@@ -9,7 +9,7 @@ from one_kernel import native
 
 from engine.formats import FORMATS as ENGINE_FORMATS
 from engine.formats.codebooks import codebook
-from engine.ops.dense import dequantize_q8g32, quantize_q8g32
+from engine.ops.dense import SPANS, dequantize_q8, quantize_q8
 from engine.ops.dtypes import from_f32, to_f32
 
 DENSE = ("F32", "F16", "BF16")
@@ -103,16 +103,25 @@ def random_weight(rng: np.random.Generator, name: str, columns: int, depth: int)
     return Weight(name, raw, dequantized(name, raw), packed)
 
 
-def read_by(name: str, x: np.ndarray) -> list[np.ndarray | None]:
+def layout_of(*names: str) -> str:
+    """The packed activation that the kernels of formats read, any of which is quantized."""
+    return "q8g128" if set(names) & set(K_BLOCKS) else "q8g32"
+
+
+def span_of(name: str) -> int:
+    return SPANS[layout_of(name)]
+
+
+def read_by(name: str, x: np.ndarray, layout: str = "") -> list[np.ndarray | None]:
     """x f32 as the kernels of a format read it, in the places of linear's first two inputs."""
     if name in QUANTIZED:
-        return [quantize_q8g32(x), None]
+        return [quantize_q8(x, layout or layout_of(name)), None]
     return [None, from_f32(x, "bf16") if name == "BF16" else x]
 
 
-def multiplied(name: str, x: np.ndarray) -> np.ndarray:
+def multiplied(name: str, x: np.ndarray, layout: str = "") -> np.ndarray:
     """The values that such kernels multiply, f32."""
-    packed, plain = read_by(name, x)
+    packed, plain = read_by(name, x, layout)
     if packed is not None:
-        return dequantize_q8g32(packed)
+        return dequantize_q8(packed)
     return to_f32(plain, "bf16") if name == "BF16" else x

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from engine.errors import OpError
 from engine.ops import OPS, evaluate
 from engine.ops.cases import dense_weight
-from engine.ops.dense import dequantize_q8g32, linear, linear_group, quantize, quantize_q8g32
+from engine.ops.dense import SPANS, dequantize_q8, linear, linear_group, quantize, quantize_q8
 from engine.ops.dtypes import from_f32
 
 
@@ -121,37 +121,43 @@ def test_quantize_against_loops(rng):
         assert packed.dtype == np.uint8 and packed.shape == (len(x), x.shape[1] * 11 // 8)
         for row, packed_row in zip(x, packed, strict=True):
             q, scale, nsum16 = fields(packed_row, len(row))
+            span = SPANS[case.attrs["layout"]]
             for group in range(len(row) // 32):
-                values = row[32 * group : 32 * group + 32]
+                values = row[32 * group // span * span :][:span]
                 fixed = np.float32(case.attrs["scale"])
                 absmax = max(abs(values))
                 assert scale[group] == (fixed or absmax / np.float32(127))
                 factor = np.float32(127) / absmax if absmax else 0
-                ratio = np.array([v / fixed if fixed else v * factor for v in values], np.float32)
+                own = row[32 * group : 32 * group + 32]
+                ratio = np.array([v / fixed if fixed else v * factor for v in own], np.float32)
                 steps = [min(max(round(float(r)), -128), 127) for r in ratio]
                 assert q[32 * group : 32 * group + 32].tolist() == steps
             assert nsum16.tolist() == [-sum(q[i : i + 16].tolist()) for i in range(0, len(row), 16)]
 
 
-@given(hnp.arrays(np.float32, (2, 64), elements=st.floats(-(2.0**60), 2.0**60, width=32)))
-def test_quantize_error_is_half_a_step(x):
-    back = dequantize_q8g32(quantize_q8g32(x)).astype(np.float64)
-    step = np.abs(x.reshape(-1, 32)).max(axis=1, keepdims=True).astype(np.float64) / 127
+@given(hnp.arrays(np.float32, (2, 256), elements=st.floats(-(2.0**60), 2.0**60, width=32)), st.sampled_from([*SPANS]))
+def test_quantize_error_is_half_a_step(x, layout):
+    back = dequantize_q8(quantize_q8(x, layout)).astype(np.float64)
+    spans = (-1, SPANS[layout])
+    step = np.abs(x.reshape(spans)).max(axis=1, keepdims=True).astype(np.float64) / 127
     # A subnormal scale is a coarse one: half of its last place, times 127.
-    assert (np.abs((back - x).reshape(-1, 32)) <= step * 0.50001 + 2.0**-149 * 64).all()
+    assert (np.abs((back - x).reshape(spans)) <= step * 0.50001 + 2.0**-149 * 64).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_quantize_keeps_a_group_non_finite(bad):
-    x = np.ones((2, 64), np.float32)
-    x[1, 40] = bad
-    back = dequantize_q8g32(quantize_q8g32(x))
-    assert np.isfinite(back[0]).all() and np.isfinite(back[1, :32]).all()
-    assert not np.isfinite(back[1, 32:]).any()
+    for layout, span in SPANS.items():
+        x = np.ones((2, 2 * span), np.float32)
+        x[1, span + 8] = bad
+        back = dequantize_q8(quantize_q8(x, layout))
+        assert np.isfinite(back[0]).all() and np.isfinite(back[1, :span]).all()
+        assert not np.isfinite(back[1, span:]).any()
 
 
 def test_quantize_refuses_what_it_does_not_know():
-    with pytest.raises(OpError, match=r"q8g32 and not cpu\.lanes"):
+    with pytest.raises(OpError, match=r"q8g128 and not cpu\.lanes"):
         quantize(x=np.zeros((1, 32), np.float32), layout="cpu.lanes")
     with pytest.raises(OpError, match="multiple of 32"):
         quantize(x=np.zeros((1, 40), np.float32), layout="q8g32")
+    with pytest.raises(OpError, match="multiple of 128"):
+        quantize(x=np.zeros((1, 160), np.float32), layout="q8g128")

@@ -61,8 +61,8 @@ def test_packed_is_quantize_of_the_last_output(rng, name):
         (*plain, packed), _ = evaluate(OPS[name], case)
         unpacked = replace(case, attrs={k: v for k, v in case.attrs.items() if k != "packed"})
         assert all(np.array_equal(a, b) for a, b in zip(plain, evaluate(OPS[name], unpacked)[0], strict=True))
-        assert np.array_equal(packed, quantize(x=plain[-1], layout="q8g32")[0])
-    with pytest.raises(OpError, match="q8g32 and not q4"):
+        assert np.array_equal(packed, quantize(x=plain[-1], layout=case.attrs["packed"])[0])
+    with pytest.raises(OpError, match="q8g128 and not q4"):
         evaluate(OPS[name], replace(packing[0], attrs={**packing[0].attrs, "packed": "q4"}))
 
 

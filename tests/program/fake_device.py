@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.backend.v1 import HOST_DTYPES, BoundCall, Call, DeviceInfo, KVLayout, MemoryInfo, Packed, StepSession
 from engine.ops import OPS
-from engine.ops.dense import dequantize_q8g32, quantize_q8g32
+from engine.ops.dense import dequantize_q8, quantize_q8
 from engine.ops.kv import PLAIN
 
 EVERY_OP = tuple(OPS)
@@ -58,11 +58,11 @@ class FakeProvider:
         def run(frame: Any) -> None:
             given = {name: self._array(frame.values[v.id]) for name, v in call.inputs.items()}
             if self.op == "quantize":
-                packed = quantize_q8g32(given["x"])
+                packed = quantize_q8(given["x"], "q8g32")
                 frame.values[call.outputs[0].id] = OnDevice(packed)
                 return
             if self.packed_activation:
-                given["x"] = dequantize_q8g32(given["x"])
+                given["x"] = dequantize_q8(given["x"])
             given |= {name: self._array(packed.handle) for name, packed in bound.weights.items()}
             given |= {name: self._array(frame.states[state]) for name, state in call.states.items()}
             extra = {"dims": frame.dims} if spec.takes_dims else {}

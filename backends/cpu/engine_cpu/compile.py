@@ -13,18 +13,19 @@ from engine.backend.v1 import HOST_DTYPES, BoundCall, Dims, Frame, Limits, Segme
 from . import _native
 from .drawing import Drawing, find_drawing
 from .gating import find_gated
+from .weights import SPANS
 
 if TYPE_CHECKING:
     from .device import CpuDevice
 
 ABSENT = -1
 UNBOUNDED = 1 << 30
-NATIVE_DTYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "q8g32": "u8", "bf16": "u16"}
+NATIVE_DTYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "bf16": "u16"} | dict.fromkeys(SPANS, "u8")
 DIM_NAMES = tuple(f.name for f in fields(Dims))
 
 
 def packed_row_bytes(depth: int) -> int:
-    """Bytes of a q8g32 row: int8 values, an f32 scale a 32-group, an i32 sum a 16-group."""
+    """Bytes of a packed row: int8 values, an f32 scale a 32-group, an i32 sum a 16-group."""
     return depth + depth // 8 + depth // 4
 
 
@@ -135,7 +136,7 @@ def _rows(value: Value) -> str:
 def _row_bytes(value: Value) -> int:
     size = int(np.prod([s for s in value.shape[1:] if isinstance(s, int)], dtype=np.int64))
     times = int(str(value.shape[0]).partition("*")[2] or 1)
-    return times * (packed_row_bytes(size) if value.dtype == "q8g32" else size * HOST_DTYPES[value.dtype].itemsize)
+    return times * (packed_row_bytes(size) if value.dtype in SPANS else size * HOST_DTYPES[value.dtype].itemsize)
 
 
 class _Step:
@@ -151,9 +152,8 @@ class _Step:
         values = frame.values
         outputs = []
         for key, shape, dtype, value in self._outputs:
-            size = (
-                (dims.of(shape[:1])[0], packed_row_bytes(int(shape[1]))) if value.dtype == "q8g32" else dims.of(shape)
-            )
+            packed = value.dtype in SPANS
+            size = (dims.of(shape[:1])[0], packed_row_bytes(int(shape[1]))) if packed else dims.of(shape)
             made = np.empty(size, dtype)
             values[key] = made
             outputs.append(made)
@@ -161,4 +161,4 @@ class _Step:
 
 
 def _host_dtype(value: Value) -> Any:
-    return HOST_DTYPES["u8" if value.dtype == "q8g32" else value.dtype]
+    return HOST_DTYPES["u8" if value.dtype in SPANS else value.dtype]

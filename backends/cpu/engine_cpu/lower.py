@@ -8,6 +8,7 @@ import numpy as np
 
 from .compile import ABSENT, Lowering
 from .layouts import KV_DTYPE_NUMBERS
+from .weights import SPANS
 
 ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
 ROWS_DIM = {"T": 0, "R": 2}
@@ -111,8 +112,9 @@ def embed(low: Lowering) -> None:
 def quantize(low: Lowering) -> None:
     choices = _choices(low, "x")
     numbers = {"width": _width(low, "x"), "choices": choices, "scale": low.bound.call.attr("scale")}
-    kernel = "quantize_bf16" if low.bound.call.attr("layout") == "bf16" else "quantize"
-    low.emit(kernel, low.inputs("x"), rows_dim=_rows_dim(low, "x"), **numbers)
+    layout = low.bound.call.attr("layout")
+    kernel = "quantize_bf16" if layout == "bf16" else "quantize"
+    low.emit(kernel, low.inputs("x"), rows_dim=_rows_dim(low, "x"), **numbers | _span(layout))
 
 
 def gather_columns(low: Lowering) -> None:
@@ -125,10 +127,15 @@ def gather_columns(low: Lowering) -> None:
     )
 
 
+def _span(layout: str) -> dict[str, int]:
+    """The number that tells a kernel how to pack its rows; none where it does not, or as bf16."""
+    return {"span": SPANS[layout]} if layout in SPANS else {}
+
+
 def _activation(low: Lowering) -> list[int]:
     """The places of a packed and of a plain x, one of them absent."""
     [x] = low.inputs("x")
-    return [x, ABSENT] if low.bound.call.inputs["x"].dtype == "q8g32" else [ABSENT, x]
+    return [x, ABSENT] if low.bound.call.inputs["x"].dtype in SPANS else [ABSENT, x]
 
 
 def _matrices(low: Lowering) -> tuple[list[Any], int]:
@@ -156,18 +163,19 @@ def _member(name: str) -> int:
 def rms_norm(low: Lowering) -> None:
     call = low.bound.call
     numbers = {"eps": call.attr("eps"), "weight_offset": call.attr("weight_offset"), "width": _width(low, "x")}
+    numbers |= _span(call.attr("packed"))
     low.emit("rms_norm", low.inputs("x"), [_weight(low, "weight")], rows_dim=_rows_dim(low, "x"), **numbers)
 
 
 def layer_norm(low: Lowering) -> None:
     vectors = [_weight(low, name) for name in ("weight", "bias") if name in low.bound.weights]
-    numbers = {name: low.bound.call.attr(name) for name in ("eps", "head_dim")}
+    numbers = {name: low.bound.call.attr(name) for name in ("eps", "head_dim")} | _span(low.bound.call.attr("packed"))
     low.emit("layer_norm", low.inputs("x"), vectors, rows_dim=_rows_dim(low, "x"), **numbers)
 
 
 def add_rms_norm(low: Lowering) -> None:
     call = low.bound.call
-    numbers = {"eps": call.attr("eps"), "weight_offset": call.attr("weight_offset")}
+    numbers = {"eps": call.attr("eps"), "weight_offset": call.attr("weight_offset")} | _span(call.attr("packed"))
     low.emit(
         "add_rms_norm", low.inputs("x", "residual"), [_weight(low, "weight")], rows_dim=_rows_dim(low, "x"), **numbers
     )
@@ -183,7 +191,7 @@ def rope(low: Lowering) -> None:
 def gated_act(low: Lowering) -> None:
     kind = ACTIVATION_NUMBERS[low.bound.call.attr("kind")]
     numbers = {name: low.bound.call.attr(name) for name in ("alpha", "limit")}
-    numbers |= {"kind": kind, "rows_dim": _rows_dim(low, "gate")}
+    numbers |= {"kind": kind, "rows_dim": _rows_dim(low, "gate")} | _span(low.bound.call.attr("packed"))
     products = low.gated.get(low.bound.call.outputs[-1].id)
     if products is not None:
         given = low.of(products)

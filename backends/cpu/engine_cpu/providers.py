@@ -11,13 +11,12 @@ from engine.backend.v1 import BoundCall, Call, Frame, Limits, Packed, Provider, 
 from . import lower, weights
 from .compile import Lowering, compile_segment
 from .layouts import CPU_LANES, CPU_PAIRS
+from .weights import SPANS
 
 if TYPE_CHECKING:
     from .device import CpuDevice
 
-PACKED_ACTIVATION = "q8g32"
-PACKED_ACTIVATIONS = frozenset({PACKED_ACTIVATION, "bf16"})
-GROUP = 32
+PACKED_ACTIVATIONS = frozenset({*SPANS, "bf16"})
 ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"})
 NO_LAYOUT: frozenset[str] = frozenset()
 KV_LAYOUTS = frozenset({CPU_LANES.name, CPU_PAIRS.name})
@@ -100,10 +99,11 @@ def _embed_check(call: Call) -> str | None:
 
 def _packed_check(call: Call) -> str | None:
     """Of a call that packs its result: the layout, and whole rows of whole groups."""
-    if call.attr("packed") not in ("", PACKED_ACTIVATION):
-        return f"the CPU packs activations as {PACKED_ACTIVATION} and not as {call.attr('packed')}."
-    if call.attr("packed") and (call.attr("head_dim") or int(call.outputs[0].shape[-1]) % GROUP):
-        return f"the CPU packs whole rows of a multiple of {GROUP} values."
+    layout = call.attr("packed")
+    if layout and layout not in SPANS:
+        return f"the CPU packs activations as {' or '.join(SPANS)} and not as {layout}."
+    if layout and (call.attr("head_dim") or int(call.outputs[0].shape[-1]) % SPANS[layout]):
+        return f"the CPU packs whole rows of a multiple of {SPANS[layout]} values."
     return None
 
 
@@ -114,8 +114,11 @@ def _pairs_check(call: Call) -> str | None:
 
 
 def _quantize_check(call: Call) -> str | None:
-    layout = call.attr("layout")
-    return None if layout in PACKED_ACTIVATIONS else f"the CPU does not know the packed activation {layout}."
+    layout, width = call.attr("layout"), int(call.outputs[0].shape[-1])
+    if layout not in PACKED_ACTIVATIONS:
+        return f"the CPU does not know the packed activation {layout}."
+    span = SPANS.get(layout, 1)
+    return f"the CPU packs whole rows of a multiple of {span} values." if width % span else None
 
 
 def _activation_check(call: Call) -> str | None:

@@ -18,7 +18,14 @@ QUANTIZED = frozenset(
     | {"IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "NVFP4", "TQ1_0", "TQ2_0"}
     | {"W4Z", "W8S", "W8M"}
 )
+SUPERBLOCKS = frozenset(
+    {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0"}
+    | {"IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"}
+)
+"""Quantized formats of 256 weights a block, whose kernels read activations with one scale for 128 values."""
 FORMATS = DENSE | QUANTIZED
+SPANS = {"q8g32": 32, "q8g128": 128}
+"""Layouts of packed activations: how many values have one scale."""
 RANGE = 4096
 """Columns read at a time, whole strips: as many bytes as a weight that is no view of its file takes twice."""
 
@@ -29,11 +36,15 @@ def is_quantized(name: str) -> bool:
 
 def activation(format_: str) -> str:
     """What the kernels of a format read as x: the dtype f32, or a layout of quantize."""
-    return "q8g32" if is_quantized(format_) else "bf16" if format_ == "BF16" else "f32"
+    if is_quantized(format_):
+        return "q8g128" if format_ in SUPERBLOCKS else "q8g32"
+    return "bf16" if format_ == "BF16" else "f32"
 
 
 def activations(call: Call) -> set[str]:
-    return {activation(ref.format) for name, ref in call.weights.items() if name.startswith("weight")}
+    """What the kernels of a call read as x. Rows of q8g128 serve the formats of q8g32, too."""
+    read = {activation(ref.format) for name, ref in call.weights.items() if name.startswith("weight")}
+    return read - {"q8g32"} if "q8g128" in read else read
 
 
 def pack_plain(ref: WeightRef, progress: Callable[[int], None]) -> Packed:

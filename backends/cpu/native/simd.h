@@ -335,6 +335,14 @@ ENGINE_INLINE i32x4 max_of_each(i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
 #endif
 }
 
+// The greatest lane in all four.
+ENGINE_INLINE i32x4 greatest_of(i32x4 x) {
+  const i32x4 halves = __builtin_shufflevector(x, x, 2, 3, 0, 1);
+  x = x > halves ? x : halves;
+  const i32x4 others = __builtin_shufflevector(x, x, 1, 0, 3, 2);
+  return x > others ? x : others;
+}
+
 // Whether least <= x < end for positive numbers, given by their bits.
 ENGINE_INLINE bool all_within(i32x4 bits, float least, float end) {
   const i32x4 outside = (bits < bit_cast<int32_t>(least)) | (bits >= bit_cast<int32_t>(end));

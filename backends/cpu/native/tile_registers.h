@@ -47,6 +47,10 @@ ENGINE_INLINE void tile_load(const void* first, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(first), "r"(stride), "i"(kTile) : "memory");
 }
 template <int kTile>
+ENGINE_INLINE void tile_zero() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
+template <int kTile>
 ENGINE_INLINE void tile_store(void* first, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(first), "r"(stride), "i"(kTile) : "memory");
 }

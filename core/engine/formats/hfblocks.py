@@ -8,7 +8,7 @@ A row of K weights is K / 32 blocks (K / 64 for the tables of four bits), little
     FP8      f32 scale; 32 numbers of F8_E4M3.                                                      scale * number
     NF4 FP4  f32 scale; u8 qs[32]: k = 2j in the high nibble of byte j, 2j + 1 in the low.          scale * table[q]
 
-The f32 scales of W8S and W8M have at most 22 significant bits, so that integer kernels can apply them in one operation.
+The f32 scales of W8S and W8M have at most 22 significant bits, so that scale * q has at most 30.
 NF4's numbers are quantiles of the normal distribution (QLoRA, arXiv 2305.14314, appendix E); FP4's are those of
 bitsandbytes.
 """

@@ -115,10 +115,12 @@ def gated_act_cases(rng: Generator) -> Iterator[Case]:
         if gated:
             inputs["up"] = rng.standard_normal((rows, width), np.float32)
         yield Case(f"{kind} {rows}x{width}{' gated' * gated}", Dims(T=rows), inputs, attrs={"kind": kind})
-    for rows, width, kind in ((1, 96, "silu"), (4, 192, "gelu_tanh")):
+    for rows, width, kind, packed in (
+        (1, 96, "silu", "q8g32"), (4, 192, "gelu_tanh", "q8g32"), (3, 384, "silu", "q8g128"),
+    ):  # fmt: skip
         inputs = {name: rng.standard_normal((rows, width), np.float32) for name in ("gate", "up")}
-        attrs: dict[str, Any] = {"kind": kind, "packed": "q8g32"}
-        yield Case(f"{kind} {rows}x{width} packed", Dims(T=rows), inputs, attrs=attrs)
+        attrs: dict[str, Any] = {"kind": kind, "packed": packed}
+        yield Case(f"{kind} {rows}x{width} {packed}", Dims(T=rows), inputs, attrs=attrs)
     inputs = {name: rng.standard_normal((5, 72), np.float32) * np.float32(3) for name in ("gate", "up")}
     attrs = {"kind": CLAMPED, "alpha": 1.3, "limit": 2.5}
     yield Case(f"{CLAMPED} 5x72, alpha 1.3, limit 2.5", Dims(T=5), inputs, attrs=attrs)

@@ -1,4 +1,4 @@
-"""Dense layers: embed, linear, linear_group, gather_columns, and quantize with its layouts "q8g32" and "bf16"."""
+"""Dense layers: embed, linear, linear_group, gather_columns, and quantize with its layouts "q8g32", "q8g128" and "bf16"."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .dtypes import from_f32
 from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
 GROUP = 32
+SPANS = {"q8g32": 32, "q8g128": 128}
+"""Layouts of packed activations in 8 bits: how many values have one scale."""
 
 
 def embed(*, ids: Array, weight: Array, scale: float = 1.0) -> tuple[Array]:
@@ -85,16 +87,16 @@ def gather_columns(*, x: Array, columns: Array, chosen: bool = False) -> tuple[A
 
 
 def quantize(*, x: Array, layout: str, scale: float = 0.0) -> tuple[Array]:
-    """x f32 [rows, K] as a packed activation: q8g32, uint8 [rows, bytes of a row], or bf16 as uint16 [rows, K], to
-    nearest, ties to even. OpError for another layout.
+    """x f32 [rows, K] as a packed activation: q8g32 or q8g128, uint8 [rows, bytes of a row], or bf16 as uint16 [rows, K],
+    to nearest, ties to even. OpError for another layout.
 
-    ``scale`` is the scale of all groups of q8g32, where x saturates from -128 to 127; if it is 0 each has its own.
+    ``scale`` is the one scale of 8-bit rows, where x saturates from -128 to 127; if it is 0 each span has its own.
     """
     if layout == "bf16":
         return (from_f32(x, "bf16"),)
-    if layout != "q8g32":
-        raise OpError(f"The reference of quantize knows the layouts bf16 and q8g32 and not {layout}.")
-    return (quantize_q8g32(x, scale),)
+    if layout not in SPANS:
+        raise OpError(f"The reference of quantize knows the layouts bf16, q8g32 and q8g128 and not {layout}.")
+    return (quantize_q8(x, layout, scale),)
 
 
 def and_packed(y: Array, layout: str) -> tuple[Array, ...]:
@@ -102,17 +104,19 @@ def and_packed(y: Array, layout: str) -> tuple[Array, ...]:
     return (y, *quantize(x=y, layout=layout)) if layout else (y,)
 
 
-def quantize_q8g32(x: Array, fixed_scale: float = 0.0) -> Array:
-    """x f32 [rows, K], K a multiple of 32, as rows of [int8 q[K]][f32 scale[K/32]][i32 nsum16[K/16]].
+def quantize_q8(x: Array, layout: str, fixed_scale: float = 0.0) -> Array:
+    """x f32 [rows, K], K whole spans of the layout, as rows of [int8 q[K]][f32 scale[K/32]][i32 nsum16[K/16]].
 
-    scale = absmax / 127 over each 32; q = x * (127 / absmax) to nearest, ties to even (x / scale where scale is subnormal,
-    0 where it is 0); nsum16 = minus the sum of each 16 q. A group with a NaN or an infinity has that scale and q 0, so that
-    it stays non-finite. With ``fixed_scale`` every other group has that scale, and q = x / scale is from -128 to 127.
+    scale = absmax / 127 over each span, which each 32 of it have in their places; q = x * (127 / absmax) to nearest, ties
+    to even (x / scale where scale is subnormal, 0 where it is 0); nsum16 = minus the sum of each 16 q. A span with a NaN or
+    an infinity has that scale and q 0, so that it stays non-finite. With ``fixed_scale`` every other span has that scale,
+    and q = x / scale is from -128 to 127.
     """
     rows, width = x.shape
-    if width % GROUP:
-        raise OpError(f"The layout q8g32 needs rows of a multiple of {GROUP} values and not of {width}.")
-    groups = x.astype(np.float32).reshape(rows, width // GROUP, GROUP)
+    span = SPANS[layout]
+    if width % span:
+        raise OpError(f"The layout {layout} needs rows of a multiple of {span} values and not of {width}.")
+    groups = x.astype(np.float32).reshape(rows, width // span, span)
     absmax = np.abs(groups).max(axis=-1)
     scale = absmax / np.float32(127)
     if fixed_scale:
@@ -126,12 +130,14 @@ def quantize_q8g32(x: Array, fixed_scale: float = 0.0) -> Array:
     q = np.clip(np.rint(steps), -128 if fixed_scale else -127, 127).astype(np.int8)
     nsum16 = -q.reshape(rows, width // 16, 16).sum(axis=-1, dtype=np.int32)
     return np.concatenate(
-        [q.reshape(rows, width).view(np.uint8), _bytes(scale), _bytes(nsum16)], axis=1, dtype=np.uint8
+        [q.reshape(rows, width).view(np.uint8), _bytes(scale.repeat(span // GROUP, axis=1)), _bytes(nsum16)],
+        axis=1,
+        dtype=np.uint8,
     )
 
 
-def dequantize_q8g32(packed: Array) -> Array:
-    """The f32 values [rows, K] of q8g32 rows."""
+def dequantize_q8(packed: Array) -> Array:
+    """The f32 values [rows, K] of 8-bit rows."""
     rows, size = packed.shape
     width = size * 8 // 11  # K + K/8 + K/4 bytes
     q = packed[:, :width].view(np.int8).astype(np.float32).reshape(rows, width // GROUP, GROUP)
@@ -226,13 +232,23 @@ def gather_columns_cases(rng: Generator) -> Iterator[Case]:
 
 
 def quantize_cases(rng: Generator) -> Iterator[Case]:
-    for rows, width, scale in ((1, 64, 0.0), (3, 32, 0.0), (17, 288, 0.0), (2, 1024, 0.02), (5, 96, 0.5), (5, 96, 0.0)):
+    for rows, width, scale, layout in (
+        (1, 64, 0.0, "q8g32"),
+        (3, 32, 0.0, "q8g32"),
+        (17, 288, 0.0, "q8g32"),
+        (2, 1024, 0.02, "q8g32"),
+        (5, 96, 0.5, "q8g32"),
+        (5, 96, 0.0, "q8g32"),
+        (1, 256, 0.0, "q8g128"),
+        (17, 384, 0.0, "q8g128"),
+        (2, 1024, 0.02, "q8g128"),
+    ):
         x = rng.standard_normal((rows, width), np.float32) * rng.lognormal(0, 3, (rows, 1)).astype(np.float32)
         x[rng.random(x.shape) < 0.01] *= 100  # outliers
-        x[0, :GROUP] = 0
+        x[0, : SPANS[layout]] = 0
         if scale:
             x[-1, :2] = 1e3, -1e3  # saturates
-        yield Case(f"{rows}x{width} {scale}", Dims(T=rows), {"x": x}, attrs={"layout": "q8g32", "scale": scale})
+        yield Case(f"{rows}x{width} {layout} {scale}", Dims(T=rows), {"x": x}, attrs={"layout": layout, "scale": scale})
     for rows, width in ((1, 64), (19, 33), (4, 1024)):
         x = rng.standard_normal((rows, width), np.float32)
         yield Case(f"{rows}x{width} bf16", Dims(T=rows), {"x": x}, attrs={"layout": "bf16"})

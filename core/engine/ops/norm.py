@@ -61,6 +61,7 @@ def rms_norm_cases(rng: Generator) -> Iterator[Case]:
         (1, 48, 16, 0.0, 1e-5, ""),
         (3, 1024, 128, 1.0, 1e-6, ""),
         (9, 1056, 0, 0.0, 1e-6, "q8g32"),
+        (8, 640, 0, 0.0, 1e-6, "q8g128"),
     ):
         x = _rows(rng, rows, width)
         x[0] *= 0 if rows > 5 else 1  # a row of zeros: eps alone is left
@@ -77,6 +78,7 @@ def layer_norm_cases(rng: Generator) -> Iterator[Case]:
         (9, 40, 0, False, ""),
         (2, 8, 0, True, ""),
         (17, 288, 0, False, "q8g32"),
+        (4, 384, 0, True, "q8g128"),
         (5, 120, 24, False, ""),
         (3, 512, 128, True, ""),
     ):
@@ -98,6 +100,7 @@ def add_rms_norm_cases(rng: Generator) -> Iterator[Case]:
         (3, 96, 1.0, ""),
         (20, 32, 0.0, ""),
         (2, 1024, 1.0, "q8g32"),
+        (5, 256, 0.0, "q8g128"),
     ):
         weights = {"weight": random_weight(rng, "F32", (width,), 1.0)}
         inputs = {"x": _rows(rng, rows, width), "residual": _rows(rng, rows, width)}

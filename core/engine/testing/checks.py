@@ -12,7 +12,7 @@ from ..backend.v1 import Device, Provider, StepFn, providers_of
 from ..ops import OPS, Case, OpSpec
 from ..program.features import refusal
 from .cases import all_cases, independent_rows, like, row_index, some_rows, spoiled
-from .compare import Bound, close, close_q8g32, exactly, rounded_alike
+from .compare import Bound, close, close_q8, exactly, rounded_alike
 from .running import Bench, Result
 
 
@@ -68,7 +68,7 @@ def _agrees(where: str, bench: Bench, case: Case, found: Result) -> None:
     for n, (got, want) in enumerate(zip(found.outputs, wanted, strict=True)):
         array = got.reshape(want.shape) if got.size == want.size else got
         if want.dtype == np.uint8:
-            close_q8g32(f"{where}: output {n}", bench.bound(case, n), array, want)
+            close_q8(f"{where}: output {n}", bench.bound(case, n), array, want)
         else:
             close(f"{where}: output {n}", bench.bound(case, n), array, want)
     tolerance, before = bench.spec.tolerance, bench.states(case)
@@ -111,7 +111,7 @@ def _nan_stays(where: str, bench: Bench, provider: Provider, fn: StepFn, row: in
     wanted = bench.reference(case)[0]
     found, clean = bench.run(provider, fn, case), bench.run(provider, fn, bench.case)
     if wanted[0].dtype == np.uint8:
-        close_q8g32(f"{where}: NaN in row {row}", bench.bound(case, 0), found.outputs[0], wanted[0])
+        close_q8(f"{where}: NaN in row {row}", bench.bound(case, 0), found.outputs[0], wanted[0])
     for got, want, before in zip(found.outputs, wanted, clean.outputs, strict=True):
         own = row_index(len(got) // independent_rows(case), [row])
         exactly(f"{where}: others beside NaN in row {row}", np.delete(got, own, 0), np.delete(before, own, 0))

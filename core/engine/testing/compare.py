@@ -60,7 +60,7 @@ def close(where: str, bound: Bound, got: Array, want: Array) -> None:
     return _report(where, wrong, got, want)
 
 
-def close_q8g32(where: str, bound: Bound, got: Array, want: Array) -> None:
+def close_q8(where: str, bound: Bound, got: Array, want: Array) -> None:
     """Packed activations [rows, K + K/8 + K/4]: scales near, values equal but for a few that are a step
     apart, sums those of the values."""
     depth = got.shape[1] * 8 // 11

@@ -76,7 +76,7 @@ class Bench:
                 shape = ("R", "K")
             tag = self._tag(name, array)
             if array.dtype == np.uint8:  # packed rows, whose shape is that of what they hold
-                shape, tag = (shape[0], array.shape[1] * 8 // 11), "q8g32"
+                shape, tag = (shape[0], array.shape[1] * 8 // 11), case.attrs.get("packed") or case.attrs["layout"]
             outputs.append(Value(100 + n, name, shape, tag))
         attrs = {k: v for k, v in case.attrs.items() if v != self.spec.attrs.get(k)}
         states = {name: name for name in self.states(case)}

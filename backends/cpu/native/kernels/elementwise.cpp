@@ -49,7 +49,7 @@ class Add final : public Kernel {
 };
 
 // gate, up [rows, width] -> activation(gate) * up, plain, packed as q8g32, or both; without up (-1) the activation alone.
-// Numbers: width, those of Gating, rows_dim (0), choices (rows = T * choices, 1 if absent).
+// Numbers: width, those of Gating, rows_dim (0), choices (rows = T * choices, 1 if absent), span.
 class GatedAct final : public Kernel {
  public:
   explicit GatedAct(const KernelArgs& args)
@@ -62,8 +62,7 @@ class GatedAct final : public Kernel {
         choices_(static_cast<int64_t>(args.number_or("choices", 1))),
         gating_(args) {
     if (y_ < 0 && packed_ < 0) throw std::invalid_argument("gated_act needs an output.");
-    if (packed_ >= 0 && width_ % kGroup != 0)
-      throw std::invalid_argument("gated_act packs rows of a multiple of 32 values.");
+    if (packed_ >= 0) span_ = span_of(args, width_);
     if (up_ < 0 && gating_.needs_up()) throw std::invalid_argument("clamped_swiglu needs up.");
   }
 
@@ -86,7 +85,7 @@ class GatedAct final : public Kernel {
     if (packed_ < 0) return map(gate, up, y, share(rows * width_, team, kGrain), op);
     share_groups(rows, width_, team, [&](int64_t row, int64_t first, int64_t end) {
       const int64_t at = row * width_;
-      quantize_groups(frame.values[packed_] + row * q8g32_row_bytes(width_), width_, first, end, 0.0f, [=](int64_t k) {
+      quantize_groups(frame.values[packed_] + row * q8g32_row_bytes(width_), width_, first, end, span_, 0.0f, [=](int64_t k) {
         const f32x16 v = op(load(gate + at + k), load(up + at + k));
         if (y != nullptr) store(y + at + k, v);
         return v;
@@ -96,7 +95,7 @@ class GatedAct final : public Kernel {
 
   int gate_, up_, y_, packed_;
   RowsDim rows_;
-  int64_t width_, choices_;
+  int64_t width_, choices_, span_ = kGroup;
   Gating gating_;
 };
 

@@ -10,10 +10,11 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// Where a normalised row goes: y f32 [width], packed q8g32 of as many, either of them null.
+// Where a normalised row goes: y f32 [width], packed q8g32 of as many with spans of so many, either of them null.
 struct Target {
   float* y;
   uint8_t* packed;
+  int64_t span;
 };
 
 // values(i, count) as in sum_lanes.
@@ -25,9 +26,9 @@ ENGINE_INLINE void write_row(Target to, int64_t width, Values values) {
     for (; i + 16 <= width; i += 16) store(y + i, values(i, 16));
     if (i < width) store_first(y + i, values(i, width - i), width - i);
   } else if (y == nullptr) {
-    quantize_groups(to.packed, width, 0, width / kGroup, 0.0f, [&](int64_t k) { return values(k, 16); });
+    quantize_groups(to.packed, width, 0, width / kGroup, to.span, 0.0f, [&](int64_t k) { return values(k, 16); });
   } else {
-    quantize_groups(to.packed, width, 0, width / kGroup, 0.0f, [&](int64_t k) {
+    quantize_groups(to.packed, width, 0, width / kGroup, to.span, 0.0f, [&](int64_t k) {
       const f32x16 v = values(k, 16);
       store(y + k, v);
       return v;
@@ -48,22 +49,24 @@ class Outputs {
   Outputs(const KernelArgs& args, size_t first, int64_t width, int64_t slices)
       : y_(args.outputs.at(first)), packed_(args.outputs.size() > first + 1 ? args.outputs[first + 1] : -1), width_(width) {
     if (y_ < 0 && packed_ < 0) throw std::invalid_argument("a norm needs an output.");
-    if (packed_ >= 0 && (width % kGroup != 0 || slices != 1))
-      throw std::invalid_argument("a norm packs whole rows of a multiple of 32 values.");
+    if (packed_ < 0) return;
+    if (slices != 1) throw std::invalid_argument("a norm packs whole rows.");
+    span_ = span_of(args, width);
   }
 
   Target of(const Frame& frame, int64_t row) const {
     return {y_ < 0 ? nullptr : output<float>(frame, y_) + row * width_,
-            packed_ < 0 ? nullptr : frame.values[packed_] + row * q8g32_row_bytes(width_)};
+            packed_ < 0 ? nullptr : frame.values[packed_] + row * q8g32_row_bytes(width_),
+            span_};
   }
 
  private:
   int y_, packed_;
-  int64_t width_;
+  int64_t width_, span_ = kGroup;
 };
 
 // x [T or R, width] -> y of the same shape, and packed. Weight [width], or [head_dim]: then each head_dim slice of a row is
-// normalised by itself, and nothing packed. Numbers: width, eps, weight_offset (0), rows_dim (0).
+// normalised by itself, and nothing packed. Numbers: width, eps, weight_offset (0), rows_dim (0), span.
 class RmsNorm final : public Kernel {
  public:
   explicit RmsNorm(const KernelArgs& args)

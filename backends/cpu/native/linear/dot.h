@@ -200,22 +200,6 @@ class ByteSum {
 };
 #endif
 
-// Integer sums start from kDotBias. With registers to spare, that is the bits of the float 1.5 * 2^23, so that a sum's bits
-// are the float 1.5 * 2^23 + dot (|dot| < 2^22), and one fma gives what conversion and product would: with no more than 22
-// significant bits in the scale, 1.5 * 2^23 * scale is exact, and fma rounds once.
-// `less` is what that takes off the product, bias_of(scale).
-#if defined(__AVX512F__)
-constexpr bool kBiased = true;
-constexpr int32_t kDotBias = 0x4b400000;
-ENGINE_INLINE f32x16 bias_of(f32x16 scale) { return scale * -12582912.0f; }
-ENGINE_INLINE f32_part scaled_dot(i32_part dot, f32_part scale, f32_part less) { return fma(bit_cast<f32_part>(dot), scale, less); }
-#else
-constexpr bool kBiased = false;
-constexpr int32_t kDotBias = 0;
-ENGINE_INLINE f32x16 bias_of(f32x16) { return f32x16{}; }
-ENGINE_INLINE f32_part scaled_dot(i32_part dot, f32_part scale, f32_part) { return convert<f32_part>(dot) * scale; }
-#endif
-
 // Four consecutive activation bytes in every lane.
 ENGINE_INLINE i32_part splat_step(const int8_t* q) { return splat_as<i32_part>(load_as<int32_t>(q)); }
 

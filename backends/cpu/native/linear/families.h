@@ -33,7 +33,7 @@ constexpr int kOnePassRows = kWideRegisters < 32 || kUnpackingIsWork ? kFewRows
                                                                      : 6;
 constexpr int64_t kDirectRows = kWideRegisters >= 32 && !kUnpackingIsWork ? 32 : kFewRows;
 constexpr int kLeastTileRows = kTileRows / 2;
-static_assert(sizeof(Chunk<16, true, 15>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, 255>) <= Scratch::kChunkBytes &&
+static_assert(sizeof(Chunk<16, true, 15, kLongSpan>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, 255, kGroup>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 
@@ -84,7 +84,6 @@ void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const
 #if defined(__AMX_INT8__)
   if (suits_matrix<Packed>(rows, product.depth)) return lay_out_cells<Packed>(rows, product.depth, scratch);
 #endif
-  constexpr int64_t kTogether = 64 / sizeof(RowFactors);  // a line is written whole
   for (int64_t i = 0; i < rows; i += kTogether)
     factor_rows<Packed>(scratch.rows(), product.depth, i, std::min(kTogether, rows - i), rows, scratch.factors());
 }
@@ -249,7 +248,7 @@ int64_t packed_strip_bytes(int64_t depth) {
 
 template <class Packed>
 constexpr FamilyOps kQuantizedOps{prepare_quantized<Packed>, multiply_quantized<Packed>, packed_strip_bytes<Packed>,
-                                      Activation::q8g32};
+                                      Activation::q8g32, kSpanOf<Packed>};
 template <class Dense>
 constexpr FamilyOps kDenseOps{point_to_rows, multiply_dense<Dense>, dense_strip_bytes<Dense>, Activation::f32};
 constexpr FamilyOps kBf16Ops{point_to_rows, multiply_bf16, bf16_strip_bytes, Activation::bf16};

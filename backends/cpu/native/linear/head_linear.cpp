@@ -62,10 +62,14 @@ class HeadLinear final : public Kernel {
     const float* x = input<float>(frame, x_) + (first * heads + head) * depth;
     if (packs()) {
       uint8_t* packed = team.scratch + packed_at();
-      product.x_bytes = row_bytes(ops_->activation, depth);
-      const auto pack = ops_->activation == Activation::bf16 ? round_row : quantize_row;
-      for (int64_t i = 0; i < tokens; ++i) pack(x + i * heads * depth, depth, packed + i * product.x_bytes);
       product.x = packed;
+      product.x_bytes = row_bytes(ops_->activation, depth);
+      for (int64_t i = 0; i < tokens; ++i, x += heads * depth, packed += product.x_bytes) {
+        if (ops_->activation == Activation::bf16)
+          round_row(x, depth, packed);
+        else
+          quantize_row(x, depth, ops_->span, packed);
+      }
     } else {
       product.x_bytes = heads * depth * 4;
       product.x = reinterpret_cast<const uint8_t*>(x);

@@ -1,10 +1,11 @@
 // The quantized product of many rows through the matrix unit (AMX): tiles.h's arithmetic, its integer sums in tile registers.
 //
 // While tile instructions are in flight, and for some 300 cycles after, one of the core's two units for fma is closed to zmm
-// registers (Sapphire Rapids). So the float sums, two or three fma a group, row and 16 columns, are what takes the time; the
+// registers (Sapphire Rapids). So the float sums, one or two fma a group, row and 16 columns, are what takes the time; the
 // integer sums of the next part of the product are made beside them.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -30,7 +31,7 @@ ENGINE_INLINE bool suits_matrix(int64_t rows, int64_t depth) {
   return rows >= kLeastMatrixRows<Packed> && depth % (kMatrixPart * Packed::kGroupSize) == 0;
 }
 
-// A cell, 16 rows x 32 k of the activations: int8 [16][32], f32 scale[16], and with minimums f32 factor[16] for each group.
+// A cell, 16 rows x 32 k of the activations: int8 [16][32], f32 rescale[16] (RowFactors), and with minimums f32 -sum[16] for each group.
 // A tile's cells follow each other in k.
 template <class Packed>
 constexpr int64_t kCellBytes = kCellRows * (32 + 4 + (Packed::kMinimums ? 4 * 32 / Packed::kGroupSize : 0));
@@ -44,13 +45,13 @@ struct MatrixTiles {
 };
 
 template <class Packed>
-void lay_out_cell(const uint8_t* row, int64_t depth, int64_t group, uint8_t* cell, int64_t at) {
+void lay_out_cell(const uint8_t* row, int64_t depth, const RowUnits& units, int64_t group, uint8_t* cell, int64_t at) {
   constexpr int kFactors = Packed::kMinimums ? 32 / Packed::kGroupSize : 0;
   float* const floats = reinterpret_cast<float*>(cell + kCellRows * 32) + at;
   std::memcpy(cell + 32 * at, row + 32 * group, 32);
-  floats[0] = q8g32_scales(row, depth)[group];
+  floats[0] = 32 * group % kSpanOf<Packed> == 0 ? units.begin(group) : 1.0f;
   for (int i = 0; i < kFactors; ++i)
-    floats[(1 + i) * kCellRows] = static_cast<float>(group_sum<Packed>(q8g32_sums(row, depth), group * kFactors + i)) * floats[0];
+    floats[(1 + i) * kCellRows] = static_cast<float>(group_sum<Packed>(q8g32_sums(row, depth), group * kFactors + i));
 }
 
 template <class Packed>
@@ -59,9 +60,14 @@ void lay_out_cells(int64_t count, int64_t depth, const Scratch& s) {
   const int64_t groups = depth / 32;
   for (int64_t i = 0; i < shape.tiles * shape.rows; ++i) {
     uint8_t* cell = s.cells() + i / shape.rows * groups * kCellBytes<Packed>;
+    RowUnits units;
+    if (i < count) {
+      units = RowUnits(q8g32_scales(s.rows()[i], depth), groups, kSpanOf<Packed> / 32);
+      s.factors()[i].rescale = units.end();
+    }
     for (int64_t g = 0; g < groups; ++g, cell += kCellBytes<Packed>) {
       if (i < count)
-        lay_out_cell<Packed>(s.rows()[i], depth, g, cell, i % shape.rows);
+        lay_out_cell<Packed>(s.rows()[i], depth, units, g, cell, i % shape.rows);
       else
         for (int64_t line = 0; line < kCellBytes<Packed> / kCellRows; line += 4)  // the row's 4 bytes of each plane
           std::memset(line < 32 ? cell + 32 * (i % shape.rows) + line : cell + kCellRows * line + 4 * (i % shape.rows), 0, 4);
@@ -117,9 +123,6 @@ struct Part {
         acc(tile_acc + 16 * panel) {}
 };
 
-alignas(64) constexpr int32_t kDotBiases[16] = {kDotBias, kDotBias, kDotBias, kDotBias, kDotBias, kDotBias, kDotBias, kDotBias,
-                                                kDotBias, kDotBias, kDotBias, kDotBias, kDotBias, kDotBias, kDotBias, kDotBias};
-
 // Begins the integer sums of a group and one of its two panels in register kTile (0 to 3, the panel its parity), and stores
 // those of the register that was begun two before.
 template <class Packed, int kTile>
@@ -127,7 +130,7 @@ ENGINE_INLINE void dot_tile(const Part<Packed>& part, int group, int32_t* stored
   constexpr int kPanel = kTile % 2, kSize = Packed::kGroupSize;
   if constexpr (kPanel == 0) tile_load<4>(part.cells + group * kSize / 32 * kCellBytes<Packed> + group * kSize % 32, 32);
   tile_load<6 + kPanel>(part.bytes + (group * 4 + kPanel) * kSize * 16, 64);
-  tile_load<kTile>(kDotBiases, 0);
+  tile_zero<kTile>();
   tile_dot<true, !Packed::kMinimums, kTile, 4, 6 + kPanel>();
   tile_store<kTile ^ 2>(stored, 64);
 }
@@ -136,11 +139,11 @@ ENGINE_INLINE void dot_tile(const Part<Packed>& part, int group, int32_t* stored
 struct Terms {
   const float* scales;  // of the weights
   const float* minimums;
-  const float* cell;    // the scales of the activations, with the factors behind them
+  const float* cell;    // what the rows' sums are multiplied by first, with the factors of minimums behind
   const int32_t* dots;
 };
 
-template <class Packed, int kRows>
+template <class Packed, int kRows, bool kRescale>
 ENGINE_INLINE void add_dots(const Terms& t, const float* factors, f32x16 (&sums)[kRows][2]) {
   const f32x16 scale[2] = {load(t.scales), load(t.scales + 16)};
   const f32x16 minimum[2] = {load(t.minimums), load(t.minimums + 16)};
@@ -148,9 +151,9 @@ ENGINE_INLINE void add_dots(const Terms& t, const float* factors, f32x16 (&sums)
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
-      i32x16 dot = load_as<i32x16>(t.dots + p * 256 + r * 16);
-      asm("" : "+v"(dot));  // or the compiler loads within the fma, and copies the scale for it
-      sums[r][p] = fma(scaled_dot(dot, scale[p], bias_of(scale[p])), splat(t.cell[r]), sums[r][p]);
+      const i32x16 dot = load_as<i32x16>(t.dots + p * 256 + r * 16);
+      if constexpr (kRescale) sums[r][p] *= splat(t.cell[r]);
+      sums[r][p] = fma(convert<f32x16>(dot), scale[p], sums[r][p]);
       if constexpr (Packed::kMinimums) sums[r][p] = fma(minimum[p], splat(factors[r]), sums[r][p]);
     }
 }
@@ -167,7 +170,9 @@ ENGINE_INLINE void step_quarter(const Part<Packed>& next, int half, int32_t* bef
     if (half == 0) tile_store<kI + 2>(stored, 64);
   }
   asm("" : "+r"(t.scales), "+r"(t.minimums), "+r"(t.cell), "+r"(t.dots));  // or each load has a long displacement
-  add_dots<Packed, kRows>(t, t.cell + kCellRows * (1 + kI % (32 / Packed::kGroupSize)), sums);
+  // A part may be less than a span: one that does not begin any has 1 there.
+  constexpr bool kRescale = kI * Packed::kGroupSize % std::min(kSpanOf<Packed>, kMatrixPart * Packed::kGroupSize) == 0;
+  add_dots<Packed, kRows, kRescale>(t, t.cell + kCellRows * (1 + kI % (32 / Packed::kGroupSize)), sums);
   t.scales += kStrip;
   t.minimums += kStrip;
   t.dots += 512;
@@ -264,6 +269,11 @@ void multiply_matrix(const Product& product, int64_t row0, int64_t rows, int64_t
   for (int64_t strip = strip0; strip < strip1; ++strip) {
     const uint8_t* const units = product.matrix + strip * bytes;
     multiply(units, product.following(strip, strip + 1 == strip1, bytes), product.depth, shape.tiles, s);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int panel = 0; panel < 4; ++panel) {
+        float* const sums = s.acc() + i * kStrip + 16 * panel;
+        store(sums, load(sums) * splat(s.factors()[i].rescale));
+      }
     finish_rows(product, row0, rows, strip, s.acc());
   }
 }

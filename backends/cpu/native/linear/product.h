@@ -92,7 +92,7 @@ class Scratch {
   static_assert(kFixedBytes % 64 == 0);
 
   static size_t factor_bytes(int64_t max_depth) {
-    return (kPackedBlockValues + kLeastBlockRows * max_depth + 255) / 256 * 16 * sizeof(RowFactors);
+    return ((kPackedBlockValues + kLeastBlockRows * max_depth + 255) / 256 * 16 + kBlockRows) * sizeof(RowFactors);
   }
   static size_t cell_bytes(int64_t max_depth) {
     return (kPackedBlockValues + (kLeastBlockRows + 15) * max_depth) / (16 * 32) * kMostCellBytes;
@@ -137,6 +137,7 @@ struct FamilyOps {
   void (*multiply)(const Product&, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1, const Scratch&);
   int64_t (*strip_bytes)(int64_t depth);
   Activation activation;
+  int64_t span = kGroup;  // of q8g32
 };
 
 inline bool Product::reads_plain() const { return ops->activation != Activation::q8g32; }

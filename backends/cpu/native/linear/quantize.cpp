@@ -10,16 +10,14 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 namespace {
 
-// inputs x [rows, K] f32; outputs q8g32 rows. Numbers: width K (a multiple of 32), rows_dim, choices (rows = T * choices,
-// 1 if absent), scale (of every group; 0 or absent: each has its own).
+// inputs x [rows, K] f32; outputs q8g32 rows. Numbers: width K, span, rows_dim, choices (rows = T * choices, 1 if absent), scale
+// (of every span; 0 or absent: each has its own).
 class Quantize final : public Kernel {
  public:
   explicit Quantize(const KernelArgs& args)
       : x_(args.inputs.at(0)), y_(args.outputs.at(0)), rows_(args), width_(args.integer("width")),
         choices_(static_cast<int64_t>(args.number_or("choices", 1))),
-        scale_(static_cast<float>(args.number_or("scale", 0))) {
-    if (width_ <= 0 || width_ % kGroup != 0) throw std::invalid_argument("q8g32 needs a width that is a multiple of 32.");
-  }
+        span_(span_of(args, width_)), scale_(static_cast<float>(args.number_or("scale", 0))) {}
 
   bool serial(const Dims& dims) const override { return little(rows_.count(dims) * choices_ * width_); }
 
@@ -28,7 +26,7 @@ class Quantize final : public Kernel {
     uint8_t* packed = frame.values[y_];
     share_groups(rows_.count(frame.dims) * choices_, width_, team, [&](int64_t row, int64_t first, int64_t end) {
       const float* x = values + row * width_;
-      quantize_groups(packed + row * q8g32_row_bytes(width_), width_, first, end, scale_,
+      quantize_groups(packed + row * q8g32_row_bytes(width_), width_, first, end, span_, scale_,
                       [x](int64_t k) { return load(x + k); });
     });
   }
@@ -36,7 +34,7 @@ class Quantize final : public Kernel {
  private:
   int x_, y_;
   RowsDim rows_;
-  int64_t width_, choices_;
+  int64_t width_, choices_, span_;
   float scale_;
 };
 

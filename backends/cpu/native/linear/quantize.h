@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "../work_split.h"
 #include "q8g32.h"
@@ -27,9 +29,8 @@ ENGINE_INLINE i32x16 greater_magnitude(f32x16 x, f32x16 y) {
   return max(bit_cast<i32x16>(abs(x)), bit_cast<i32x16>(abs(y)));
 }
 
-// One group of 32 values, given in two halves, into place in its row. `fixed`: the scale, where it is not 0.
-inline void quantize_group(f32x16 low, f32x16 high, int8_t* q, float* scale, int32_t* nsum16, float fixed) {
-  const float absmax = bit_cast<float>(reduce_max(greater_magnitude(low, high)));
+// One group of 32 values, given in two halves, into place in its row. absmax: of its span. `fixed`: the scale, where it is not 0.
+inline void quantize_group(f32x16 low, f32x16 high, float absmax, int8_t* q, float* scale, int32_t* nsum16, float fixed) {
   float s = absmax / 127.0f;
   i32x16 x{}, y{};
   if (fixed != 0.0f && s < __builtin_inff()) {
@@ -60,19 +61,26 @@ struct PackedGroups {
       : q(q8g32_values(row) + group * kGroup), scales(q8g32_scales(row, depth) + group),
         nsums(q8g32_sums(row, depth) + 2 * group) {}
 
+  ENGINE_INLINE void put(int64_t group, f32x16 low, f32x16 high, float absmax, float fixed) const {
+    quantize_group(low, high, absmax, q + group * kGroup, scales + group, nsums + 2 * group, fixed);
+  }
+  // A group that is a span.
   ENGINE_INLINE void put(int64_t group, f32x16 low, f32x16 high, float fixed) const {
-    quantize_group(low, high, q + group * kGroup, scales + group, nsums + 2 * group, fixed);
+    put(group, low, high, bit_cast<float>(reduce_max(greater_magnitude(low, high))), fixed);
   }
 };
 
-// Four groups at once: two that lie together at `a` and two at `b`.
+// Four groups at once: two that lie together at `a` and two at `b`. kOne: they are a span.
+template <bool kOne>
 ENGINE_INLINE void quantize_two_pairs(const f32x16 (&x)[8], const PackedGroups& a, const PackedGroups& b, float fixed) {
-  const auto most = max_of_each(greater_magnitude(x[0], x[1]), greater_magnitude(x[2], x[3]),
-                                greater_magnitude(x[4], x[5]), greater_magnitude(x[6], x[7]));
+  i32x4 most = max_of_each(greater_magnitude(x[0], x[1]), greater_magnitude(x[2], x[3]),
+                           greater_magnitude(x[4], x[5]), greater_magnitude(x[6], x[7]));
+  if constexpr (kOne) most = greatest_of(most);
   if (__builtin_expect(fixed != 0.0f || !all_within(most, kLeastAbsmax, __builtin_inff()), 0)) {
+    const f32x4 absmax = bit_cast<f32x4>(most);
     for (int i = 0; i < 2; ++i) {
-      a.put(i, x[2 * i], x[2 * i + 1], fixed);
-      b.put(i, x[4 + 2 * i], x[5 + 2 * i], fixed);
+      a.put(i, x[2 * i], x[2 * i + 1], absmax[i], fixed);
+      b.put(i, x[4 + 2 * i], x[5 + 2 * i], absmax[2 + i], fixed);
     }
     return;
   }
@@ -87,15 +95,20 @@ ENGINE_INLINE void quantize_two_pairs(const f32x16 (&x)[8], const PackedGroups& 
   store_i8_sums(b.q, b.nsums, rounded[4], rounded[5], rounded[6], rounded[7]);
 }
 
-// Groups first to end of a row: `values(k)` gives the 16 values from k on, and is called once for each, in order.
+// Groups first to end of a row, whole spans: `values(k)` gives the 16 values from k on, and is called once for each, in order.
 template <class Values>
-ENGINE_INLINE void quantize_groups(uint8_t* row, int64_t depth, int64_t first, int64_t end, float fixed, Values values) {
+ENGINE_INLINE void quantize_groups(uint8_t* row, int64_t depth, int64_t first, int64_t end, int64_t span, float fixed,
+                                   Values values) {
   int64_t g = first;
   for (; g + 4 <= end; g += 4) {
     f32x16 x[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) x[i] = values(g * kGroup + 16 * i);
-    quantize_two_pairs(x, PackedGroups(row, depth, g), PackedGroups(row, depth, g + 2), fixed);
+    const PackedGroups a(row, depth, g), b(row, depth, g + 2);
+    if (span == kLongSpan)
+      quantize_two_pairs<true>(x, a, b, fixed);
+    else
+      quantize_two_pairs<false>(x, a, b, fixed);
   }
   for (; g < end; ++g) {
     const f32x16 low = values(g * kGroup);
@@ -104,8 +117,18 @@ ENGINE_INLINE void quantize_groups(uint8_t* row, int64_t depth, int64_t first, i
 }
 
 // x f32 [depth] as one row.
-ENGINE_INLINE void quantize_row(const float* x, int64_t depth, uint8_t* row) {
-  quantize_groups(row, depth, 0, depth / kGroup, 0.0f, [x](int64_t k) { return load(x + k); });
+ENGINE_INLINE void quantize_row(const float* x, int64_t depth, int64_t span, uint8_t* row) {
+  quantize_groups(row, depth, 0, depth / kGroup, span, 0.0f, [x](int64_t k) { return load(x + k); });
+}
+
+// The span that a kernel packs its result's rows of `width` with: number span, 32 or 128 (32 if absent).
+// std::invalid_argument where it is another, or the rows are no whole spans.
+inline int64_t span_of(const KernelArgs& args, int64_t width) {
+  const auto span = static_cast<int64_t>(args.number_or("span", kGroup));
+  if (span != kGroup && span != kLongSpan) throw std::invalid_argument("a span of packed activations is 32 or 128.");
+  if (width <= 0 || width % span != 0)
+    throw std::invalid_argument("rows are packed whole, in a width that is a multiple of " + std::to_string(span) + ".");
+  return span;
 }
 
 // This thread's share of the groups of `rows` rows: visit(row, first group, end). A long row alone keeps all threads busy.

@@ -12,6 +12,7 @@
 #include "dot.h"
 #include "four_bits.h"
 #include "layout.h"
+#include "q8g32.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -278,9 +279,14 @@ struct W6 {
 
 constexpr int kChunk = 256;  // k that a tile's sums stay in registers for
 
+// The span of one activation scale (q8g32.h). Rows of long spans serve formats of short ones, too.
+template <class Packed>
+constexpr int kSpanOf = Packed::kUnit == 256 ? kLongSpan : kGroup;
+
 // Up to kChunk k of a strip as they are packed.
 template <class Packed>
 struct Units {
+  static constexpr int kSpan = kSpanOf<Packed>;
   static constexpr int kGroupSize = Packed::kGroupSize, kInUnit = Packed::kUnit / kGroupSize;
   static constexpr bool kMinimums = Packed::kMinimums;
   static constexpr int kMost = Packed::kMost;
@@ -303,15 +309,14 @@ struct Units {
 };
 
 // Up to kChunk k of a strip as whole bytes and what each group and column has in f32, small enough for the first-level cache.
-template <int kGroup_, bool kMinimums_, int kMost_>
+template <int kGroup_, bool kMinimums_, int kMost_, int kSpan_>
 struct Chunk {
-  static constexpr int kGroupSize = kGroup_, kMost = kMost_;
+  static constexpr int kGroupSize = kGroup_, kMost = kMost_, kSpan = kSpan_;
   static constexpr bool kMinimums = kMinimums_;
   static constexpr int kGroups = kChunk / kGroupSize;
   static constexpr int kSteps = kGroupSize / 4;
   alignas(64) uint8_t bytes[kGroups * kSteps][4][64];
   alignas(64) float scales[kGroups][kStrip];
-  alignas(64) float biases[kBiased ? kGroups : 1][kStrip];
   alignas(64) float minimums[kMinimums ? kGroups : 1][kStrip];
 
   template <int kStep>
@@ -322,19 +327,8 @@ struct Chunk {
   ENGINE_INLINE f32x16 minimum(int group, int panel) const { return load(minimums[kMinimums ? group : 0] + 16 * panel); }
 };
 
-// What bias_of makes of a scale: worked out here, or read where it was made once for many rows.
-template <class Source>
-ENGINE_INLINE f32x16 bias(const Source&, int, int, f32x16 scale) {
-  return bias_of(scale);
-}
-template <int kGroup, bool kMinimums, int kMost>
-ENGINE_INLINE f32x16 bias(const Chunk<kGroup, kMinimums, kMost>& source, int group, int panel, f32x16) {
-  if constexpr (!kBiased) return f32x16{};
-  return load(source.biases[group] + 16 * panel);
-}
-
 template <class Packed>
-using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, kind_of_bytes(Packed::kMost)>;
+using ChunkOf = Chunk<Packed::kGroupSize, Packed::kMinimums, kind_of_bytes(Packed::kMost), kSpanOf<Packed>>;
 
 template <int kStep, class Packed>
 ENGINE_INLINE void unpack_steps(const Packed& unit, int group, ChunkOf<Packed>& chunk, int to) {
@@ -354,9 +348,7 @@ void unpack_chunk(const uint8_t* source, int64_t depth, ChunkOf<Packed>& chunk) 
     for (int group = 0; group < Packed::kUnit / Packed::kGroupSize; ++group, ++to) {
       unpack_steps<0>(unit, group, chunk, to);
       for (int panel = 0; panel < 4; ++panel) {
-        const f32x16 scale = unit.scale(group, panel);
-        store(chunk.scales[to] + 16 * panel, scale);
-        if constexpr (kBiased) store(chunk.biases[to] + 16 * panel, bias_of(scale));
+        store(chunk.scales[to] + 16 * panel, unit.scale(group, panel));
         if constexpr (Packed::kMinimums) store(chunk.minimums[to] + 16 * panel, unit.minimum(group, panel));
       }
     }

@@ -2,9 +2,12 @@
 //
 // The arithmetic of one output, the same for every number of rows, chunk and thread:
 //   acc = 0;  for each group g of k in order:
+//     acc = acc * (unit of the span before / unit of this one)                   where a span of one activation scale begins
 //     dot = sum (u - offset) * q over the group, exact in i32
-//     acc = fma(f32(dot) * weight_scale[g], activation_scale[g / 32 k], acc)
-//     acc = fma(weight_minimum[g], activation_scale[g] * f32(-sum q), acc)       where the family has minimums
+//     acc = fma(f32(dot), weight_scale[g], acc)
+//     acc = fma(weight_minimum[g], f32(-sum q), acc)                             where the family has minimums
+//   acc = acc * unit of the last span
+// A unit is the span's activation scale (RowUnits). So the scales of activations take one multiplication a span.
 // The offset costs next to nothing: -offset * sum q is where the integer sum starts, or what is added to it. These starts, or
 // the factors of the minimums, are a row's corrections, one a group.
 #pragma once
@@ -91,6 +94,12 @@ class FloatSums {
     part_of<kPart>(sums_[row][panel]) = sum;
   }
   ENGINE_INLINE void next_group() const {}
+  ENGINE_INLINE void rescale(const RowFactors* rows) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int p = 0; p < kPanels; ++p) sums_[r][p] *= splat(rows[r].rescale);
+  }
   ENGINE_INLINE void leave() const {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
@@ -120,6 +129,14 @@ class FloatSums<kRows, kPanels, false> {
   }
   // Or the compiler keeps a copy of each on the stack from group to group.
   ENGINE_INLINE void next_group() const { asm volatile("" : : : "memory"); }
+  ENGINE_INLINE void rescale(const RowFactors* rows) const {
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < kPanels; ++p) {
+        float* const at = acc_ + r * kStrip + 16 * p;
+        store(at, load(at) * splat(rows[r].rescale));
+      }
+  }
   ENGINE_INLINE void leave() const {}
 
  private:
@@ -135,18 +152,26 @@ class FloatSums<kRows, kPanels, false> {
 template <class Source>
 constexpr int kBase = is_wide(Source::kMost) ? kWideBase : 0;
 
-// The factors of `count` of `rows` rows, from the first on, for each of the groups, to [group][row], so that a tile reads them
-// from one place. A correction is an i32 start, or an f32 factor where there are minimums.
+constexpr int64_t kTogether = 64 / sizeof(RowFactors);  // rows whose factors fill a line
+
+// The factors of `count` (at most kTogether) of `rows` rows, from the first on, for each of the groups, to [group][row], so that a
+// tile reads them from one place, and behind the last group the last unit. A correction is an i32 start, or an f32 factor where
+// there are minimums.
 template <class Packed>
 void factor_rows(const uint8_t* const* q8g32, int64_t depth, int64_t first, int64_t count, int64_t rows, RowFactors* factors) {
-  for (int64_t g = 0; g < depth / Packed::kGroupSize; ++g)
-    for (int64_t row = first; row < first + count; ++row) {
-      const int32_t sum = group_sum<Packed>(q8g32_sums(q8g32[row], depth), g);
-      const float scale = q8g32_scales(q8g32[row], depth)[g * Packed::kGroupSize / 32];
-      const int32_t correction = Packed::kMinimums ? bit_cast<int32_t>(static_cast<float>(sum) * scale)
-                                                   : kDotBias + (Packed::kOffset - kBase<Packed>) * sum;
-      factors[g * rows + row] = {scale, correction};
+  const int64_t groups = depth / Packed::kGroupSize;
+  RowUnits units[kTogether];
+  for (int64_t i = 0; i < count; ++i) units[i] = RowUnits(q8g32_scales(q8g32[first + i], depth), depth / 32, kSpanOf<Packed> / 32);
+  factors += first;
+  for (int64_t g = 0; g < groups; ++g, factors += rows)
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t sum = group_sum<Packed>(q8g32_sums(q8g32[first + i], depth), g);
+      const int32_t correction =
+          Packed::kMinimums ? bit_cast<int32_t>(static_cast<float>(sum)) : (Packed::kOffset - kBase<Packed>) * sum;
+      const int64_t k = g * Packed::kGroupSize;
+      factors[i] = {k % kSpanOf<Packed> == 0 ? units[i].begin(k / 32) : 1.0f, correction};
     }
+  for (int64_t i = 0; i < count; ++i) factors[i] = {units[i].end(), 0};
 }
 
 template <class Row, int kStep, int... kRows>
@@ -231,8 +256,8 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
   const RowFactors* const factors = rows.factors + group * rows.pitch + kFirst;
   const auto start = [&](int r) __attribute__((always_inline)) {
     if constexpr (!Source::kMinimums) return splat_as<i32_part>(factors[r].correction);
-    if constexpr (kBase<Source> == 0) return splat_as<i32_part>(kDotBias);
-    return splat_as<i32_part>(kDotBias - kBase<Source> * group_sum<Source>(rows.nsums[kFirst + r], group));
+    if constexpr (kBase<Source> == 0) return i32_part{};
+    return splat_as<i32_part>(-kBase<Source> * group_sum<Source>(rows.nsums[kFirst + r], group));
   };
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -248,15 +273,13 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
 #pragma GCC unroll 8
   for (int p = 0; p < kPanels; ++p) {
     const f32x16 scale = source.scale(group, panel0 + p);
-    const f32x16 less = bias(source, group, panel0 + p, scale);
     const f32x16 minimum = source.minimum(group, panel0 + p);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const f32_part a = splat_as<f32_part>(factors[r].scale);
       each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
         constexpr int kPart = kPart0 + i;
         f32_part sum = sums.template get<kPart>(kFirst + r, at + p);
-        sum = fma(scaled_dot(dots[r][p][i].end(start(r)), part_of<kPart>(scale), part_of<kPart>(less)), a, sum);
+        sum = fma(convert<f32_part>(dots[r][p][i].end(start(r))), part_of<kPart>(scale), sum);
         if constexpr (Source::kMinimums)
           sum = fma(part_of<kPart>(minimum), splat_as<f32_part>(bit_cast<float>(factors[r].correction)), sum);
         sums.template put<kPart>(kFirst + r, at + p, sum);
@@ -280,7 +303,7 @@ ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at
 template <class Packed, int kRows>
 void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* const* all, const RowFactors* factors, float* acc) {
   constexpr int kFirst = kRows <= kTileRows ? kRows : (kRows + 1) / 2, kGroups = Packed::kUnit / Packed::kGroupSize;
-  constexpr int kPanels = panels_at_once<Packed, kRows>();
+  constexpr int kPanels = panels_at_once<Packed, kRows>(), kGroupsASpan = kSpanOf<Packed> / Packed::kGroupSize;
   constexpr int kReadBytes = Packed::kUnitBytes / kGroups * kPanels / 4;  // by one add_group
   const int64_t distance = packed_distance<Packed, kRows>();
   FloatSums<kRows, 4> sums(acc, true);
@@ -290,6 +313,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
     const uint8_t* ahead = strip + distance;
     for (int group = 0; group < kGroups; ++group) {
       sums.next_group();
+      if (group % kGroupsASpan == 0) sums.rescale(rows.factors + group * rows.pitch);
 #pragma GCC unroll 4
       for (int panel = 0; panel < 4; panel += kPanels, ahead += kReadBytes) {
         const LinesAhead<(kReadBytes + 63) / 64> lines{ahead};
@@ -299,6 +323,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
       }
     }
   }
+  sums.rescale(factors + depth / Packed::kGroupSize * kRows);
   sums.leave();
 }
 
@@ -307,6 +332,7 @@ template <class Source, int kRows>
 void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* const* all, int64_t depth,
                 const RowFactors* factors, int64_t pitch, StreamAhead ahead, float* acc) {
   const auto rows = QuantizedRows<kRows>::template at<Source::kGroupSize>(all, depth, k0, factors, pitch);
+  constexpr int kGroupsASpan = Source::kSpan / Source::kGroupSize;
   const int groups = static_cast<int>(size / Source::kGroupSize);
 #pragma GCC unroll 1
   for (int panel0 = 0; panel0 < 4; panel0 += kPassPanels) {
@@ -314,10 +340,12 @@ void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* c
     for (int group = 0; group < groups; ++group) {
       ahead.next();
       sums.next_group();
+      if (group % kGroupsASpan == 0) sums.rescale(rows.factors + group * rows.pitch);
 #pragma GCC unroll 4
       for (int p = 0; p < kPassPanels; p += kTilePanels)
         add_group<0, kRows, kTilePanels>(source, group, panel0 + p, p, NoneAhead{}, rows, sums);
     }
+    if (k0 + size == depth) sums.rescale(rows.factors + groups * rows.pitch);
     sums.leave();
   }
 }
