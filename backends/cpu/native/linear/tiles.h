@@ -86,14 +86,17 @@ class FloatSums {
       for (int p = 0; p < kPanels; ++p) sums_[r][p] = begin ? f32x16{} : load(acc + r * kStrip + 16 * p);
   }
   template <int kPart>
-  ENGINE_INLINE f32_part get(int row, int panel) const {
+  ENGINE_INLINE f32_part get(int row, int panel, const RowFactors&) const {
     return part_of<kPart>(sums_[row][panel]);
   }
   template <int kPart>
   ENGINE_INLINE void put(int row, int panel, f32_part sum) {
     part_of<kPart>(sums_[row][panel]) = sum;
   }
-  ENGINE_INLINE void next_group() const {}
+  // rows: their factors of the group that comes, which begins a span or does not.
+  ENGINE_INLINE void next_group(const RowFactors* rows, bool begins) {
+    if (begins) rescale(rows);
+  }
   ENGINE_INLINE void rescale(const RowFactors* rows) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
@@ -119,16 +122,17 @@ class FloatSums<kRows, kPanels, false> {
     static_assert(16 * kPanels == kStrip, "the rows' sums lie one after the other");
     if (begin) std::memset(acc, 0, sizeof(float) * kStrip * kRows);
   }
+  // Rescaled as they are read: not where a span begins alone, for the factors of all other groups are 1.
   template <int kPart>
-  ENGINE_INLINE f32_part get(int row, int panel) const {
-    return load_as<f32_part>(place<kPart>(row, panel));
+  ENGINE_INLINE f32_part get(int row, int panel, const RowFactors& factors) const {
+    return load_as<f32_part>(place<kPart>(row, panel)) * splat_as<f32_part>(factors.rescale);
   }
   template <int kPart>
   ENGINE_INLINE void put(int row, int panel, f32_part sum) {
     store(place<kPart>(row, panel), sum);
   }
   // Or the compiler keeps a copy of each on the stack from group to group.
-  ENGINE_INLINE void next_group() const { asm volatile("" : : : "memory"); }
+  ENGINE_INLINE void next_group(const RowFactors*, bool) const { asm volatile("" : : : "memory"); }
   ENGINE_INLINE void rescale(const RowFactors* rows) const {
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -278,7 +282,7 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
     for (int r = 0; r < kRows; ++r) {
       each_part(std::make_integer_sequence<int, kParts>(), [&](auto i) __attribute__((always_inline)) {
         constexpr int kPart = kPart0 + i;
-        f32_part sum = sums.template get<kPart>(kFirst + r, at + p);
+        f32_part sum = sums.template get<kPart>(kFirst + r, at + p, factors[r]);
         sum = fma(convert<f32_part>(dots[r][p][i].end(start(r))), part_of<kPart>(scale), sum);
         if constexpr (Source::kMinimums)
           sum = fma(part_of<kPart>(minimum), splat_as<f32_part>(bit_cast<float>(factors[r].correction)), sum);
@@ -312,8 +316,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
     const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, factors, kRows);
     const uint8_t* ahead = strip + distance;
     for (int group = 0; group < kGroups; ++group) {
-      sums.next_group();
-      if (group % kGroupsASpan == 0) sums.rescale(rows.factors + group * rows.pitch);
+      sums.next_group(rows.factors + group * rows.pitch, group % kGroupsASpan == 0);
 #pragma GCC unroll 4
       for (int panel = 0; panel < 4; panel += kPanels, ahead += kReadBytes) {
         const LinesAhead<(kReadBytes + 63) / 64> lines{ahead};
@@ -339,8 +342,7 @@ void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* c
     FloatSums<kRows, kPassPanels> sums(acc + 16 * panel0, k0 == 0);
     for (int group = 0; group < groups; ++group) {
       ahead.next();
-      sums.next_group();
-      if (group % kGroupsASpan == 0) sums.rescale(rows.factors + group * rows.pitch);
+      sums.next_group(rows.factors + group * rows.pitch, group % kGroupsASpan == 0);
 #pragma GCC unroll 4
       for (int p = 0; p < kPassPanels; p += kTilePanels)
         add_group<0, kRows, kTilePanels>(source, group, panel0 + p, p, NoneAhead{}, rows, sums);
