@@ -33,7 +33,8 @@ constexpr int kOnePassRows = kWideRegisters < 32 || kUnpackingIsWork ? kFewRows
                                                                      : 6;
 constexpr int64_t kDirectRows = kWideRegisters >= 32 && !kUnpackingIsWork ? 32 : kFewRows;
 constexpr int kLeastTileRows = kTileRows / 2;
-static_assert(sizeof(Chunk<16, true, 15, kLongSpan>) <= Scratch::kChunkBytes && sizeof(Chunk<32, true, 255, kGroup>) <= Scratch::kChunkBytes &&
+static_assert(sizeof(Chunk<16, true, 15, kLongSpan>) <= Scratch::kChunkBytes &&
+                  sizeof(Chunk<32, true, 255, kGroup>) <= Scratch::kChunkBytes &&
                   kDenseChunk * kStrip * sizeof(float) <= Scratch::kChunkBytes,
               "a chunk fits");
 

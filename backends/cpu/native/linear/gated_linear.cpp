@@ -32,7 +32,8 @@ class GatedRows final : public SumsTaker {
         f32x16 x[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) x[i] = value(r + i / 4, i % 4);
-        quantize_two_pairs<false>(x, PackedGroups(y + r * bytes, width, group), PackedGroups(y + (r + 1) * bytes, width, group), 0.0f);
+        const PackedGroups one(y + r * bytes, width, group), other(y + (r + 1) * bytes, width, group);
+        quantize_two_pairs<false>(x, one, other, 0.0f);
       }
       for (; r < rows; ++r)
         for (int g = 0; g < (whole ? 2 : 1); ++g)
@@ -92,7 +93,8 @@ class GatedLinear final : public Kernel {
     if (args.weights.size() != 2 || args.weights[0]->family != args.weights[1]->family ||
         args.weights[0]->columns != args.weights[1]->columns || args.weights[0]->depth != args.weights[1]->depth)
       throw std::invalid_argument("gated_linear takes two weights of one family and shape.");
-    if (args.outputs.size() != 2 || args.outputs[0] >= 0) throw std::invalid_argument("gated_linear packs its rows, and gives no others.");
+    if (args.outputs.size() != 2 || args.outputs[0] >= 0)
+      throw std::invalid_argument("gated_linear packs its rows, and gives no others.");
     y_ = args.outputs[1];
     const int64_t span = span_of(args, args.weights[0]->columns);
     together_ = span > kStrip ? span / kStrip : 1;

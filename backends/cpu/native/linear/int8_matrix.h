@@ -31,8 +31,8 @@ ENGINE_INLINE bool suits_matrix(int64_t rows, int64_t depth) {
   return rows >= kLeastMatrixRows<Packed> && depth % (kMatrixPart * Packed::kGroupSize) == 0;
 }
 
-// A cell, 16 rows x 32 k of the activations: int8 [16][32], f32 rescale[16] (RowFactors), and with minimums f32 -sum[16] for each group.
-// A tile's cells follow each other in k.
+// A cell, 16 rows x 32 k of the activations: int8 [16][32], f32 rescale[16] (RowFactors), and with minimums f32 -sum[16] for each
+// group. A tile's cells follow each other in k.
 template <class Packed>
 constexpr int64_t kCellBytes = kCellRows * (32 + 4 + (Packed::kMinimums ? 4 * 32 / Packed::kGroupSize : 0));
 static_assert(kCellBytes<W2K> == Scratch::kMostCellBytes);

@@ -49,7 +49,7 @@ class RowUnits {
     }
     finite_ = most < 0x7f800000;
     least_ = bit_cast<float>(most) * 0x1p-40f;
-    if (least_ < 0x1p-149f) least_ = 0x1p-149f;
+    if (least_ < 0x1p-149f) least_ = most == 0 ? 1.0f : 0x1p-149f;
     last_ = of(groups - step);
   }
 
