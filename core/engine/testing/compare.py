@@ -11,7 +11,7 @@ from ..backend.v1 import Array
 _NARROW = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """Two roundings to the storage type of an activation, relative."""
 _BYTES_ERROR = 0.05
-_SHORTS_ERROR = 2.0**-12
+_SHORTS_ERROR = 2.0**-11
 """Five standard deviations of what rounding the activations of a product to 8 bits adds, relative to |x| |w| / sqrt(K)."""
 
 
@@ -36,7 +36,7 @@ def packed_bound(x: Array, weight: Array, extra: Bound) -> Bound:
 
 def whole_cache_bound(values: Array, extra: Bound) -> Bound:
     """The bound of attention over a cache of whole numbers, where queries and softmax weights may be rounded to 16 bits;
-    ``values`` may hold NaN. It is a sixteenth of what 8 bits in the cache cost."""
+    ``values`` may hold NaN. It is an eighth of what 8 bits in the cache cost."""
     return Bound(extra.absolute + _SHORTS_ERROR * float(np.nanmax(np.abs(values), initial=0.0)), extra.relative)
 
 
