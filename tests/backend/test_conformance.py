@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from engine.backend.registry import open_device
-from engine.backend.v1 import Call, Dims
-from engine.ops import OPS
+from engine.backend.v1 import Call, Dims, providers_of
+from engine.ops import OPS, Case
 from engine.program.group import OPS as GROUP_OPS
-from engine.testing.checks import check_op
+from engine.testing.cases import random_weight
+from engine.testing.checks import check_case, check_op
+from engine.testing.running import Bench
 
 LEFT_TO_THE_REFERENCE = "8-bit activations are required here, and the CPU's dense kernels do not take them."
 
@@ -53,3 +55,15 @@ def test_dims_are_named_as_the_native_side_names_them(cpu):
     from engine_cpu import _native
 
     assert "".join(f.name for f in fields(Dims)) == _native.DIMS
+
+
+@pytest.mark.parametrize("formats", [("Q4_K", "Q8_0"), ("Q8_0", "Q6_K"), ("Q4_0", "IQ4_XS", "Q8_0")])
+def test_weights_of_one_input_that_ask_for_scales_of_32_and_of_128(formats, cpu):
+    """They share the rows that suit both, of groups whose sizes differ."""
+    rng, rows, width = np.random.default_rng(), 5, 512
+    x = rng.standard_normal((rows, width // 32, 32), np.float32) * rng.lognormal(0, 0.5, (rows, width // 32, 1))
+    weights = {f"weight.{n}": random_weight(rng, name, (48, width)) for n, name in enumerate(formats)}
+    case = Case("mixed", Dims(T=rows), {"x": x.reshape(rows, width).astype(np.float32)}, weights)
+    device = open_device("cpu", {"threads": 2})
+    [provider] = providers_of(device)["linear_group"]
+    check_case(Bench(device, OPS["linear_group"], case), provider, None, rng)
