@@ -46,7 +46,9 @@ struct Variant {
 
 [[maybe_unused]] bool has_avx512() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-#if defined(__linux__)
+#if defined(ENGINE_SOFTWARE_TILES)
+[[maybe_unused]] bool has_amx() { return has_avx512(); }
+#elif defined(__linux__)
 // The tile registers' state is large, and Linux gives it to a process that has asked for it.
 [[maybe_unused]] bool has_amx() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;  // CPUID 7, edx

@@ -5,7 +5,12 @@
 
 #include "simd.h"
 
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT) && defined(ENGINE_SOFTWARE_TILES)
+#include "software_tiles.h"
+#elif defined(ENGINE_MATRIX_UNIT)
+#if !defined(__AMX_INT8__) || !defined(__AMX_BF16__)
+#error "A variant for a matrix unit is compiled without it."
+#endif
 
 namespace engine_cpu {
 namespace ENGINE_ISA {

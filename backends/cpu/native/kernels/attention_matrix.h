@@ -26,7 +26,7 @@ constexpr int kMatrixStep = 64;             // dimensions of a key, and tokens o
 
 inline bool suits_matrix(int64_t dim, int64_t value_dim) { return dim % kMatrixStep == 0 && value_dim % 32 == 0; }
 
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
 
 constexpr bool kMatrixUnit = true;
 
@@ -128,10 +128,10 @@ ENGINE_INLINE void add_planes(const uint8_t* low, const uint8_t* high, int64_t p
 }
 
 ENGINE_INLINE void zero_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
 }
 
 // scores i32 [rows][kChunk] of the tokens of `all`, and of those up to the next 32.
@@ -180,8 +180,6 @@ inline void matrix_values(int rows, const uint8_t* weights, const float* scales,
   finish(dim - 32, sums[at ^ 1]);
 }
 
-#elif defined(ENGINE_MATRIX_UNIT)
-#error "A variant for a matrix unit is compiled without it."
 #else
 
 constexpr bool kMatrixUnit = false;

@@ -15,7 +15,7 @@ constexpr bool kIsBytes = Packed::kUnitBytes >= 64 * Packed::kUnit;  // at least
 // How many bytes ahead. On Zen 4 weights that the sums keep up with come soonest where little more than the next lines are
 // asked for, beside what the processor fetches of itself; behind slower sums they have to be on their way for longer, and on
 // Zen 5 all of them. Intel's cores with AMX read weights of a byte 6 to 8 % faster from nearer.
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
 ENGINE_INLINE int64_t dense_distance(int64_t) { return 4096; }
 template <class Packed, int kRows>
 ENGINE_INLINE int64_t packed_distance() {

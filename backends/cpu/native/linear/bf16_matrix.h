@@ -6,7 +6,7 @@
 #include "product.h"
 #include "../tile_registers.h"
 
-#if defined(__AMX_BF16__)
+#if defined(ENGINE_MATRIX_UNIT)
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -46,10 +46,10 @@ ENGINE_INLINE void prefetch_panel(const uint8_t* weights) {
 template <bool kFirst, bool kFew>
 void multiply_tile(const uint8_t* weights, TileRows x, int64_t steps, StreamAhead& ahead, float* acc) {
   if constexpr (kFirst) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
   } else {
     tile_load<0>(acc, 4 * kStrip);
     tile_load<1>(acc + 16, 4 * kStrip);

@@ -17,7 +17,7 @@ namespace engine_cpu {
 namespace ENGINE_ISA {
 
 // Unpacking has units of its own on Zen 4; on Intel's cores it takes the two that multiply.
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
 constexpr bool kUnpackingIsWork = true;
 #else
 constexpr bool kUnpackingIsWork = false;
@@ -82,7 +82,7 @@ ENGINE_INLINE int64_t tiles_of(int64_t rows, int64_t most) { return (rows + most
 template <class Packed>
 void prepare_quantized(const Product& product, int64_t row0, int64_t rows, const Scratch& scratch) {
   point_to_rows(product, row0, rows, scratch);
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
   if (suits_matrix<Packed>(rows, product.depth)) return lay_out_cells<Packed>(rows, product.depth, scratch);
 #endif
   for (int64_t i = 0; i < rows; i += kTogether)
@@ -147,7 +147,7 @@ inline auto finishing(const Product& product, int64_t row0, int64_t strip, const
 template <class Packed>
 void multiply_quantized(const Product& product, int64_t row0, int64_t rows, int64_t strip0, int64_t strip1,
                         const Scratch& scratch) {
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
   if (suits_matrix<Packed>(rows, product.depth)) return multiply_matrix<Packed>(product, row0, rows, strip0, strip1, scratch);
 #endif
   const int64_t bytes = product.depth / Packed::kUnit * Packed::kUnitBytes;
@@ -205,7 +205,7 @@ void multiply_dense(const Product& product, int64_t row0, int64_t rows, int64_t 
   }
 }
 
-#if !defined(__AMX_BF16__)
+#if !defined(ENGINE_MATRIX_UNIT)
 constexpr int64_t kBf16Chunk = 256;  // k whose weights stay in the first-level cache
 
 template <class Finish>

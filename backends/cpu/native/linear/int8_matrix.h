@@ -13,7 +13,7 @@
 #include "../tile_registers.h"
 #include "tiles.h"
 
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
 
 namespace engine_cpu {
 namespace ENGINE_ISA {

@@ -43,7 +43,7 @@ enum class Activation { f32, bf16, q8g32 };
 constexpr int64_t kBlockRows = 256;  // the most rows that are multiplied with a strip at a time,
 // and their values, which stay in the second-level cache: 1 MiB of a Zen 4 core, 2 of one with AMX,
 constexpr int64_t kBlockValues = 384 << 10;
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
 constexpr int64_t kPackedBlockValues = 2 * kBlockValues;
 #else
 constexpr int64_t kPackedBlockValues = kBlockValues;
@@ -73,7 +73,7 @@ class Scratch {
 
   static constexpr size_t kChunkBytes = 32768;
   // Of a machine with a matrix unit (int8_matrix.h): integer sums of two parts, and a block's rows, 16 x 32 k at a time.
-#if defined(__AMX_INT8__)
+#if defined(ENGINE_MATRIX_UNIT)
   static constexpr size_t kSumsBytes = 16384, kMostCellBytes = 16 * (32 + 4 + 8);
 #else
   static constexpr size_t kSumsBytes = 0, kMostCellBytes = 0;
