@@ -1,4 +1,5 @@
-"""Writes the tables of README.md and docs/performance.md from benchmarks/results, between their markers.
+"""Writes the tables of README.md and of docs/performance.md and performance-machines.md from benchmarks/results, between
+their markers.
 
 usage: tables.py [--check]      --check fails when a page is not what the results say
 """
@@ -257,17 +258,19 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/performance.md": {
         "step-profile": profile,
+        "opencl-peers": partial(peers, "opencl-peers"),
+        "stages": stages,
+        "speculation": speculation,
+        "serving-soak": soak,
+    },
+    "docs/performance-machines.md": {
         "cpu-peers-zen4": partial(peers, "cpu-peers-zen4"),
         "cpu-peers-formats-zen4": partial(peers, "cpu-peers-formats-zen4"),
         "cpu-variants-zen4": partial(variants, "cpu-variants-zen4"),
         "cpu-peers-amx": partial(peers, "cpu-peers-amx"),
         "cpu-peers-avx2": partial(peers, "cpu-peers-avx2"),
-        "opencl-peers": partial(peers, "opencl-peers"),
         "serving-peers-zen4": partial(serving, "serving-peers-zen4"),
         "serving-peers-amx": partial(serving, "serving-peers-amx"),
-        "stages": stages,
-        "speculation": speculation,
-        "serving-soak": soak,
     },
 }
 

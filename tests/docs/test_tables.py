@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/performance.md are those of benchmarks/results."""
+"""The tables of README.md and docs/ are those of benchmarks/results."""
 
 import subprocess
 import sys
