@@ -16,6 +16,7 @@ namespace engine_cpu {
 // no static initializers, since the machine may lack the instructions they were compiled to.
 struct Table {
   std::map<std::string, KernelFactory> kernels;
+  std::string base;  // the variant that kernels are taken from which this one has not
 };
 
 // Names of the variants that this machine can run, best first.

@@ -141,9 +141,12 @@ void trim_heap() {
 std::map<std::string, std::string> kernels_of(const std::string& isa) {
   std::map<std::string, std::string> owners;
   for (const auto& [kernel, factory] : isa_table(isa).kernels) {
-    owners[kernel] = isa;
-    for (const std::string& other : isa_list())
-      if (isa_table(other).kernels.at(kernel) == factory) owners[kernel] = other;
+    std::string& owner = owners[kernel] = isa;
+    for (const std::string& other : isa_list()) {
+      const Table& table = isa_table(other);
+      const bool has_it = table.base != isa && table.kernels.at(kernel) == factory;
+      if (has_it && (owner == isa || table.base.empty())) owner = other;
+    }
   }
   return owners;
 }

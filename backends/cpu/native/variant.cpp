@@ -3,6 +3,8 @@
 
 #define ENGINE_JOIN2(a, b) a##b
 #define ENGINE_JOIN(a, b) ENGINE_JOIN2(a, b)
+#define ENGINE_TEXT2(a) #a
+#define ENGINE_TEXT(a) ENGINE_TEXT2(a)
 
 namespace engine_cpu {
 namespace ENGINE_ISA {
@@ -20,6 +22,7 @@ extern "C" void ENGINE_JOIN(engine_cpu_register_, ENGINE_BASE)(engine_cpu::Table
 extern "C" void ENGINE_JOIN(engine_cpu_register_, ENGINE_ISA)(engine_cpu::Table& table) {
 #if defined(ENGINE_BASE)
   ENGINE_JOIN(engine_cpu_register_, ENGINE_BASE)(table);
+  table.base = ENGINE_TEXT(ENGINE_BASE);
 #endif
 #define ENGINE_KERNEL_FILE(stem) engine_cpu::ENGINE_ISA::register_##stem(table);
 #include ENGINE_KERNEL_FILES
