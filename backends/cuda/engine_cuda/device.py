@@ -35,6 +35,7 @@ from .cuts import cuts_of
 from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
 from .layouts import PAGES
+from .memory import memory_of, watch
 from .providers import TritonProvider, make_providers
 from .virtual import virtual_memory
 
@@ -110,11 +111,10 @@ class CudaDevice:
             torch.cuda.synchronize(self.where)
 
     def memory_info(self) -> MemoryInfo:
-        if not self.on_gpu:
-            return available_memory()
-        free, total = torch.cuda.mem_get_info(self.where)
-        kept = torch.cuda.memory_reserved(self.where) - torch.cuda.memory_allocated(self.where)
-        return MemoryInfo(total, free + kept)
+        return memory_of(self.where) if self.on_gpu else available_memory()
+
+    def watch_memory(self) -> Callable[[], int]:
+        return watch(self.where)
 
     def describe(self) -> DeviceInfo:
         details = {"torch": version("torch"), "triton": version("triton"), "graphs": self.graphs.told}

@@ -46,6 +46,13 @@ def populate_of(device: Device) -> Callable[[Any, int, int], None] | None:
     return getattr(device, "populate", None)
 
 
+def watch_memory_of(device: Device) -> Callable[[], Callable[[], int]] | None:
+    """Optional on a device with memory of its own (api 1.1): ``watch_memory()`` begins to watch, and gives a function that tells
+    the most bytes that were taken since, with what an allocator keeps and what the driver took. The core runs the largest steps
+    meanwhile, and the KV cache gets what they leave."""
+    return getattr(device, "watch_memory", None)
+
+
 @dataclass(frozen=True)
 class BlockAccess:
     """How a device's ``StepSession`` reads and writes rows of a state's first axis."""

@@ -31,6 +31,7 @@ from .optional import copy_out_all_of as copy_out_all_of
 from .optional import populate_of as populate_of
 from .optional import providers_of as providers_of
 from .optional import virtual_memory_of as virtual_memory_of
+from .optional import watch_memory_of as watch_memory_of
 from .sessions import RemapSession as RemapSession
 from .sessions import Runs as Runs
 from .sessions import Session as Session

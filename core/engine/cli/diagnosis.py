@@ -87,7 +87,7 @@ def describe_device(device: Device) -> dict[str, Any]:
 
 
 def model_report(model: str, engine: EngineOptions) -> dict[str, Any]:
-    """The device, and the model as it would be run: loaded, but no step of it is run."""
+    """The device, and the model as it would be run: loaded; of steps only the largest run, where memory is measured."""
     loaded = open_loaded(model, engine.settings())
     loaded.close()
     config = loaded.model.config

@@ -126,6 +126,13 @@ class StepSession:
         for inputs in () if self._padding is None else self._padding.empty_steps():
             self._lane.submit(self._run_exactly, inputs, True).result()()
 
+    def run_largest(self) -> None:
+        """Runs the steps that take the most memory, of nothing but padding: for a session that no sequence will use."""
+        if self._lane is None:
+            raise EngineStoppedError("The session is closed.")
+        for inputs in Padding(self._plan).largest_steps():
+            self._lane.submit(self._run_exactly, inputs, True).result()()
+
     def populate(self) -> Population:
         """Asks for the memory of all states while no steps run, where devices would give it step by step."""
         if self._lane is None:

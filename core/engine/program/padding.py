@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -41,6 +42,7 @@ class Padding:
         self._buckets = _up_to(plan.buckets, plan.limits.dims.T)
         self._decodes = _up_to(plan.limits.decode_buckets, plan.limits.dims.S)
         self._widths = _widths(plan.limits.dims.P)
+        self._slot = next((s.shape[0] - 1 for s in plan.states if s.kind == "history"), plan.limits.slots)
         self._block = min(block_sizes(plan), default=plan.limits.max_context)
         segments = (*plan.body, *plan.head)
         made = {value.id for segment in segments for bound in segment.calls for value in bound.call.outputs}
@@ -91,6 +93,20 @@ class Padding:
             for more in self._rare(bucket):
                 yield self._padded(empty, self._sizes(bucket, self._widths[0], Dims(**more)))
 
+    def largest_steps(self) -> Iterator[StepInputs]:
+        """The steps of nothing but padding that take the most memory: the largest decode step of a fixed size, and the largest of
+        all, with as many rows, each with as many logprobs and masked, as there may be."""
+        most = self._limits.dims
+        rare = Dims(K=most.K, M=1)
+        if self._decodes:
+            yield self._padded(StepInputs(Dims(), self._empty), self._sizes(self._decodes[-1], most.P, rare, True))
+        sequences, rows = min(most.S, most.T), min(most.R, most.T)
+        largest = replace(most, S=sequences, R=rows, M=rows)
+        if self._buckets:
+            largest = self._sizes(self._buckets[-1], most.P, rare)
+        hidden = {"embedding_rows": np.zeros(largest.R, np.int32)}
+        yield self._padded(StepInputs(Dims(), self._empty | hidden), largest)
+
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     def _rare(self, bucket: int) -> Iterator[dict[str, int]]:
@@ -139,7 +155,7 @@ class Padding:
         return StepInputs(sizes, arrays)
 
     def _filled(self, name: str, array: Array, sizes: Dims) -> Array:
-        fill = self._limits.slots if name in _NULL_SLOT else _FILLS.get(name, 0)
+        fill = self._slot if name in _NULL_SLOT else _FILLS.get(name, 0)
         whole = np.full(sizes.of(self._shapes[name]), fill, array.dtype)
         whole[tuple(map(slice, array.shape))] = array
         return whole

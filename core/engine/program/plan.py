@@ -33,7 +33,8 @@ class GroupMemory:
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes by purpose, and the KV pool of each cache group. ``sequence_kv``: what a sequence of the longest context
-    takes; ``sequence_kv_unwindowed``: what it would take if every layer kept everything."""
+    takes; ``sequence_kv_unwindowed``: what it would take if every layer kept everything. ``steps``: what the largest steps were
+    seen to take, where a device can tell."""
 
     weights: int
     kv: int
@@ -41,6 +42,7 @@ class MemoryPlan:
     groups: tuple[GroupMemory, ...]
     sequence_kv: int
     sequence_kv_unwindowed: int
+    steps: int = 0
 
     @property
     def num_blocks(self) -> tuple[int, ...]:

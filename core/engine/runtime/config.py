@@ -30,7 +30,8 @@ class EngineConfig:
     """Names are vLLM's where it has them.
 
     ``kv_cache_dtype`` "auto" is what the devices are fastest with at 16 bits a number. ``kv_cache_memory`` is in bytes (None:
-    half of the free memory, or 85 % of that which is a device's own), ``kv_cache_tokens`` what is wanted of it (None: 64 Ki,
+    half of the free memory, or of a device's own 95 % of what weights and the largest steps leave, 85 % of what weights leave
+    where no steps can be measured), ``kv_cache_tokens`` what is wanted of it (None: 64 Ki,
     or one whole context if that is more; of a device's own memory all that the sequences may take);
     ``max_num_batched_tokens`` None is what the device proposes; ``max_model_len`` None takes the model's own context, or
     what the KV memory holds if that is less, which is reported; ``without`` takes an op's providers out;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from ..program.virtual import address_blocks, page_blocks
 from ..sampling.beam import MAX_CANDIDATES
 from ..scheduler import Scheduler, SchedulerConfig, check_policy
 from .config import USUAL_POOL_TOKENS, EngineConfig
+from .largest import SHARE, Left, run_largest, watches_of
 from .ranks import Ranks
 
 Progress = Callable[[str, int, int], None]
@@ -179,21 +180,38 @@ def _load(
     pages, addresses = (1,) * len(program.groups), None
     if allocator.virtual:  # of ranks the largest, of which the others' are parts
         pages = tuple(-n for n in least(*(-page for page in page_blocks(placement, devices, config.kv_cache_dtype))))
-    length, counts = _sizes(config, model, _pools(config, devices, infos, placement, step, pages), infos, notices)
+    decodes = next(iter(infos.values())).decode_buckets if len(infos) == 1 else ()
+    buckets = common_buckets([_buckets(info, config.deterministic) for info in infos.values()])
+
+    def planned(length: int, blocks: Sequence[int], addresses: Addresses | None) -> tuple[Plan, MemoryPlan]:
+        batched = min(step, length * config.max_num_seqs)
+        limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
+        plan, memory = make_plan(
+            placement, packing.weights, config.kv_cache_dtype, tuple(blocks), limits, config.keep, buckets, addresses
+        )
+        for place, info in infos.items():
+            check_device(plan, info, place)
+        return plan, memory
+
+    watches, told = watches_of(devices, infos), list[str]()
+    pools = _pools(config, devices, infos, placement, step, pages, watches.keys())
+    length, counts = _sizes(config, model, list(pools.values()), infos, told)
+    packing = _packing(placement, progress)
+    left: Mapping[str, Left] = {}
+    if watches:
+        [length], told = least(length), []
+        fewest, _ = planned(length, pages, Addresses(pages, pages) if allocator.virtual else None)
+        packing.finish()
+        left = together(partial(run_largest, devices, fewest, watches, config.warm_up))
+        pools = {place: _measured(pool, left.get(place), config, len(pools)) for place, pool in pools.items()}
+        length, counts = _sizes(config, model, list(pools.values()), infos, told, length)
+    notices += told
     length, *blocks = least(length, *counts)
     if allocator.virtual:
         spaces = address_blocks(placement, config.kv_cache_dtype, pages, blocks, config.max_num_seqs, length)
         addresses = Addresses(pages, least(*spaces))
-    packing = _packing(placement, progress)
-    batched = min(step, length * config.max_num_seqs)
-    decodes = next(iter(infos.values())).decode_buckets if len(infos) == 1 else ()
-    limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
-    buckets = common_buckets([_buckets(info, config.deterministic) for info in infos.values()])
-    plan, memory = make_plan(
-        placement, packing.weights, config.kv_cache_dtype, tuple(blocks), limits, config.keep, buckets, addresses
-    )
-    for place, info in infos.items():
-        check_device(plan, info, place)
+    plan, memory = planned(length, blocks, addresses)
+    memory = replace(memory, steps=sum(one.steps for one in left.values()))
     if config.preemption == "swap" and (why := swap_refusal(devices, plan)):
         raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
     return Loaded(
@@ -248,17 +266,23 @@ def _fallback_notice(placement: Placement) -> str:
 
 
 def _sizes(
-    config: EngineConfig, model: Model, pools: Sequence[Pools], infos: Mapping[str, DeviceInfo], notices: list[str]
+    config: EngineConfig,
+    model: Model,
+    pools: Sequence[Pools],
+    infos: Mapping[str, DeviceInfo],
+    notices: list[str],
+    longest: int | None = None,
 ) -> tuple[int, tuple[int, ...]]:
-    """The context's length and each pool's blocks: the pools hold one whole context and no more than the budget, and where
-    no memory is a device's own, no more tokens than are usual."""
+    """The context's length, up to ``longest``, and each pool's blocks: the pools hold one whole context and no more than the
+    budget, and where no memory is a device's own, no more tokens than are usual."""
     length = config.max_model_len or model.config.max_context
     if config.max_model_len is not None and config.max_model_len > model.config.max_context:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the model was made for at most {model.config.max_context} tokens."
         )
-    affordable = min(pool.longest(length) for pool in pools)
-    short = any(pool.bytes(pool.needed(length)) > pool.budget for pool in pools)
+    tried = min(length, longest or length)
+    affordable = min(pool.longest(tried) for pool in pools)
+    short = tried < length or any(pool.bytes(pool.needed(length)) > pool.budget for pool in pools)
     if config.max_model_len is None and 0 < affordable < length and short:
         budget = sum(pool.budget for pool in pools)
         notices.append(
@@ -283,15 +307,16 @@ def _pools(
     placement: Placement,
     step: int,
     pages: tuple[int, ...],
-) -> list[Pools]:
+    measured: Set[str],
+) -> dict[str, Pools]:
     """The pools as each device with a cache sees them, in steps of at most so many tokens, and pages of so many blocks: its
     layers' bytes and its share of the memory. Several devices may lie in the same memory, and ranks unless it is a device's
-    own, so each takes its part of what is free there."""
+    own, so each takes its part of what is free there. Where steps are to be ``measured`` it is more than will be had."""
     weights = packed_bytes(placement)
     weights[placement.main] += weights.pop("host", 0)
     sizes = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
     total = sum(map(sum, sizes.values()))
-    pools = []
+    pools = {}
     for place, a_block in sizes.items():
         there = devices[place].memory_info().free
         if infos[place].own_memory and weights[place] > there:
@@ -300,15 +325,30 @@ def _pools(
                 " choose a smaller model, or one of fewer bits a weight."
             )
         free = max(there - weights[place], 0) // len(sizes)
-        budget = int(_OWN_SHARE * free) if infos[place].own_memory else free // (2 * config.tensor_parallel_size)
+        share = 1 if place in measured else _OWN_SHARE
+        budget = int(share * free) if infos[place].own_memory else free // (2 * config.tensor_parallel_size)
         if config.kv_cache_memory is not None:
             budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
-        pools.append(Pools(placement.program.groups, a_block, budget, config.max_num_seqs, step, pages))
+        pools[place] = Pools(placement.program.groups, a_block, budget, config.max_num_seqs, step, pages)
     return pools
 
 
 _OWN_SHARE = 0.85
-"""Of a device's own memory beside the weights; the rest is for what a step makes."""
+"""Of a device's own memory beside the weights; the rest is for what a step makes, where nobody can tell how much that is."""
+
+
+def _measured(pool: Pools, left: Left | None, config: EngineConfig, places: int) -> Pools:
+    """The pool of a device of which the largest steps leave so much. ConfigError where that is less than was asked for."""
+    if left is None:
+        return pool
+    if config.kv_cache_memory is None:
+        return replace(pool, budget=int(SHARE * left.free) // places)
+    if pool.budget > left.free:
+        raise ConfigError(
+            f"kv_cache_memory is {config.kv_cache_memory / 1e9:.3g} GB, and beside the weights and {left.steps / 1e9:.3g} GB for"
+            f" the largest step {left.free / 1e9:.3g} GB are free; ask for less, or lower max_num_batched_tokens or max_num_seqs."
+        )
+    return pool
 
 
 def _packing(placement: Placement, progress: Progress | None) -> Packing:
