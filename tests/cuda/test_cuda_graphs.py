@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
 from engine.backend.registry import open_device
 from engine.backend.v1 import Frame
 from engine.program.execute import StepSession
+from engine.runtime.config import EngineConfig
 from engine.runtime.llm import LLM
+from engine.runtime.load import load
 from engine.sampling import SamplingParams
 from engine.testing import models
 from engine.testing.checkpoints import write_checkpoint
@@ -144,6 +148,17 @@ def test_the_head_s_inputs_that_came_with_the_body_s_need_not_be_as_many(recordi
     assert watched.recorded >= 3 and not watched.different, "the body with 24 and with 96 blocks, and a head"
     monkeypatch.setenv("ENGINE_CUDA_GRAPHS", "0")
     assert _generated(folder, prompts, params, block_size=1, max_num_seqs=2) == got
+
+
+def test_a_closed_session_keeps_no_memory(recording, tmp_path):
+    """Though somebody, a rank that opens the next one, still refers to it: recorded launches have states as arguments."""
+    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
+    loaded = load(EngineConfig(model=folder, backend="cuda", kv_cache_dtype="f32", max_num_seqs=2, max_model_len=64))
+    session = loaded.session()
+    states = [weakref.ref(state) for place in session._states.values() for state in place.values()]
+    assert len(states) == len(loaded.plan.states)
+    session.close()
+    assert not [state for state in states if state() is not None]
 
 
 def test_where_steps_cannot_be_captured_they_are_launched(recording, monkeypatch, tmp_path):

@@ -178,7 +178,10 @@ class StepSession:
         for place, device in self._devices.items():
             for state in self._states[place].values():
                 device.free(state)
-        self._states = {place: {} for place in self._states}
+        # What refers to a session, or to a frame of a step that has failed, keeps no memory.
+        for states in self._states.values():
+            states.clear()
+        self._body, self._head, self._embedding = [], [], []
 
     def _made(self, state: StateSpec, place: str) -> Any:
         """A state's memory, or its addresses, with memory for the null block's page."""

@@ -23,7 +23,7 @@ from .pace import Pace
 from .pooling import Pooler, take_states
 from .prompt import numbered
 from .request import Request
-from .restarts import Restarts
+from .restarts import Restarts, let_go
 from .speculation import Speculation
 from .step_inputs import Row, step_inputs
 from .swap import HostBlocks, SwapTickets
@@ -489,4 +489,5 @@ class EngineCore:
             self._abort(ids[0], "error", sentence)
         else:
             self._suspects = deque(ids)
+        let_go(error)
         self._session = self._loaded.session()

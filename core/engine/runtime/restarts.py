@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 
 from ..errors import EngineStoppedError
@@ -10,6 +11,13 @@ from ..errors import EngineStoppedError
 MOST = 3
 WITHIN_S = 60.0
 _PAUSE_S = 0.5
+
+
+def let_go(error: BaseException | None) -> None:
+    """Of what was at hand where an error and its reasons were raised: values of a device, whose memory is needed again."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class Restarts:
