@@ -178,6 +178,8 @@ def test_swapping_and_allocators_are_options(engine, llama):
     plain = engine(*prompt)
     for options in (("--preemption", "swap", "--swap-space", "0.5"), ("--kv-allocator", "contiguous")):
         assert engine(*prompt, *options).out == plain.out
+    shown = engine("doctor", llama, "--backend", "reference", "--preemption", "swap", "--swap-space", "0.5")
+    assert "swap        536.9 MB of the host's at most" in shown.out
     refused = engine(*prompt, "--kv-allocator", "virtual")
     assert refused.status == 2 and refused.err.count("\n") == 1 and "offers no virtual memory" in refused.err
     assert "no KV allocator 'slab'" in engine(*prompt, "--kv-allocator", "slab").err

@@ -3,15 +3,21 @@ given back): the same tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tiny_models
 from memory_limit import limited_memory
 
 from engine import LLM, SamplingParams
+from engine.backend.v1 import MemoryInfo
 from engine.errors import ConfigError, EngineError, KVCacheError, SchedulerError
 from engine.kv import find_allocator, find_predictor
 from engine.program.execute import swap_refusal
+from engine.runtime import load
+from engine.runtime.config import EngineConfig
+from engine_reference import ReferenceDevice
 
 WINDOW = 24
 LIMITED = {"sliding_window": WINDOW, "use_sliding_window": True}
@@ -137,6 +143,27 @@ def test_a_device_without_block_access_cannot_swap(model, cpu, monkeypatch):
         LLM(model, backend=cpu, preemption="swap")
     with LLM(model, backend="reference") as llm:
         assert swap_refusal(llm.loaded.device, llm.loaded.plan) is None, "its states go through the host with every op"
+
+
+def test_more_swap_space_than_the_host_has_is_refused(llama, monkeypatch):
+    """Beside weights and cache, where these are the host's, too."""
+    free = 1 << 30
+    monkeypatch.setattr(load, "available_memory", lambda: MemoryInfo(free, free))
+    settings = {"model": llama, "backend": "reference", "preemption": "swap", "kv_cache_memory": free // 4}
+    settings |= {"kv_cache_tokens": 1 << 20, "max_num_seqs": 4096, "kv_cache_dtype": "f32"}
+    loaded = load.load(EngineConfig(**settings, swap_space=0.7))
+    assert loaded.memory.swap == int(0.7 * free) and loaded.memory.kv > 0.2 * free
+    assert loaded.scheduler().stats().host.total == loaded.memory.swap
+    with pytest.raises(
+        ConfigError, match=r"swap_space is 0.8 GiB, and 0.7\d* GiB of the host's memory are free for it; set"
+    ):
+        load.load(EngineConfig(**settings, swap_space=0.8))
+    describe = ReferenceDevice.describe
+    monkeypatch.setattr(ReferenceDevice, "describe", lambda self: replace(describe(self), own_memory=True))
+    assert load.load(EngineConfig(**settings, swap_space=1.0)).memory.swap == free
+    with pytest.raises(ConfigError, match=r"swap_space is 1.1 GiB, and 1 GiB .*--preemption recompute"):
+        load.load(EngineConfig(**settings, swap_space=1.1))
+    assert load.load(EngineConfig(**(settings | {"preemption": "recompute"}), swap_space=1.1)).memory.swap == 0
 
 
 def test_settings_are_checked(llama, tmp_path):

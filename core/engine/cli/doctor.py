@@ -117,6 +117,8 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     lines += [f"  {name:<12}{_size(memory[name])}" for name in ("weights", "kv", "history")]
     if memory["steps"]:
         lines.append(f"  {'steps':<12}{_size(memory['steps'])}, which the largest were seen to take")
+    if memory["swap"]:
+        lines.append(f"  {'swap':<12}{_size(memory['swap'])} of the host's at most, as sequences are swapped out")
     for group in memory["groups"]:
         pages = f"; memory comes {group['page']} at a time" if group["page"] > 1 else ""
         lines.append(

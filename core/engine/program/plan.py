@@ -34,7 +34,7 @@ class GroupMemory:
 class MemoryPlan:
     """Bytes by purpose, and the KV pool of each cache group. ``sequence_kv``: what a sequence of the longest context
     takes; ``sequence_kv_unwindowed``: what it would take if every layer kept everything. ``steps``: what the largest steps were
-    seen to take, where a device can tell."""
+    seen to take, where a device can tell. ``swap``: the host's, for sequences that are swapped out, if any are."""
 
     weights: int
     kv: int
@@ -43,6 +43,7 @@ class MemoryPlan:
     sequence_kv: int
     sequence_kv_unwindowed: int
     steps: int = 0
+    swap: int = 0
 
     @property
     def num_blocks(self) -> tuple[int, ...]:

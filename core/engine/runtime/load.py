@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..backend.host import available_memory
 from ..backend.joining import join_group, join_on
 from ..backend.registry import open_device
 from ..backend.v1 import Device, DeviceInfo, Group, Plan, Session
@@ -84,7 +85,7 @@ class Loaded:
             raise ConfigError(
                 f"The KV allocator {config.kv_allocator!r} cannot rewind, as guessed tokens need it; leave speculate out."
             )
-        host = HostPool(int(config.swap_space * 2**30), self.memory.block_bytes) if swaps else None
+        host = HostPool(self.memory.swap, self.memory.block_bytes) if swaps else None
         return Scheduler(settings, allocator, host)
 
     def session(self) -> Session:
@@ -196,6 +197,7 @@ def _load(
     watches, told = watches_of(devices, infos), list[str]()
     pools = _pools(config, devices, infos, placement, step, pages, watches.keys())
     length, counts = _sizes(config, model, list(pools.values()), infos, told)
+    host = available_memory().free
     packing = _packing(placement, progress)
     left: Mapping[str, Left] = {}
     if watches:
@@ -212,8 +214,10 @@ def _load(
         addresses = Addresses(pages, least(*spaces))
     plan, memory = planned(length, blocks, addresses)
     memory = replace(memory, steps=sum(one.steps for one in left.values()))
-    if config.preemption == "swap" and (why := swap_refusal(devices, plan)):
-        raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
+    if config.preemption == "swap":
+        if why := swap_refusal(devices, plan):
+            raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
+        memory = replace(memory, swap=_swap_bytes(config, host, infos, placement, memory))
     return Loaded(
         config, checkpoint, model, devices, program, placement, plan, packing, memory, length, tuple(notices),
         addresses, rank,
@@ -349,6 +353,26 @@ def _measured(pool: Pools, left: Left | None, config: EngineConfig, places: int)
             f" the largest step {left.free / 1e9:.3g} GB are free; ask for less, or lower max_num_batched_tokens or max_num_seqs."
         )
     return pool
+
+
+def _swap_bytes(
+    config: EngineConfig, free: int, infos: Mapping[str, DeviceInfo], placement: Placement, memory: MemoryPlan
+) -> int:
+    """The host's memory for swapped sequences. ConfigError where the host, of which so much was free before weights were packed,
+    has less beside those and the caches of devices without memory of their own."""
+    weights = packed_bytes(placement)
+    blocks = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
+    for place in (*infos, "host"):
+        if place == "host" or not infos[place].own_memory:
+            cache = sum(n * size for n, size in zip(memory.num_blocks, blocks.get(place, ()), strict=False))
+            free -= weights[place] + cache
+    wanted = int(config.swap_space * 2**30)
+    if wanted > free:
+        raise ConfigError(
+            f"swap_space is {config.swap_space:g} GiB, and {max(free, 0) / 2**30:.3g} GiB of the host's memory are free for it;"
+            " set a smaller one (--swap-space), or preempt by recomputation (--preemption recompute)."
+        )
+    return wanted
 
 
 def _packing(placement: Placement, progress: Progress | None) -> Packing:
