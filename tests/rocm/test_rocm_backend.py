@@ -154,3 +154,19 @@ def test_a_torch_for_another_device_opens_none(interpreted):
         pytest.skip("there is a torch built for ROCm here")
     with pytest.raises(ValueError, match="built for ROCm"):
         open_device(0, {})
+
+
+def test_torch_s_own_library_goes_before_the_system_s(monkeypatch, tmp_path):
+    """Whatever its version: a stream of one library is none to another. Nor does a folder that one happens to be in count."""
+    pytest.importorskip("triton")
+    from engine_rocm import rtc
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "libnvrtc-builtins.so.13").touch()
+    loaded, bundled = [], tmp_path / "lib" / "libamdhip64.so.7"
+    monkeypatch.setattr(rtc.ctypes, "CDLL", lambda place: loaded.append(place) or place)
+    monkeypatch.setattr(rtc, "_packaged", lambda name: [bundled] if name == bundled.name else [])
+    assert rtc.find_library(rtc.HIP.drivers) == str(bundled)
+    monkeypatch.setattr(rtc, "_packaged", lambda name: [])
+    assert rtc.find_library(rtc.HIP.drivers) == "libamdhip64.so"
+    assert loaded == [str(bundled), "libamdhip64.so"]

@@ -63,15 +63,16 @@ CUDA = Vendor(
 
 
 def find_library(names: Sequence[str]) -> ctypes.CDLL | None:
-    """The first of these that the system has, or one of the packages that bring them."""
-    for name in names:
-        for place in (name, *map(str, _packaged(name))):
-            try:
-                for beside in Path(place).parent.glob("libnvrtc-builtins.so.*"):  # which NVRTC looks for by name alone
+    """The first of these that a package brings, or that the system has. Torch's own go first: streams are those of the library
+    that it has loaded, and another one of the system's knows nothing of them."""
+    for place in (*(path for name in names for path in _packaged(name)), *names):
+        try:
+            if isinstance(place, Path):
+                for beside in place.parent.glob("libnvrtc-builtins.so.*"):  # which NVRTC looks for by name alone
                     ctypes.CDLL(str(beside))
-                return ctypes.CDLL(place)
-            except OSError:
-                continue
+            return ctypes.CDLL(str(place))
+        except OSError:
+            continue
     return None
 
 
