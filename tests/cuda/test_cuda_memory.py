@@ -80,6 +80,34 @@ def test_what_torch_and_the_driver_take_is_told(played):
     assert taken() == 150 and played.reserved == 200, "the most there was"
 
 
+@pytest.mark.parametrize(("count", "at_a_time"), [(7, 3), (6, 2), (0, 1), (5, 100)])
+def test_blocks_that_are_swapped_take_little_memory(count, at_a_time, device, monkeypatch):
+    """Of a long sequence they are many, and the cache has filled the GPU."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from engine_cuda import arrays
+
+    made = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, given=(), named=None):
+            result = function(*given, **(named or {}))
+            if function.overloadpacket is torch.ops.aten.index:
+                made.append(len(result))
+            return result
+
+    rng = np.random.default_rng()
+    plain = rng.standard_normal((9, 4, 2, 8), np.float32)
+    monkeypatch.setattr(arrays, "AT_A_TIME", at_a_time * plain[0].nbytes + 1)
+    state, blocks = device.copy_in(plain), rng.permutation(9)[:count].astype(np.int32)
+    with Watched():
+        rows = device.export_blocks(state, blocks)
+        assert max(made, default=0) <= at_a_time and sum(made) == count
+        other = device.import_blocks(device.alloc(plain.shape, "f32"), blocks, rows)
+    assert np.array_equal(rows, plain[blocks]) and np.array_equal(device.copy_out(other)[blocks], rows)
+
+
 @pytest.fixture
 def as_a_card(device, monkeypatch):
     """The device has memory of its own; gives the bytes of values that each step makes, while it is watched and after."""

@@ -25,6 +25,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 _STORED = {HOST_DTYPES[tag]: dtype for tag, dtype in DTYPES.items()}
 ALIGNMENT = 64
 """Of arrays that are brought together: kernels are told that pointers are multiples of 16."""
+AT_A_TIME = 16 << 20
+"""Bytes of a state's blocks that go back or forth at a time: they take as much of a GPU that the cache has filled."""
 
 
 @contextmanager
@@ -88,14 +90,24 @@ def all_to_host(values: Sequence[torch.Tensor], device: torch.device) -> Callabl
     return wait
 
 
-def to_pages(value: torch.Tensor) -> Array:
-    """The same in pages that the GPU writes, and later reads, by itself: for what is large and goes back and forth."""
-    return _array(_pages(value).copy_(value))
+def to_pages(state: torch.Tensor, blocks: torch.Tensor) -> Array:
+    """Entries of a state in pages that the GPU writes, and later reads, by itself: they go back and forth."""
+    pages = torch.empty((len(blocks), *state.shape[1:]), dtype=state.dtype, pin_memory=state.is_cuda)
+    for page, chosen in zip(*_pieces(state, pages, blocks), strict=True):
+        page.copy_(state[chosen])
+    return _array(pages)
 
 
-def from_pages(array: Array, device: torch.device) -> torch.Tensor:
-    """What ``to_pages`` gave, read where it lies; on the CPU it is the same memory."""
-    return on_host(array).to(device)
+def from_pages(state: torch.Tensor, blocks: torch.Tensor, rows: Array) -> None:
+    """Writes what ``to_pages`` gave."""
+    for page, chosen in zip(*_pieces(state, on_host(rows), blocks), strict=True):
+        state[chosen] = page.to(state.device)
+
+
+def _pieces(state: torch.Tensor, *values: torch.Tensor) -> list[Sequence[torch.Tensor]]:
+    """Values of an entry of a state each, cut alike."""
+    count = max(AT_A_TIME // max(state[0].nbytes, 1), 1)
+    return [[value[first : first + count] for first in range(0, len(value), count)] for value in values]
 
 
 def _pages(value: torch.Tensor) -> torch.Tensor:

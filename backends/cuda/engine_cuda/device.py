@@ -157,10 +157,12 @@ class CudaDevice:
         return TorchCollectives(group, self.where)
 
     def export_blocks(self, state: torch.Tensor, blocks: Array) -> Array:
-        return to_pages(state[from_host(blocks, self.where).long()])
+        with on(self.where):
+            return to_pages(state, from_host(blocks, self.where).long())
 
     def import_blocks(self, state: torch.Tensor, blocks: Array, rows: Array) -> torch.Tensor:
-        state[from_host(blocks, self.where).long()] = from_pages(rows, self.where)
+        with on(self.where):
+            from_pages(state, from_host(blocks, self.where).long(), rows)
         return state
 
     def compile(self, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn | None:
