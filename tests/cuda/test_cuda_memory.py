@@ -172,3 +172,16 @@ def test_matrices_are_joined_before_the_cache_gets_the_rest(as_a_card, monkeypat
     joined.clear()
     loaded.session().close()
     assert not joined
+
+
+def test_a_cache_of_mapped_memory_is_measured_too(as_a_card, monkeypatch, tmp_path):
+    from engine.backend.v1 import MemoryInfo
+    from engine_cuda.device import CudaDevice
+
+    monkeypatch.setattr(CudaDevice, "memory_info", lambda _: MemoryInfo(1 << 26, 1 << 26))
+    folder = write_checkpoint("llama", tmp_path / "llama", np.random.default_rng())
+    settings = {"max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 16, "kv_allocator": "virtual"}
+    with LLM(folder, backend="cuda", kv_cache_dtype="f32", **settings) as llm:
+        assert llm.loaded.memory.steps == 1 << 20 and llm.loaded.plan.pages
+        [out] = llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
+        assert len(out.outputs[0].token_ids) == 3
