@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,25 +20,19 @@ from ..program.build import Program
 from ..program.execute import StepSession, swap_refusal
 from ..program.group import Rank
 from ..program.pack import Packing, packed_bytes
-from ..program.padding import common_buckets
 from ..program.place import Placement, Placer
 from ..program.plan import (
     Addresses,
     MemoryPlan,
-    Pools,
-    check_device,
-    kv_bytes_a_block,
-    make_limits,
-    make_plan,
     state_bytes,
 )
 from ..program.shard import shard
 from ..program.virtual import address_blocks, page_blocks
-from ..sampling.beam import MAX_CANDIDATES
 from ..scheduler import Scheduler, SchedulerConfig, check_policy
-from .config import USUAL_POOL_TOKENS, EngineConfig
-from .largest import SHARE, Left, run_largest, watches_of
+from .config import EngineConfig
+from .largest import Left, run_largest
 from .ranks import Ranks
+from .sizing import Sizing
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much is done, of how much)"""
@@ -165,63 +159,60 @@ def _load(
     """``together`` runs what waits for other ranks."""
     allocator = find_allocator(config.kv_allocator)
     infos = {place: device.describe() for place, device in devices.items()}
+    config, placement, rank = _place(config, model, allocator, devices, infos, group, together)
+    notices = [_fallback_notice(placement)] if placement.fallbacks() else []
+
+    def least(*numbers: int) -> tuple[int, ...]:
+        return numbers if rank is None else together(partial(rank.least, numbers))
+
+    pages = (1,) * len(placement.program.groups)
+    if allocator.virtual:  # of ranks the largest, of which the others' are parts
+        pages = tuple(-n for n in least(*(-page for page in page_blocks(placement, devices, config.kv_cache_dtype))))
+    sizing, host = Sizing(config, model, devices, infos, placement, pages), available_memory().free
+    pools, told = sizing.pools(), list[str]()
+    length, blocks = sizing.choose(pools, told)
+    packing = _packing(placement, progress)
+    left: Mapping[str, Left] = {}
+    if watches := sizing.watches():
+        [length], told = least(length), []
+        fewest, _ = sizing.plan(packing.weights, length, pages, Addresses(pages, pages) if allocator.virtual else None)
+        packing.finish()
+        left = together(partial(run_largest, devices, fewest, watches, config.warm_up))
+        length, blocks = sizing.choose(sizing.measured(pools, left), told, length)
+    length, *counts = least(length, *blocks)
+    addresses = None
+    if allocator.virtual:
+        spaces = address_blocks(placement, config.kv_cache_dtype, pages, counts, config.max_num_seqs, length)
+        addresses = Addresses(pages, least(*spaces))
+    plan, memory = sizing.plan(packing.weights, length, counts, addresses)
+    memory = replace(memory, steps=sum(one.steps for one in left.values()))
+    if config.preemption == "swap":
+        if why := swap_refusal(devices, plan):
+            raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
+        memory = replace(memory, swap=sizing.swap_bytes(host, memory))
+    return Loaded(
+        config, checkpoint, model, devices, placement.program, placement, plan, packing, memory, length, (*notices, *told),
+        addresses, rank,
+    )  # fmt: skip
+
+
+def _place(
+    config: EngineConfig,
+    model: Model,
+    allocator: AllocatorManifest,
+    devices: Mapping[str, Device],
+    infos: Mapping[str, DeviceInfo],
+    group: Group | None,
+    together: Callable[[Callable[[], Any]], Any],
+) -> tuple[EngineConfig, Placement, Rank | None]:
+    """A rank's part of the program on its devices, with its cache's dtype in the config, and the rank, if there are several."""
     config, program = _program(config, model, allocator, infos)
     rank = None
     if group is not None:
         program = shard(program, group.rank, group.size)
         rank = together(partial(_join, devices["device"], group, config.collectives))
     placer = Placer(devices, config.without, config.round_trip, config.rules, rank)
-    placement = placer.place(program, config.strict, config.fused, config.deterministic)
-    notices = [_fallback_notice(placement)] if placement.fallbacks() else []
-    step = config.max_num_batched_tokens or min(info.step_tokens for info in infos.values())
-
-    def least(*numbers: int) -> tuple[int, ...]:
-        return numbers if rank is None else together(partial(rank.least, numbers))
-
-    pages, addresses = (1,) * len(program.groups), None
-    if allocator.virtual:  # of ranks the largest, of which the others' are parts
-        pages = tuple(-n for n in least(*(-page for page in page_blocks(placement, devices, config.kv_cache_dtype))))
-    decodes = next(iter(infos.values())).decode_buckets if len(infos) == 1 else ()
-    buckets = common_buckets([_buckets(info, config.deterministic) for info in infos.values()])
-
-    def planned(length: int, blocks: Sequence[int], addresses: Addresses | None) -> tuple[Plan, MemoryPlan]:
-        batched = min(step, length * config.max_num_seqs)
-        limits = make_limits(batched, config.max_num_seqs, length, config.block_size, MAX_CANDIDATES, decodes)
-        plan, memory = make_plan(
-            placement, packing.weights, config.kv_cache_dtype, tuple(blocks), limits, config.keep, buckets, addresses
-        )
-        for place, info in infos.items():
-            check_device(plan, info, place)
-        return plan, memory
-
-    watches, told = watches_of(devices, infos), list[str]()
-    pools = _pools(config, devices, infos, placement, step, pages, watches.keys())
-    length, counts = _sizes(config, model, list(pools.values()), infos, told)
-    host = available_memory().free
-    packing = _packing(placement, progress)
-    left: Mapping[str, Left] = {}
-    if watches:
-        [length], told = least(length), []
-        fewest, _ = planned(length, pages, Addresses(pages, pages) if allocator.virtual else None)
-        packing.finish()
-        left = together(partial(run_largest, devices, fewest, watches, config.warm_up))
-        pools = {place: _measured(pool, left.get(place), config, len(pools)) for place, pool in pools.items()}
-        length, counts = _sizes(config, model, list(pools.values()), infos, told, length)
-    notices += told
-    length, *blocks = least(length, *counts)
-    if allocator.virtual:
-        spaces = address_blocks(placement, config.kv_cache_dtype, pages, blocks, config.max_num_seqs, length)
-        addresses = Addresses(pages, least(*spaces))
-    plan, memory = planned(length, blocks, addresses)
-    memory = replace(memory, steps=sum(one.steps for one in left.values()))
-    if config.preemption == "swap":
-        if why := swap_refusal(devices, plan):
-            raise ConfigError(f"{why} Preempt by recomputation (--preemption recompute).")
-        memory = replace(memory, swap=_swap_bytes(config, host, infos, placement, memory))
-    return Loaded(
-        config, checkpoint, model, devices, program, placement, plan, packing, memory, length, tuple(notices),
-        addresses, rank,
-    )  # fmt: skip
+    return config, placer.place(program, config.strict, config.fused, config.deterministic), rank
 
 
 def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
@@ -251,11 +242,6 @@ def _program(
     return replace(config, kv_cache_dtype=dtype), program
 
 
-def _buckets(info: DeviceInfo, deterministic: bool) -> tuple[int, ...]:
-    """The sizes of steps that the device takes, or of those the ones in which no row depends on another."""
-    return info.invariant_buckets if deterministic and info.invariant_buckets is not None else info.buckets
-
-
 def _join(device: Device, group: Group, collectives: str) -> Rank:
     """Waits for the other ranks. BackendError where they do not come, or nothing joins them."""
     own = join_on(device, group) if collectives == "auto" else None
@@ -267,112 +253,6 @@ def _fallback_notice(placement: Placement) -> str:
     reasons = {placed.call.op: (placed.why or "").rstrip(".") for placed in falls}
     shown = "; ".join(f"{op}: {reasons[op]}" for op in sorted(reasons))
     return f"{len(falls)} of {len(placement.calls)} ops run on the reference, slowly ({shown}); see engine doctor."
-
-
-def _sizes(
-    config: EngineConfig,
-    model: Model,
-    pools: Sequence[Pools],
-    infos: Mapping[str, DeviceInfo],
-    notices: list[str],
-    longest: int | None = None,
-) -> tuple[int, tuple[int, ...]]:
-    """The context's length, up to ``longest``, and each pool's blocks: the pools hold one whole context and no more than the
-    budget, and where no memory is a device's own, no more tokens than are usual."""
-    length = config.max_model_len or model.config.max_context
-    if config.max_model_len is not None and config.max_model_len > model.config.max_context:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but the model was made for at most {model.config.max_context} tokens."
-        )
-    tried = min(length, longest or length)
-    affordable = min(pool.longest(tried) for pool in pools)
-    short = tried < length or any(pool.bytes(pool.needed(length)) > pool.budget for pool in pools)
-    if config.max_model_len is None and 0 < affordable < length and short:
-        budget = sum(pool.budget for pool in pools)
-        notices.append(
-            f"The context is limited to {affordable} of {length} tokens by the KV memory of {budget / 1e9:.1f} GB."
-        )
-        length = affordable
-    most = max(pool.whole(length) for pool in pools) * config.max_num_seqs
-    if 0 < (config.kv_cache_tokens or 0) < min(length, most):
-        notices.append(
-            f"The KV cache holds {min(length, most)} tokens and not {config.kv_cache_tokens}: it has room for one whole context,"
-            " and a smaller one (max_model_len, --max-context) needs less."
-        )
-    usual = most if all(info.own_memory for info in infos.values()) else USUAL_POOL_TOKENS
-    wanted = min(most, max(length, config.kv_cache_tokens or usual))
-    return length, tuple(min(counts) for counts in zip(*(pool.choose(wanted, length) for pool in pools), strict=True))
-
-
-def _pools(
-    config: EngineConfig,
-    devices: Mapping[str, Device],
-    infos: Mapping[str, DeviceInfo],
-    placement: Placement,
-    step: int,
-    pages: tuple[int, ...],
-    measured: Set[str],
-) -> dict[str, Pools]:
-    """The pools as each device with a cache sees them, in steps of at most so many tokens, and pages of so many blocks: its
-    layers' bytes and its share of the memory. Several devices may lie in the same memory, and ranks unless it is a device's
-    own, so each takes its part of what is free there. Where steps are to be ``measured`` it is more than will be had."""
-    weights = packed_bytes(placement)
-    weights[placement.main] += weights.pop("host", 0)
-    sizes = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
-    total = sum(map(sum, sizes.values()))
-    pools = {}
-    for place, a_block in sizes.items():
-        there = devices[place].memory_info().free
-        if infos[place].own_memory and weights[place] > there:
-            raise ConfigError(
-                f"The weights take {weights[place] / 1e9:.3g} GB on {infos[place].name}, and {there / 1e9:.3g} GB are free there;"
-                " choose a smaller model, or one of fewer bits a weight."
-            )
-        free = max(there - weights[place], 0) // len(sizes)
-        share = 1 if place in measured else _OWN_SHARE
-        budget = int(share * free) if infos[place].own_memory else free // (2 * config.tensor_parallel_size)
-        if config.kv_cache_memory is not None:
-            budget = config.kv_cache_memory * sum(a_block) // max(total, 1)
-        pools[place] = Pools(placement.program.groups, a_block, budget, config.max_num_seqs, step, pages)
-    return pools
-
-
-_OWN_SHARE = 0.85
-"""Of a device's own memory beside the weights; the rest is for what a step makes, where nobody can tell how much that is."""
-
-
-def _measured(pool: Pools, left: Left | None, config: EngineConfig, places: int) -> Pools:
-    """The pool of a device of which the largest steps leave so much. ConfigError where that is less than was asked for."""
-    if left is None:
-        return pool
-    if config.kv_cache_memory is None:
-        return replace(pool, budget=int(SHARE * left.free) // places)
-    if pool.budget > left.free:
-        raise ConfigError(
-            f"kv_cache_memory is {config.kv_cache_memory / 1e9:.3g} GB, and beside the weights and {left.steps / 1e9:.3g} GB for"
-            f" the largest step {left.free / 1e9:.3g} GB are free; ask for less, or lower max_num_batched_tokens or max_num_seqs."
-        )
-    return pool
-
-
-def _swap_bytes(
-    config: EngineConfig, free: int, infos: Mapping[str, DeviceInfo], placement: Placement, memory: MemoryPlan
-) -> int:
-    """The host's memory for swapped sequences. ConfigError where the host, of which so much was free before weights were packed,
-    has less beside those and the caches of devices without memory of their own."""
-    weights = packed_bytes(placement)
-    blocks = kv_bytes_a_block(placement.program, placement, config.kv_cache_dtype)
-    for place in (*infos, "host"):
-        if place == "host" or not infos[place].own_memory:
-            cache = sum(n * size for n, size in zip(memory.num_blocks, blocks.get(place, ()), strict=False))
-            free -= weights[place] + cache
-    wanted = int(config.swap_space * 2**30)
-    if wanted > free:
-        raise ConfigError(
-            f"swap_space is {config.swap_space:g} GiB, and {max(free, 0) / 2**30:.3g} GiB of the host's memory are free for it;"
-            " set a smaller one (--swap-space), or preempt by recomputation (--preemption recompute)."
-        )
-    return wanted
 
 
 def _packing(placement: Placement, progress: Progress | None) -> Packing:
