@@ -1,4 +1,4 @@
-// exp, log, tanh and erfc on 16 lanes: a few units in the last place.
+// exp, 2^x, log, tanh and erfc on 16 lanes: a few units in the last place.
 #pragma once
 
 #include "simd.h"
@@ -38,6 +38,29 @@ ENGINE_INLINE f32x16 exp(f32x16 x) {
   // Infinite x leaves r = NaN; put the limits back.
   const f32x16 y = _mm512_scalef_ps(p, n);
   return select(x < -104.0f, f32x16{}, select(x > 89.0f, splat(__builtin_inff()), y));
+#else
+  return scale_by_power(p, whole);
+#endif
+}
+
+// 2^x for x below 127: exactly 1 at 0, 0 below -150, NaN of NaN, and of -inf if kFinite says that there is none. 2^r for |r| <= 1/2 is 1 + r q(r), q of the least relative error
+// (9e-8), its products in pairs: a chain of them would leave the processor room for fewer vectors at a time.
+template <bool kFinite = false>
+ENGINE_INLINE f32x16 exp2(f32x16 x) {
+#if defined(__AVX512F__)
+  if constexpr (!kFinite) x = _mm512_max_ps(splat(-160.0f), x);  // NaN stays
+  const f32x16 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  x = max(splat(-160.0f), x);
+  const i32x16 whole = round_i32(x);
+  const f32x16 n = to_f32(whole);
+#endif
+  const f32x16 r = x - n, square = r * r;
+  const f32x16 low = fma(r, splat(2.40222424e-1f), splat(6.93147004e-1f));
+  const f32x16 high = fma(square, splat(1.32647273e-3f), fma(r, splat(9.67151299e-3f), splat(5.55073358e-2f)));
+  const f32x16 p = fma(fma(high, square, low), r, splat(1.0f));
+#if defined(__AVX512F__)
+  return _mm512_scalef_ps(p, n);
 #else
   return scale_by_power(p, whole);
 #endif

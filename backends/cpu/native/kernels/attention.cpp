@@ -47,12 +47,13 @@ class Attention final : public Kernel {
         group_(heads_ / layout_.heads),
         v_dim_(layout_.latent ? args.integer("v_head_dim") : layout_.dim),
         width_((v_dim_ + 15) / 16 * 16),
-        scale_(static_cast<float>(args.number("scale"))),
+        softcap_(static_cast<float>(args.number_or("softcap", 0))),
+        scale_(static_cast<float>(args.number("scale")) * (softcap_ > 0 ? 1 : kPowers)),
         window_(static_cast<int32_t>(args.number_or("window", 0))),
         sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1),
         matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)),
-        chunks_{cache_, layout_, v_dim_, width_, static_cast<float>(args.number_or("softcap", 0)), WholeBounds(layout_), matrix_},
+        chunks_{cache_, layout_, v_dim_, width_, softcap_, WholeBounds(layout_), matrix_},
         few_rows_(few_rows()),
         threads_(args.integer("threads")) {
     if (group_ * layout_.heads != heads_) throw std::invalid_argument("heads must be a multiple of kv_heads.");
@@ -132,7 +133,7 @@ class Attention final : public Kernel {
   AttentionCache cache_;
   const KvLayout& layout_;
   int64_t heads_, group_, v_dim_, width_;
-  float scale_;
+  float softcap_, scale_;  // scores without a cap are powers of two from the first
   int32_t window_;
   std::shared_ptr<PackedWeight> sinks_;
   int64_t max_chunks_;
@@ -179,10 +180,10 @@ void Attention::write_result(const Frame& frame, const TileTask& task, int32_t r
   f32x16 scale = splat(1.0f);
   float total = *sums.l;
   if (sinks_ != nullptr) {
-    const float sink = sinks_->f32()[task.head * group_ + (task.first_row + row) % group_];
+    const float sink = sinks_->f32()[task.head * group_ + (task.first_row + row) % group_] * kPowers;
     const float m = sink > *sums.m ? sink : *sums.m;
-    scale = exp(splat(*sums.m - m));
-    total = total * scale[0] + exp(splat(sink - m))[0];
+    scale = exp2(splat(*sums.m - m));
+    total = total * scale[0] + exp2(splat(sink - m))[0];
   }
   scale /= total;
   for (int64_t d = 0; d < v_dim_; d += 16)
@@ -414,7 +415,7 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
                   layout_.dim, all, reinterpret_cast<int32_t*>(work.weights));
   else
     chunks_.all_scores<R, kPanel>(of, all, work, queries, type);
-  chunks_.softmax_rows<T>(of, queries, tile.rows, 0, spans.of, all, work, partials);
+  chunks_.softmax_rows<kPanel, T>(of, queries, tile.rows, 0, spans.of, all, work, partials);
   if constexpr (!kPanel) {
     const bool more = chunk + 1 < tile.first_chunk + tile.chunks;
     chunks_.find_pages(of, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
@@ -435,7 +436,7 @@ void Attention::run_heads(const Frame& frame, const AttentionPlan& plan, const T
   heads_scores<R, T>(heads, work, [&](int64_t head) { return queries(work, head).rows; });
   for (int32_t head = 0; head < block.heads; ++head) {
     ask_for_values<T>(heads, head);
-    chunks_.softmax_rows<T>({blocks, head}, queries(work, head), block.rows, head * R, spans.of, spans.all, work,
+    chunks_.softmax_rows<false, T>({blocks, head}, queries(work, head), block.rows, head * R, spans.of, spans.all, work,
                             partials);
   }
   heads_values<R, T>(heads, work, v_dim_, partials, width_ + 16);

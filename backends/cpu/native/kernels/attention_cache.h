@@ -83,5 +83,18 @@ class AttentionCache {
   int32_t block_shift_ = 0;
 };
 
+// What every row of a tile multiplies with: the scales of a chunk's keys and values, one a token of `all` and of the 16
+// that its first and last lie in.
+struct TokenScales {
+  float keys[kChunk], values[kChunk];
+
+  void take(const AttentionCache& cache, const HeadBlocks& of, Span all) {
+    for (int32_t t = all.begin / 16 * 16; t < all.end; t += 16) {
+      store(keys + t, cache.token_scales(2, of, t, all.end));
+      store(values + t, cache.token_scales(3, of, t, all.end));
+    }
+  }
+};
+
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

@@ -32,7 +32,7 @@ struct ChunkWork {
   void widen(const HeadBlocks& of, Span all, const Workspace& work, T*) const;
   template <int R, bool kPanel, class T>
   void all_scores(const HeadBlocks& of, Span all, const Workspace& work, const Queries& queries, T*) const;
-  template <class T>
+  template <bool kPanel, class T>
   void softmax_rows(const HeadBlocks& of, const Queries& queries, int32_t rows, int64_t first, const Span* spans,
                     Span all, const Workspace& work, float* partials) const;
   template <class T>
@@ -63,6 +63,7 @@ void ChunkWork::widen(const HeadBlocks& of, Span all, const Workspace& work, T*)
       for (int64_t d = 0; d < layout.dim; ++d) store(work.key_panel + at + 16 * d, load(keys + 16 * d));
   }
   widen_values<T>(of, all, work);
+  if constexpr (kWholeNumbers<T>) work.token_scales->take(cache, of, all);
 }
 
 template <class T>
@@ -113,23 +114,32 @@ void ChunkWork::all_scores(const HeadBlocks& of, Span all, const Workspace& work
 }
 
 // The softmax of a head's rows, of which the first is row `first` of the workspace and of the partials.
-template <class T>
+template <bool kPanel, class T>
 void ChunkWork::softmax_rows(const HeadBlocks& of, const Queries& queries, int32_t rows, int64_t first,
                              const Span* spans, Span all, const Workspace& work, float* partials) const {
   float* const weights = work.weights + first * kChunk;
   if constexpr (kWholeNumbers<T>) {
-    const TokenScales scales(cache, of, all);
-    const auto row = [&](int32_t r) __attribute__((always_inline)) { return WholeRow{scales, spans[r], weights + r * kChunk}; };
-    float found[kMostTileRows];  // a row's greatest score, then what its weights are multiplied by
-    for (int32_t r = 0; r < rows; ++r) found[r] = row(r).find_most(softcap, queries.scales[r]);
+    if constexpr (!kPanel) work.token_scales->take(cache, of, all);
+    const auto row = [&](int32_t r) __attribute__((always_inline)) { return WholeRow{*work.token_scales, spans[r], weights + r * kChunk}; };
+    RowLanes most, sum, top, together;
+    for (int32_t r = 0; r < rows; ++r)
+      most.of[r] = softcap > 0 ? row(r).template scale_scores<true>(softcap, queries.scales[r])
+                               : row(r).template scale_scores<false>(0, queries.scales[r]);
+    alignas(64) float greatest[kMostTileRows], sums[kMostTileRows], scale[kMostTileRows], inverse[kMostTileRows];
+    store(greatest, most.maxima(rows));
+    for (int32_t r = 0; r < rows; ++r) row(r).exponentiate(greatest[r], sum.of[r], top.of[r], together.of[r]);
+    store(sums, sum.sums(rows));
+    const f32x16 all_weights = together.sums(rows);
+    const WholeScales whole(top.maxima(rows), all_weights, bounds.weights);
+    store(scale, whole.scale + all_weights * 0.0f);  // NaN where one is not finite
+    store(inverse, whole.inverse);
     for (int32_t r = 0; r < rows; ++r) {
-      float together;
-      const WholeScale whole =
-          row(r).exponentiate(found[r], bounds.weights, partial_at(partials, first + r, width), together);
-      work.scales[first + r] = whole.scale + together * 0.0f;  // NaN where one is not finite
-      found[r] = whole.inverse;
+      const Partial of_row = partial_at(partials, first + r, width);
+      *of_row.m = greatest[r];
+      *of_row.l = sums[r];
+      work.scales[first + r] = scale[r];
+      row(r).round(inverse[r], all, RoundedRow<T>(work.rounded, first + r));
     }
-    for (int32_t r = 0; r < rows; ++r) row(r).round(found[r], all, RoundedRow<T>(work.rounded, first + r));
   } else {
     for (int32_t r = 0; r < rows; ++r)
       if (spans[r].begin < spans[r].end)

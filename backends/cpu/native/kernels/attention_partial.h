@@ -9,7 +9,10 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// Softmax sums of one row over some tokens: o [width] is relative to the maximum m.
+// Softmax sums of one row over some tokens: o [width] is relative to the maximum m, a power of two as all scores are here: e^s is
+// 2^(s kPowers).
+constexpr float kPowers = 1.44269504f;
+
 struct Partial {
   float* m;
   float* l;
@@ -25,7 +28,7 @@ inline Partial partial_at(float* base, int64_t row, int64_t width) {
 // target = target merged with source, the later chunk.
 ENGINE_INLINE void merge(Partial target, Partial source, int64_t width) {
   const float m = *target.m > *source.m ? *target.m : *source.m;
-  const f32x16 a = exp(splat(*target.m - m)), b = exp(splat(*source.m - m));
+  const f32x16 a = exp2(splat(*target.m - m)), b = exp2(splat(*source.m - m));
   *target.m = m;
   *target.l = *target.l * a[0] + *source.l * b[0];
   for (int64_t d = 0; d < width; d += 16) store(target.o + d, fma(load(source.o + d), b, load(target.o + d) * a));

@@ -1,6 +1,7 @@
 // The softmax of one row over one chunk: scores become weights of the values, with the row's maximum and sum beside.
 #pragma once
 
+#include "../simd_fold.h"
 #include "../simd_math.h"
 #include "attention_cache.h"
 #include "attention_whole.h"
@@ -20,21 +21,23 @@ ENGINE_INLINE f32x16 within(Span span, int32_t t, f32x16 x, float other) {
   return t >= span.begin && t + 16 <= span.end ? x : select(inside(span, t), x, splat(other));
 }
 
-ENGINE_INLINE f32x16 capped(f32x16 s, float softcap) { return softcap > 0 ? softcap * tanh(s / softcap) : s; }
+// A score under a cap, as a power of two.
+ENGINE_INLINE f32x16 capped(f32x16 s, float softcap) { return softcap * kPowers * tanh(s / softcap); }
 
-// weights: the row's scores, turned into exp(score - max) within the span.
+// weights: the row's scores, turned into 2^(score - max) within the span.
 inline void softmax_row(float softcap, Span span, float* weights, Partial sums) {
   f32x16 most = splat(-__builtin_inff());
   const int32_t first = span.begin / 16 * 16;
   for (int32_t t = first; t < span.end; t += 16) {
-    const f32x16 s = within(span, t, capped(load(weights + t), softcap), -__builtin_inff());
+    const f32x16 score = load(weights + t);
+    const f32x16 s = within(span, t, softcap > 0 ? capped(score, softcap) : score, -__builtin_inff());
     store(weights + t, s);
     most = max(s, most);
   }
   const float m = reduce_max(most);
   f32x16 sum{};
   for (int32_t t = first; t < span.end; t += 16) {
-    const f32x16 p = exp(load(weights + t) - m);
+    const f32x16 p = exp2(load(weights + t) - m);
     sum += p;
     store(weights + t, p);  // what lies outside the span is not read
   }
@@ -42,63 +45,70 @@ inline void softmax_row(float softcap, Span span, float* weights, Partial sums) 
   *sums.l = reduce_add(sum);
 }
 
-// What every row of a tile multiplies with: the scales of a chunk's keys and values, one a token of `all` and of the 16
-// that its first and last lie in.
-struct TokenScales {
-  alignas(64) float keys[kChunk], values[kChunk];
+// A vector a row, of a tile's first rows.
+struct RowLanes {
+  f32x16 of[kMostTileRows];
 
-  TokenScales(const AttentionCache& cache, const HeadBlocks& of, Span all) {
-    for (int32_t t = all.begin / 16 * 16; t < all.end; t += 16) {
-      store(keys + t, cache.token_scales(2, of, t, all.end));
-      store(values + t, cache.token_scales(3, of, t, all.end));
-    }
+  // What each row's lanes come to, in a lane a row.
+  ENGINE_INLINE f32x16 maxima(int32_t rows) {
+    if (rows <= kFew) return few(rows, [](f32x16 x) { return reduce_max(x); });
+    fill(rows);
+    return max_of_each(of);
+  }
+  ENGINE_INLINE f32x16 sums(int32_t rows) {
+    if (rows <= kFew) return few(rows, [](f32x16 x) { return reduce_add(x); });
+    fill(rows);
+    return sum_of_each(of);
+  }
+
+ private:
+  static constexpr int32_t kFew = 2;  // are put together one by one
+
+  template <class Reduce>
+  ENGINE_INLINE f32x16 few(int32_t rows, Reduce reduce) const {
+    float lanes[kMostTileRows] = {};
+    for (int32_t r = 0; r < rows; ++r) lanes[r] = reduce(of[r]);
+    return load(lanes);
+  }
+  ENGINE_INLINE void fill(int32_t rows) {
+    for (int32_t r = rows; r < kMostTileRows; ++r) of[r] = of[0];
   }
 };
 
-// Whole scores, i32 in the memory of `weights`, times query_scale and their keys' scales; gives back the lanes' maxima.
-template <bool kCapped>
-ENGINE_INLINE f32x16 scale_scores(const TokenScales& scales, float softcap, float query_scale, Span span, int32_t first,
-                                  int32_t last, float* weights) {
-  f32x16 most = splat(-__builtin_inff());
-  for (int32_t t = first; t < last; t += 16) {
-    f32x16 s = to_f32(load_as<i32x16>(weights + t)) * (load(scales.keys + t) * query_scale);
-    if constexpr (kCapped) s = capped(s, softcap);
-    const f32x16 seen = within(span, t, s, -__builtin_inff());
-    store(weights + t, seen);
-    most = max(seen, most);
-  }
-  return most;
-}
-
-// softmax_row of whole scores in three steps, each to be done for all rows before the next: what ends a row's step, reductions
-// across lanes, is waited for by its own next step alone.
+// The softmax of one of a tile's rows of whole scores in three steps, each to be done for all rows before the next. Their lanes
+// are put together between, for all rows at once.
 struct WholeRow {
   const TokenScales& scales;
   Span span;
-  float* weights;
+  float* weights;  // the row's scores, i32 in the memory of f32
   int32_t first = span.begin / 16 * 16, last = (span.end + 15) / 16 * 16;
 
-  // The greatest score.
-  float find_most(float softcap, float query_scale) const {
-    return reduce_max(softcap > 0 ? scale_scores<true>(scales, softcap, query_scale, span, first, last, weights)
-                                  : scale_scores<false>(scales, 0, query_scale, span, first, last, weights));
+  // The scores times their query's and keys' scales, under a cap if there is one. Gives back the lanes' maxima.
+  template <bool kCapped>
+  ENGINE_INLINE f32x16 scale_scores(float softcap, float query_scale) const {
+    f32x16 most = splat(-__builtin_inff());
+    for (int32_t t = first; t < last; t += 16) {
+      f32x16 s = to_f32(load_as<i32x16>(weights + t)) * (load(scales.keys + t) * query_scale);
+      if constexpr (kCapped) s = capped(s, softcap);
+      const f32x16 seen = within(span, t, s, -__builtin_inff());
+      store(weights + t, seen);
+      most = max(seen, most);
+    }
+    return most;
   }
 
-  // exp(score - most) times the value's scale, and how they are to be rounded: a sum within the bound.
-  WholeScale exponentiate(float most, float bound, Partial sums, float& together) const {
-    f32x16 sum{}, top{}, total{};
+  // 2^(score - most) times the value's scale; the lanes' sums without it, their maxima and sums with it.
+  ENGINE_INLINE void exponentiate(float most, f32x16& sum, f32x16& top, f32x16& together) const {
+    sum = top = together = f32x16{};
     for (int32_t t = first; t < last; t += 16) {
-      const f32x16 p = exp(load(weights + t) - most);
-      const f32x16 weight = within(span, t, p * load(scales.values + t), 0);
+      const f32x16 power = exp2<true>(load(weights + t) - most);
+      const f32x16 p = within(span, t, power, 0);
+      const f32x16 weight = within(span, t, power * load(scales.values + t), 0);
       sum += p;
       top = max(weight, top);
-      total += weight;
+      together += weight;
       store(weights + t, weight);
     }
-    *sums.m = most;
-    *sums.l = reduce_add(sum);
-    together = reduce_add(total);
-    return {reduce_max(top), together, bound};
   }
 
   // 16 bits each, zero in all steps of [all.begin, all.end) outside the span.

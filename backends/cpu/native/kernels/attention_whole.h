@@ -32,13 +32,17 @@ struct WholeBounds {
         weights(static_cast<float>(INT32_MAX / layout.most() - kChunk)) {}
 };
 
-// A scale and its inverse: of numbers up to `largest`, which come to `together`, both in bounds.
-struct WholeScale {
-  float scale, inverse;
+// Scales and their inverses, of 16 rows: of numbers up to `largest`, which come to `together`, both in bounds. Not finite, or
+// nothing, where `together` is not.
+struct WholeScales {
+  f32x16 scale, inverse;
 
-  ENGINE_INLINE WholeScale(float largest, float together, float bound)
-      : scale(std::max(largest / kMostRounded, together / bound)),
-        inverse(std::min(inverse_step(largest, kMostRounded), inverse_step(together, bound))) {}
+  ENGINE_INLINE WholeScales(f32x16 largest, f32x16 together, float bound)
+      : scale(max(largest / kMostRounded, together / bound)),
+        inverse(min(inverse_steps(largest, kMostRounded), inverse_steps(together, bound))) {}
+
+ private:
+  static ENGINE_INLINE f32x16 inverse_steps(f32x16 most, float whole) { return select(most > 1e-30f, whole / most, f32x16{}); }
 };
 
 // x times `factor` as whole numbers times the scale that is given back, which is NaN where x is not finite.
@@ -52,7 +56,7 @@ ENGINE_INLINE float quantize_pairs(const float* x, int64_t count, float factor, 
   for (; i + 16 <= count; i += 16) see(load(x + i) * factor);
   if (i < count) see(load_first(x + i, count - i) * factor);
   const float sum = reduce_add(squares);
-  const WholeScale whole(reduce_max(top), std::sqrt(sum), bound);
+  const WholeScales whole(splat(reduce_max(top)), splat(std::sqrt(sum)), bound);
   const auto rounded = [&](f32x16 v) __attribute__((always_inline)) {
     return narrow_u16(bit_cast<u32x16>(round_i32(v * factor * whole.inverse)));
   };
@@ -64,7 +68,7 @@ ENGINE_INLINE float quantize_pairs(const float* x, int64_t count, float factor, 
     const u16x16 bits = rounded(load_first(x + i, count - i < 16 ? count - i : 16));
     std::memcpy(q + i, &bits, 32);  // up to 15 numbers more, all zero
   }
-  return whole.scale + sum * 0.0f;
+  return whole.scale[0] + sum * 0.0f;
 }
 
 // Query rows times `factor` as i32 [dim / 2][padded], each a pair, with a scale a row. `room`: i16 [16][dim padded to

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "attention_cache.h"
 #include "attention_tile.h"
 #include "kv_layout.h"
 
@@ -21,6 +22,7 @@ struct Queries {
 struct Workspace {
   Queries queries;     // of kBlockTiles tiles
   float* weights;      // [kBlockRows][kChunk]: scores, then probabilities
+  TokenScales* token_scales;  // of a cache of whole numbers: those of the chunk in hand
   int16_t* rounded;    // [kBlockRows][kChunk]: those of whole numbers, and the scale of each row
   float* scales;
   float* chunk;        // [kBlockRows] partials of the chunk in hand
@@ -46,6 +48,7 @@ struct Workspace {
     };
     const int64_t partial = (width + 16) * sizeof(float), rows = kBlockTiles * kMostTileRows;
     room(weights, kBlockRows * kChunk * sizeof(float));
+    room(token_scales, layout.whole() ? sizeof(TokenScales) : 0);
     room(rounded, kBlockRows * kChunk * sizeof(int16_t));
     room(scales, kBlockRows * sizeof(float));
     room(queries.scales, rows * sizeof(float));
