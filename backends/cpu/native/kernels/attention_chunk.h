@@ -28,6 +28,9 @@ struct ChunkWork {
   WholeBounds bounds;
   bool matrix;  // what is widened goes through the matrix unit
 
+  // Keys that lie as their panel would, and are read where they lie.
+  bool keys_in_place() const { return layout.dtype == KvDtype::kInt16 && layout.lanes == 16; }
+
   template <class T>
   void widen(const HeadBlocks& of, Span all, const Workspace& work, T*) const;
   template <int R, bool kPanel, class T>
@@ -49,7 +52,7 @@ struct ChunkWork {
 // The panels of what any row of a block sees of a chunk.
 template <class T>
 void ChunkWork::widen(const HeadBlocks& of, Span all, const Workspace& work, T*) const {
-  for (int32_t tile = all.begin / 16; tile * 16 < all.end; ++tile) {
+  for (int32_t tile = all.begin / 16; tile * 16 < all.end && !keys_in_place(); ++tile) {
     const T* keys = cache.key_tile(of, tile * 16, all.end, reinterpret_cast<T*>(work.keys));
     const int64_t at = tile * 16 * layout.dim;
     if constexpr (std::is_same_v<T, int8_t>)
@@ -95,6 +98,11 @@ void ChunkWork::all_scores(const HeadBlocks& of, Span all, const Workspace& work
     for (int32_t j = 0; j < N; ++j) {
       // Beyond the ends a tile that exists is read again; its scores are not used.
       const int32_t index = std::clamp(tile + j, first, last);
+      if constexpr (kPanel && std::is_same_v<T, int16_t>)
+        if (keys_in_place()) {
+          tiles[j] = cache.key_tile<T>(of, index * 16, all.end, nullptr);
+          continue;
+        }
       if constexpr (kPanel) {
         tiles[j] = reinterpret_cast<const T*>(work.key_panel) + index * tile_size;
       } else {
