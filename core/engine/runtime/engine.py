@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -191,11 +192,14 @@ class Engine:
     def admit(self, *requests: Request) -> None:
         """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can
         never fit, and then none of them is admitted."""
+        for request in requests:
+            request.admitted = time.monotonic()
         self._core.add(*requests)
 
     def admit_soon(self, request: Request, done: Callable[[BaseException | None], None]) -> None:
         """``admit`` for callers that must not wait; ``done`` gets what it would raise, or None, on the loop's thread. If
         the loop has ended nobody calls it: ``check_progress`` tells."""
+        request.admitted = time.monotonic()
         self._core.add_soon(request, done)
 
     def eos_ids(self) -> frozenset[int]:

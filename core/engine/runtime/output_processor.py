@@ -62,10 +62,13 @@ class OutputProcessor:
         if event.token is not None:
             request.first_token = request.first_token or event.time
             request.last_token = event.time
+            request.watch.token(event.index, event.time)
             if c.push(event.token, event.logprobs, event.is_stop) and event.finish_reason is None:
                 self._stop(request, event.index)
         if event.finish_reason is not None:
             c.end(event.finish_reason, event.stop_reason)
+        if c.finish_reason is not None:
+            request.watch.ended(event.index, event.time, c.finish_reason)
         if request.stream or request.finished:
             request.sink(request.output())
 
@@ -74,6 +77,7 @@ class OutputProcessor:
         c.finish_reason, c.stop_reason = "error", f"{RequestError.__name__}: {error}"
         self._stop(event.request, event.index)
         try:
+            event.request.watch.ended(event.index, event.time, c.finish_reason)
             event.request.sink(event.request.output())
         except Exception:  # the sink itself is broken; nobody is left to tell
             return

@@ -17,6 +17,14 @@ from .pooling import Pooler
 Sink = Callable[[RequestOutput], None]
 
 
+class Watch:
+    """Is told, on stage 3's thread, when a sequence of a request gets a token, and how it ends. This one does nothing."""
+
+    def token(self, index: int, at: float) -> None: ...
+
+    def ended(self, index: int, at: float, reason: str) -> None: ...
+
+
 @dataclass
 class Request:
     """What a caller asked for, and what has become of it. Stage 3 owns ``continuations``; the step loop the rest.
@@ -47,7 +55,10 @@ class Request:
     num_cached: int = 0
     num_read: int = 0
     """Tokens of the prompt that steps have computed or the cache had, while it is read."""
+    watch: Watch = field(default_factory=Watch)
     arrival: float = field(default_factory=time.monotonic)
+    admitted: float | None = None
+    """When it was handed to the step loop, if it was."""
     first_token: float | None = None
     last_token: float | None = None
 

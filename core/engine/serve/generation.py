@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
-from engine.errors import RequestError
+from engine.errors import EngineStoppedError, RequestError
 from engine.runtime.async_llm import Prepared
 from engine.runtime.core import NO_TOKEN, STATUS
 from engine.runtime.outputs import CompletionOutput, RequestOutput
@@ -96,17 +96,19 @@ class Generation:
         self._prepared = prepared
         self._place = place
         self._start = start
+        self._observed = [model.figures.observed(each.request, start) for each in prepared]
         self._remember = remember
         self._shown = shown or (lambda output: output)
 
     def close(self) -> None:
         self._place.leave()
+        for observed in self._observed:
+            observed.left()
 
     async def outputs(self) -> AsyncGenerator[Output, None]:
         """Outputs as they come, each with all before it, and one of each prompt at least. Leaving the iterator aborts the
         request. ApiError 504 when the deadline has passed, and 400 or 500 when the engine ends a sequence by a fault."""
         source = self._single() if len(self._prepared) == 1 else self._merged()
-        observed = self._model.metrics.request(self._model.name, self._start, self._place)
         first = self._prepared[0].request
         if trace := current.get():
             trace.begun(self._model.name, first.params, first.stream, self._place)
@@ -115,7 +117,6 @@ class Generation:
         async with aclosing(source), aclosing(self._timed(source)) as outputs:
             try:
                 async for index, output in outputs:
-                    observed.take(index, output)
                     if trace:
                         trace.take(index, output)
                     for completion in output.outputs:
@@ -127,9 +128,11 @@ class Generation:
             except Exception as error:
                 if trace:
                     trace.failed(str(api_error(error).status))
+                if isinstance(error, EngineStoppedError):  # a step loop that hangs tells nobody
+                    for observed in self._observed:
+                        observed.end("error")
                 raise
             finally:
-                observed.close()
                 ending.cancel()
                 self.close()  # before the last event is sent: who has it may ask again at once
                 if self._remember is not None:

@@ -10,15 +10,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from engine.runtime.outputs import RequestOutput
-
-from .admission import Place
+from engine.runtime.request import Request, Watch
 
 if TYPE_CHECKING:
     from .model import ServedModel
 
 Families = Iterable[GaugeMetricFamily | CounterMetricFamily]
 _LABEL = ["model_name"]
+_REASONS = ("stop", "length", "abort", "error")
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -37,13 +36,16 @@ class Metrics:
         self.finished = Counter(
             "vllm:request_success", "Sequences that have ended.", [*_LABEL, "finished_reason"], registry=self.registry
         )
-        self.ttft = self._seconds("time_to_first_token", "Arrival to first token.")
-        self.itl = self._seconds("inter_token_latency", "Between tokens of a sequence.", _TOKEN_SECONDS)
-        self.tpot = self._seconds("request_time_per_output_token", "Mean of a request, first token left out.")
-        self.e2e = self._seconds("e2e_request_latency", "Arrival to last token.")
+        self.ttft = self._seconds("time_to_first_token", "Arrival to first token of a request.")
         self.queue = self._seconds("request_queue_time", "Arrival to the request's turn.")
+        self.prefill = self._seconds("request_prefill_time", "The request's turn to its first token.")
         self.prompt_sizes = self._tokens("request_prompt_tokens", "Tokens of a prompt.")
-        self.output_sizes = self._tokens("request_generation_tokens", "Tokens generated for a request.")
+        self.itl = self._seconds("inter_token_latency", "Between tokens of a sequence.", _TOKEN_SECONDS)
+        self.tpot = self._seconds("request_time_per_output_token", "Mean of a sequence, first token left out.")
+        self.decode = self._seconds("request_decode_time", "First to last token of a sequence.")
+        self.e2e = self._seconds("e2e_request_latency", "Arrival to the end of a sequence.")
+        self.output_sizes = self._tokens("request_generation_tokens", "Tokens generated for a sequence.")
+        self.longest = self._tokens("request_max_num_generation_tokens", "Tokens of a request's longest sequence.")
         self.registry.register(_State(self))
 
     def _counter(self, name: str, what: str) -> Counter:
@@ -59,51 +61,102 @@ class Metrics:
         """In Prometheus's format."""
         return generate_latest(self.registry)
 
-    def request(self, model: str, start: float, place: Place) -> Observed:
-        """What watches one request; ``start`` is when it came."""
-        return Observed(self, model, start, place)
+    def of(self, model: str) -> Figures:
+        """A model's figures, which are there from now on: a rate does not see what a counter appears with."""
+        return Figures(self, model)
 
 
-class Observed:
-    """The figures of one request with its prompts, while its outputs go by."""
+class Figures:
+    """One model's counters and histograms."""
 
-    def __init__(self, metrics: Metrics, model: str, start: float, place: Place) -> None:
-        self._metrics, self._model, self._start, self._place = metrics, model, start, place
-        self._last: dict[int, RequestOutput] = {}
-        self._times: dict[int, float] = {}
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.generated = metrics.generated.labels(model)
+        self.queried = metrics.queried.labels(model)
+        self.hits = metrics.hits.labels(model)
+        self.finished = {reason: metrics.finished.labels(model, reason) for reason in _REASONS}
+        self.ttft = metrics.ttft.labels(model)
+        self.queue = metrics.queue.labels(model)
+        self.prefill = metrics.prefill.labels(model)
+        self.prompt_sizes = metrics.prompt_sizes.labels(model)
+        self.itl = metrics.itl.labels(model)
+        self.tpot = metrics.tpot.labels(model)
+        self.decode = metrics.decode.labels(model)
+        self.e2e = metrics.e2e.labels(model)
+        self.output_sizes = metrics.output_sizes.labels(model)
+        self.longest = metrics.longest.labels(model)
 
-    def take(self, index: int, output: RequestOutput) -> None:
-        metrics, model, now = self._metrics, self._model, time.monotonic()
-        before = self._last.get(index)
-        if before is None:
-            prompt = len(output.prompt_token_ids)
-            metrics.prompt_tokens.labels(model).inc(prompt)
-            metrics.prompt_sizes.labels(model).observe(prompt)
-            metrics.queried.labels(model).inc(prompt)
-            metrics.hits.labels(model).inc(output.num_cached_tokens)
-            metrics.ttft.labels(model).observe((output.metrics.first_token or now) - self._start)
-            if self._place.begun is not None:
-                metrics.queue.labels(model).observe(self._place.begun - self._start)
-        new = output.num_generated_tokens - (before.num_generated_tokens if before else 0)
-        metrics.generated.labels(model).inc(new)
-        if before is not None and new:
-            gap = now - self._times[index]
-            metrics.itl.labels(model).observe(gap * len(output.outputs) / max(new, len(output.outputs)))
-        self._last[index], self._times[index] = output, now
+    def observed(self, request: Request, start: float) -> Observed:
+        """What watches a request that came at ``start``."""
+        watch = request.watch = Observed(self, request, start)
+        return watch
 
-    def close(self) -> None:
-        """At the end of the request, however it came."""
-        metrics, model = self._metrics, self._model
-        for output in self._last.values():
-            times, most = output.metrics, max(len(c.token_ids) for c in output.outputs)
-            metrics.output_sizes.labels(model).observe(output.num_generated_tokens)
-            for completion in output.outputs:
-                metrics.finished.labels(model, completion.finish_reason or "abort").inc()
-            if times.first_token is None or times.last_token is None or not output.finished:
-                continue
-            metrics.e2e.labels(model).observe(times.last_token - self._start)
-            if most > 1:
-                metrics.tpot.labels(model).observe((times.last_token - times.first_token) / (most - 1))
+
+class Observed(Watch):
+    """The figures of a request, as its tokens are made: whether they are streamed, or taken at all, is not seen here."""
+
+    def __init__(self, figures: Figures, request: Request, start: float) -> None:
+        self._figures, self._request, self._start = figures, request, start
+        self._begun = False
+        self._open = set(range(len(request.continuations)))
+        self._counts = [0] * len(request.continuations)
+        self._first = [0.0] * len(request.continuations)
+        self._last = [0.0] * len(request.continuations)
+
+    def token(self, index: int, at: float) -> None:
+        if self._counts[index]:
+            self._figures.itl.observe(at - self._last[index])
+        else:
+            self._begin(at)
+            self._first[index] = at
+        self._last[index] = at
+        self._counts[index] += 1
+        self._figures.generated.inc()
+
+    def ended(self, index: int, at: float, reason: str) -> None:
+        try:
+            self._open.remove(index)
+        except KeyError:  # by ``end``, on another thread
+            return
+        figures, count = self._figures, self._counts[index]
+        if reason == "stop":
+            self._begin(at)  # an embedding's only output
+        figures.finished[reason].inc()
+        figures.e2e.observe(at - self._start)
+        figures.output_sizes.observe(count)
+        if count:
+            took = self._last[index] - self._first[index]
+            figures.decode.observe(took)
+            if count > 1:
+                figures.tpot.observe(took / (count - 1))
+        if not self._open:
+            figures.longest.observe(max(self._counts))
+
+    def _begin(self, at: float) -> None:
+        """At the first output of all."""
+        if self._begun:
+            return
+        self._begun = True
+        figures, request, turn = self._figures, self._request, self._request.admitted
+        assert turn is not None
+        figures.prompt_tokens.inc(len(request.prompt_ids))
+        figures.prompt_sizes.observe(len(request.prompt_ids))
+        figures.queried.inc(len(request.prompt_ids))
+        figures.hits.inc(request.num_cached)
+        figures.ttft.observe(at - self._start)
+        figures.queue.observe(turn - self._start)
+        figures.prefill.observe(at - turn)
+
+    def end(self, reason: str) -> None:
+        """Ends what stage 3 will tell no end of."""
+        now = time.monotonic()
+        for index in tuple(self._open):
+            self.ended(index, now, reason)
+
+    def left(self) -> None:
+        """Nobody wants the request any more; one that was not admitted is known to stage 3 by nothing."""
+        if self._request.admitted is None:
+            self.end("abort")
 
 
 class _State(Collector):

@@ -45,7 +45,7 @@ class ServedModel:
         self.bytes = 0
         """Of weights and KV cache, while the model is loaded or as it was last."""
         self.admission = admission
-        self.metrics = metrics
+        self.figures = metrics.of(name)
         self.created = int(time.time())
         self.deadline_s = deadline_s
 
