@@ -143,6 +143,7 @@ def test_keys(start, tmp_path):
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": digest}):
             refused = http.post("/v1/completions", json=SHORT, headers=headers)
             assert refused.status_code == 401 and refused.json()["error"]["code"] == "invalid_api_key"
+            assert refused.headers["www-authenticate"] == "Bearer"  # RFC 9110, 15.5.2
         assert http.get("/metrics").status_code == http.get("/v1/models").status_code == 401
         assert http.get("/health/live").status_code == 200
     ali, alpha = (running.openai.with_options(api_key=key) for key in ("sesame", "alpha"))

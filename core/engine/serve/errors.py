@@ -68,7 +68,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        challenge = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        return challenge | ({} if self.retry_s is None else {"Retry-After": str(self.retry_s)})
 
     def body(self) -> dict[str, Any]:
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
