@@ -10,6 +10,8 @@ import openai
 import pytest
 import tiny_models
 
+from engine.serve.errors import without_folders
+
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 GREEDY = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
@@ -49,12 +51,27 @@ def test_models_load_when_they_are_asked_for(several):
     assert not served["broken"].loaded
 
 
-def test_a_model_that_cannot_load_ends_its_request_alone(several):
+def test_a_model_that_cannot_load_ends_its_request_alone(several, capsys):
     for _ in range(2):
         with pytest.raises(openai.InternalServerError, match="broken cannot be loaded") as refused:
             several.openai.completions.create(model="broken", **ASK)
         assert refused.value.status_code == 503
+        assert "/" not in refused.value.body["message"], "where the files lie is nobody's business"
+        assert "model.safetensors is not a valid safetensors file" in refused.value.body["message"]
+        assert "/broken/model.safetensors is not a valid" in capsys.readouterr().err
     assert several.openai.completions.create(model="tiny", **ASK).usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("/a/b/x.gguf is not a GGUF file; give another.", "x.gguf is not a GGUF file; give another."),
+        ("'../my models/x' and (/c d/y.json) are missing: ENOENT.", "'x' and (y.json) are missing: ENOENT."),
+        ("The architecture 'a' of /m/n is not supported.", "The architecture 'a' of n is not supported."),
+    ],
+)
+def test_paths_are_told_by_their_last_parts(sentence, told):
+    assert without_folders(sentence) == told
 
 
 def test_a_model_that_has_stopped_is_told(start):

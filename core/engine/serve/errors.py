@@ -27,6 +27,7 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 _ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
 _KINDS_OF_VALUE = ("str", "int", "float", "bool")  # with which paths to one of several kinds end
 _FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
+_FOLDERS = re.compile(r"""[^\s'"(]*/(?:[^/:;,()'"\n]+/)*""")
 GONE = 499
 """What is logged where nobody is left to answer, as nginx does."""
 
@@ -81,6 +82,11 @@ class ApiError(Exception):
             return JSONResponse({"error": self.message}, self.status, self.headers)
         top = {"type": "error"} if path.startswith("/v1/messages") else {}
         return JSONResponse(top | self.body(), self.status, self.headers)
+
+
+def without_folders(sentence: str) -> str:
+    """A sentence for a client, whom it does not concern where files lie: of paths the last parts alone."""
+    return _FOLDERS.sub("", sentence)
 
 
 def api_error(error: Exception) -> ApiError:

@@ -15,7 +15,7 @@ from engine.runtime.engine import Engine
 from engine.runtime.turns import Turns
 
 from .admission import Admission
-from .errors import ApiError
+from .errors import ApiError, without_folders
 from .fields import ContextOption
 from .log import log
 from .metrics import Metrics
@@ -72,7 +72,9 @@ class ServedModel:
             try:
                 engine = await asyncio.to_thread(self._opened_engine)
             except EngineError as error:
-                raise ApiError(503, f"{self.name} cannot be loaded: {error}", "model", "model_not_loaded") from error
+                log("not_loaded", model=self.name, error=str(error))
+                why = f"{self.name} cannot be loaded: {without_folders(str(error))}"
+                raise ApiError(503, why, "model", "model_not_loaded") from error
             if make_room is not None:
                 try:
                     await make_room(self)
