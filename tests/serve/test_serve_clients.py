@@ -300,7 +300,8 @@ def test_a_fault_that_nobody_foresaw_has_the_protocols_form(running, monkeypatch
     error = found["error"]
     sentence = error if path.startswith("/api/") else error["message"]
     assert sentence == "The server has a defect; its log tells more under this request's id."
-    assert path.startswith("/api/") or error["type"] == "server_error"
+    kind = "api_error" if path == "/v1/messages" else "server_error"
+    assert path.startswith("/api/") or error["type"] == kind
     running.wait_until_logged(path=path, status=500)
     told = capsys.readouterr().err
     assert '"defect"' in told and "ValueError" in told and answer.headers["x-request-id"] in told

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tiny_models
 
+from engine.serve.errors import ApiError
+
 TOOL = {
     "name": "weather",
     "description": "The weather of a place.",
@@ -130,6 +132,36 @@ def test_refusals_have_its_form(running):
         client(running).messages.create(**seeded(tools=[TOOL], extra_body={"tool_choice": {"type": "tool"}}))
     with pytest.raises(anthropic.BadRequestError, match="context"):
         client(running).messages.create(**seeded(max_tokens=5000))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ApiError(400, "x"), "invalid_request_error"),
+        (ApiError(401, "x"), "authentication_error"),
+        (ApiError(403, "x"), "permission_error"),
+        (ApiError(404, "x"), "not_found_error"),
+        (ApiError(408, "x"), "invalid_request_error"),
+        (ApiError(413, "x"), "request_too_large"),
+        (ApiError(429, "x"), "rate_limit_error"),
+        (ApiError(500, "x"), "api_error"),
+        (ApiError(503, "x"), "api_error"),
+        (ApiError(503, "x", retry_s=5), "overloaded_error"),
+        (ApiError(504, "x"), "timeout_error"),
+    ],
+)
+def test_refusals_have_its_types(error, kind):
+    body = error.body("/v1/messages")
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    if kind != "request_too_large":  # which its documents have, and its client has not
+        anthropic.types.shared.ErrorResponse.model_validate(body, strict=True)
+
+
+def test_faults_in_the_midst_of_a_stream_have_its_types(start):
+    running = start(max_model_len=32768, kv_cache_tokens=33000, options={"deadline": 0.2})
+    with pytest.raises(anthropic.APIStatusError) as late:
+        list(client(running).messages.create(**seeded(max_tokens=30000, stream=True)))
+    assert (late.value.body["type"], late.value.body["error"]["type"]) == ("error", "timeout_error")
 
 
 def test_results_that_are_errors_are_shown_as_such(tooled):

@@ -1,4 +1,4 @@
-"""Refusals in OpenAI's form: a status, and a JSON object that says what is wrong."""
+"""Refusals: a status, and a JSON object in the protocol's form that says what is wrong."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from engine.errors import (
 )
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_KINDS_OF_ANTHROPIC = _KINDS | {403: "permission_error", 413: "request_too_large", 504: "timeout_error"}
 _ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
 _KINDS_OF_VALUE = ("str", "int", "float", "bool")  # with which paths to one of several kinds end
 _FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
@@ -72,16 +73,21 @@ class ApiError(Exception):
         challenge = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         return challenge | ({} if self.retry_s is None else {"Retry-After": str(self.retry_s)})
 
-    def body(self) -> dict[str, Any]:
-        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+    def body(self, path: str) -> dict[str, Any]:
+        """For a request to ``path``: Anthropic's protocol has a type at the top, and Ollama's a sentence alone."""
+        if path.startswith("/api/"):
+            return {"error": self.message}
+        anthropic = path.startswith("/v1/messages")
+        kinds, fault = (_KINDS_OF_ANTHROPIC, "api_error") if anthropic else (_KINDS, "server_error")
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else fault)
+        if anthropic and self.status == 503 and self.retry_s is not None:
+            kind = "overloaded_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return ({"type": "error"} if anthropic else {}) | {"error": error}
 
     def response(self, path: str) -> Response:
-        """The refusal of a request to ``path``; Anthropic's protocol has a type at the top, and Ollama's a sentence alone."""
-        if path.startswith("/api/"):
-            return JSONResponse({"error": self.message}, self.status, self.headers)
-        top = {"type": "error"} if path.startswith("/v1/messages") else {}
-        return JSONResponse(top | self.body(), self.status, self.headers)
+        """The refusal of a request to ``path``."""
+        return JSONResponse(self.body(path), self.status, self.headers)
 
 
 def without_folders(sentence: str) -> str:

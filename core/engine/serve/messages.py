@@ -219,8 +219,7 @@ def _usage(output: RequestOutput) -> dict[str, Any]:
 def _named(event: Event) -> bytes:
     """Events have their type as a name, too; a fault is one of them."""
     assert isinstance(event, dict)
-    named = event if "type" in event else {"type": "error", **event}
-    return f"event: {named['type']}\n".encode() + encoded(named)
+    return f"event: {event['type']}\n".encode() + encoded(event)
 
 
 _DELTAS = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}

@@ -250,10 +250,7 @@ def _in_memory(model: ServedModel) -> dict[str, Any]:
 
 
 def _line(event: Event) -> bytes:
-    """An object on a line of its own; a fault has its sentence alone."""
-    assert isinstance(event, dict)
-    if isinstance(event.get("error"), dict):
-        event = {"error": event["error"]["message"]}
+    """An object on a line of its own."""
     return json.dumps(event, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 

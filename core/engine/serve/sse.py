@@ -40,13 +40,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(scope["path"], send))
         except ClientGoneError:
             scope["state"]["figures"]["gone"] = True
         finally:
             self._close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, path: str, send: Send) -> None:
         await _sent(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events):
             try:
@@ -56,7 +56,7 @@ class EventStream(Response):
                 raise
             except Exception as error:
                 log_defect(error)
-                body = self._encode(api_error(error).body())
+                body = self._encode(api_error(error).body(path))
                 await _sent(send, {"type": "http.response.body", "body": body, "more_body": True})
         await _sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
