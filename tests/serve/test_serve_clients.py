@@ -277,6 +277,20 @@ def test_options_of_streams_are_for_streams(running):
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream_options"
 
 
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
+def test_chunks_have_no_usage_but_the_last(running, options):
+    """As OpenAI says: where usage is asked for all others have the field, too, and it is null."""
+    asked = {"model": "tiny", "max_tokens": 5, "stream": True, **options}
+    for stream in (
+        running.openai.chat.completions.create(messages=ASK["messages"], **asked),
+        running.openai.completions.create(prompt="x", **asked),
+    ):
+        *others, last = stream
+        assert others and all(chunk.usage is None for chunk in others)
+        assert {"usage" in chunk.model_fields_set for chunk in (*others, last)} == {bool(options)}
+        assert not options or (last.choices == [] and last.usage.completion_tokens == 5)
+
+
 @pytest.mark.parametrize(
     ("path", "module", "fields", "form"),
     [

@@ -59,7 +59,7 @@ def _whole(chat: Chat, completion: CompletionOutput) -> dict[str, Any]:
 
 
 async def _events(chat: Chat, head: dict[str, Any], with_usage: bool, outputs: Outputs) -> AsyncGenerator[Event, None]:
-    head = {**head, "object": "chat.completion.chunk"}
+    head = {**head, "object": "chat.completion.chunk"} | ({"usage": None} if with_usage else {})
     choices: dict[int, _Choice] = {}
     async for _, output in outputs:
         for completion in output.outputs:

@@ -133,6 +133,7 @@ async def _prompt(model: ServedModel, given: str | list[int], echo: bool) -> Pro
 
 
 async def _events(work: Work, head: dict[str, Any], with_usage: bool, outputs: Outputs) -> AsyncGenerator[Event, None]:
+    head = head | ({"usage": None} if with_usage else {})
     choices: dict[tuple[int, int], _Choice] = {}
     last: dict[int, RequestOutput] = {}
     async for prompt, output in outputs:
