@@ -77,6 +77,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status.append(message["status"])
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                if scope["path"].startswith("/v1/messages"):
+                    MutableHeaders(scope=message)["request-id"] = request_id  # which Anthropic's clients read
                 if message["status"] in (408, 413):  # the rest of the body is not read
                     MutableHeaders(scope=message)["connection"] = "close"
             await send(message)

@@ -162,6 +162,7 @@ def routes(models: Models) -> APIRouter:
     router = APIRouter()
 
     async def answer(asked: ChatAsked | GenerateAsked, request: Request) -> Response:
+        start = time.monotonic()
         model = await models.find_tagged(asked.model)
         chatting = isinstance(asked, ChatAsked)
         if not (asked.messages if isinstance(asked, ChatAsked) else asked.prompt):
@@ -170,7 +171,7 @@ def routes(models: Models) -> APIRouter:
         if asked.think is True and "thinking" not in _abilities(model):
             raise ApiError(400, f"think is true, and the chat template of {model.name} knows no thinking.", "think")
         chat = await prepare(model, asked.chat(), request.state.caller)
-        form = _Form(chat, chatting)
+        form = _Form(chat, chatting, start)
         if asked.stream:
             return stream(request, chat.generation, partial(_pieces, chat, form), _line, "application/x-ndjson")
         output = (await last_outputs(request, chat.generation))[0]
@@ -257,9 +258,8 @@ def _line(event: Event) -> bytes:
 class _Form:
     """Pieces of answers as Ollama's clients read them."""
 
-    def __init__(self, chat: Chat, chatting: bool) -> None:
-        self._name, self._chatting = chat.model.name, chatting
-        self._start = time.monotonic()
+    def __init__(self, chat: Chat, chatting: bool, start: float) -> None:
+        self._name, self._chatting, self._start = chat.model.name, chatting, start
 
     def piece(self, before: Parts, parts: Parts, done: bool) -> dict[str, Any]:
         """What is new; calls come whole, with the last piece."""

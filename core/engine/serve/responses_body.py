@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field
+from pydantic import Discriminator, Field, model_validator
 from pydantic import Tag as Named
 
 from .fields import Body, ChatBody, Effort, Few, Listed, Loose
@@ -90,6 +90,12 @@ class TextFormat(Body):
     description: str | None = None
     schema_: Loose | None = Field(None, alias="schema")
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> TextFormat:
+        if self.type == "json_schema" and self.name is None:  # the answer, which shows the form, must have one
+            self.name = "answer"
+        return self
 
 
 class TextOptions(Body):
@@ -188,5 +194,5 @@ class ResponsesBody(Body):
 def _format(wanted: TextFormat) -> dict[str, Any]:
     if wanted.type != "json_schema":
         return {"type": wanted.type}
-    schema = {"name": wanted.name or "answer", "schema": wanted.schema_, "strict": wanted.strict}
+    schema = {"name": wanted.name, "schema": wanted.schema_, "strict": wanted.strict}
     return {"type": "json_schema", "json_schema": schema}
