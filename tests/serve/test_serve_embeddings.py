@@ -161,5 +161,6 @@ def test_the_model_s_files_choose_the_pooling(start, tmp_path):
     )
     assert (vectors(client.embeddings.create(model="tiny", input=TEXTS)) == vectors(asked)).all()
     (folder / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(openai.BadRequestError, match="Dense"):
+    with pytest.raises(openai.BadRequestError, match="Dense") as refused:
         start(model=folder).openai.embeddings.create(model="tiny", input="a")
+    assert refused.value.body["message"].startswith("modules.json has"), "where the files lie is nobody's business"

@@ -13,11 +13,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.backend.v1 import Array
+from engine.errors import FormatError
 from engine.runtime.outputs import RequestOutput
 from engine.runtime.pooling import PoolingParams, stacked
 
 from .embedding_fields import EmbedAsked, EmbeddingBody, OneEmbedAsked
-from .errors import ApiError
+from .errors import ApiError, without_folders
 from .generation import Generation
 from .keys import salt_of
 from .lanes import beside
@@ -96,8 +97,10 @@ async def begin(
     try:
         gate = asyncio.Semaphore(weight)
         prepared = [await model.llm.prepare_embedding(given, params, priority, salt, gate) for given in inputs]
-    except BaseException:
+    except BaseException as error:
         place.leave()
+        if isinstance(error.__cause__, FormatError):  # the model's files are at fault
+            raise ApiError(400, without_folders(str(error))) from error
         raise
     return Generation(model, prepared, place, start)
 
