@@ -13,6 +13,16 @@ from browser import Browser
 from engine.serve.keys import load_keys
 
 ANSWER = "return document.querySelector('#talk .assistant')?.textContent"
+FIGURES = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_usage": "vllm:kv_cache_usage_perc",
+    "generated_tokens": "vllm:generation_tokens_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "ttft_sum_s": "vllm:time_to_first_token_seconds_sum",
+    "ttft_count": "vllm:time_to_first_token_seconds_count",
+    "refused": "engine:requests_refused_total",
+}
 IDLE = "return document.getElementById('send').textContent === 'Send'"
 
 
@@ -41,6 +51,8 @@ def test_a_chat_with_live_figures(running, browser):
     browser.click("#clear")
     assert browser.run("return document.getElementById('talk').children.length") == 0
     assert browser.faults() == []
+    asked = browser.run("return performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)")
+    assert set(asked) == {running.url}, "the page works without the internet"
 
 
 def test_an_answer_without_a_word_is_told(start, browser, tmp_path):
@@ -94,5 +106,9 @@ def test_the_page_needs_nothing_from_elsewhere(running):
         assert page.headers["content-type"].startswith("text/html")
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert not re.search(r"https?://|src=|@import", page.text)
-        model = http.get("/stats").json()["models"][0]
+        http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5, "ignore_eos": True})
+        running.wait_until_free()
+        model, metrics = http.get("/stats").json()["models"][0], http.get("/metrics").text
+        for name, figure in FIGURES.items():
+            assert f'{figure}{{model_name="tiny"}} {float(model[name])}\n' in metrics
         assert model["name"] == "tiny" and 0 <= model["kv_usage"] <= 1
