@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import httpx
@@ -53,6 +54,14 @@ def lose(running, refusals: int) -> tuple[list[str], list[httpx.Response]]:
     return last, answers
 
 
+def ends(http) -> dict[str, int]:
+    """How many sequences have ended, by their reasons."""
+    found = re.findall(
+        r'^vllm:request_success_total\{finished_reason="(\w+)",.*\} (\d+)\.0$', http.get("/metrics").text, re.M
+    )
+    return {reason: int(count) for reason, count in found}
+
+
 def test_what_waits_is_served_by_a_new_session(losable):
     with losable.http as http:
         alone = http.post("/v1/completions", json=ASK | {"max_tokens": 3, "temperature": 0}).json()["choices"]
@@ -65,6 +74,7 @@ def test_what_waits_is_served_by_a_new_session(losable):
             health = http.get("/health")
             assert health.status_code == 200 and health.json()["restarts"] == count
             assert f'engine:restarts_total{{model_name="tiny"}} {count}.0' in http.get("/metrics").text
+            assert ends(http) == {"stop": 0, "length": 1 + 3 * count, "abort": 0, "error": 2 * count}
     losable.wait_until_free()
 
 
@@ -93,3 +103,5 @@ def test_a_device_that_stays_lost_is_given_up(losable):
     with pytest.raises(openai.InternalServerError, match="the device does not answer") as refused:
         losable.openai.completions.create(model="tiny", prompt="x")
     assert refused.value.status_code == 503
+    with losable.http as http:
+        assert ends(http) == {"stop": 0, "length": 0, "abort": 0, "error": 6}
