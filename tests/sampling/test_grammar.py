@@ -287,3 +287,19 @@ def test_params_take_nothing_else() -> None:
 def test_equal_forms_are_equal() -> None:
     assert StructuredOutputs(json='{"type": "null"}') == StructuredOutputs(json={"type": "null"})
     assert hash(StructuredOutputs(choice=["a"])) == hash(StructuredOutputs(choice=("a",)))
+
+
+def test_what_is_refused_is_refused_at_once_again(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had too little time alone is tried again."""
+    wrong = StructuredOutputs(json={"allOf": PATTERNS[1:]})
+    monkeypatch.setattr("engine.sampling.grammar._TRIAL_SECONDS", 0.01)
+    with pytest.raises(RequestError, match="more conditions"):
+        compiler.compile(wrong)
+    assert not compiler.knows(wrong)
+    unlike = StructuredOutputs(grammar='root ::= root "b"')
+    with pytest.raises(RequestError) as first:
+        compiler.compile(unlike)
+    assert compiler.knows(unlike)
+    monkeypatch.setattr("engine.sampling.grammar._compile", None)
+    with pytest.raises(RequestError, match=re.escape(str(first.value))):
+        compiler.compile(unlike)

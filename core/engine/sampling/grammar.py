@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..formats.tokenizer import Tokenizer
 
-_CACHED = 32  # compiled grammars that are kept
+_CACHED = 32  # compiled grammars, and refusals, that are kept
 _MARKER = "\x02"  # no vocabulary joins it with what follows
 _WHITESPACE = r"(\x20|\r?\n[\x20\t]{0,32})"  # between JSON's parts; without a bound a model may never end it
 _FUEL = 250_000  # for the first tokens' automaton, each step of which each sequence takes anew: about 0.1 s
@@ -46,23 +46,41 @@ class GrammarCompiler:
         self._eos_ids = sorted(token for token in eos_ids if 0 <= token < vocab)
         self._lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutputs, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputs, llguidance.LLMatcher | str] = OrderedDict()  # or why not
 
     def matchers(self, wanted: StructuredOutputs, count: int, ignore_eos: bool) -> list[Matcher]:
-        """A fresh state for each of ``count`` sequences. RequestError if the grammar is wrong, too large, or fits no
-        text. Takes up to seconds for the largest grammars: for the caller's thread."""
+        """A fresh state for each of ``count`` sequences, of a grammar that is compiled if it is not known. RequestError as
+        ``compile`` raises it."""
+        compiled = self.compile(wanted)
+        with self._lock:
+            return [self._matcher(compiled, ignore_eos) for _ in range(count)]
+
+    def knows(self, wanted: StructuredOutputs) -> bool:
+        """Whether ``compile`` takes no time for it; whatever is compiled meanwhile, this does not wait."""
+        return wanted in self._compiled
+
+    def compile(self, wanted: StructuredOutputs) -> llguidance.LLMatcher:
+        """The grammar's first state, to be copied. RequestError if it is wrong, too large, or fits no text. Takes up to
+        seconds for the largest grammars: for the caller's thread."""
         with self._lock:
             known = self._compiled.get(wanted)
             if self._vocabulary is None:
                 self._vocabulary = self._read_vocabulary()
         if known is None:
-            known = _compile(wanted, self._vocabulary)
+            try:
+                known = _compile(wanted, self._vocabulary)
+            except _NotTriedError:
+                raise
+            except RequestError as error:
+                known = str(error)
         with self._lock:
             self._compiled[wanted] = known
             self._compiled.move_to_end(wanted)
             while len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)
-            return [self._matcher(known, ignore_eos) for _ in range(count)]
+        if isinstance(known, str):
+            raise RequestError(known)
+        return known
 
     def _matcher(self, compiled: llguidance.LLMatcher, ignore_eos: bool) -> Matcher:
         ends = np.zeros((self._vocab + 31) // 32, np.uint32)
@@ -78,6 +96,10 @@ class GrammarCompiler:
         with library_errors(_unusable):
             vocabulary = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab, self._eos_ids))
             return llguidance.LLTokenizer(vocabulary, eos_token=self._eos_ids)
+
+
+class _NotTriedError(RequestError):
+    """A refusal for want of time, which another attempt may have."""
 
 
 class Matcher:
@@ -216,17 +238,16 @@ _CONDITIONS = frozenset({"pattern", "multipleOf", "patternProperties", "property
 def _try(source: str) -> None:
     """RequestError for what takes too long, or too much memory, in a process of its own."""
     command = [sys.executable, str(Path(__file__).with_name("trial.py"))]
+    sentence = (
+        "The grammar cannot be used: its schema has more conditions on one value than can be combined; have fewer of"
+        " pattern and multipleOf meet there."
+    )
     try:
-        done = subprocess.run(
-            command, input=source.encode(), capture_output=True, timeout=_TRIAL_SECONDS, check=False
-        ).returncode
-    except subprocess.TimeoutExpired:
-        done = 1
-    if done != 0:
-        raise RequestError(
-            "The grammar cannot be used: its schema has more conditions on one value than can be combined; have fewer of"
-            " pattern and multipleOf meet there."
-        )
+        done = subprocess.run(command, input=source.encode(), capture_output=True, timeout=_TRIAL_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _NotTriedError(sentence) from error
+    if done.returncode != 0:
+        raise RequestError(sentence)
 
 
 def _source(wanted: StructuredOutputs) -> str:
