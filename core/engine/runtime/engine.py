@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import AdmissionError, EngineStoppedError, FormatError, RequestError, TokenizerError
 from ..formats.tokenizer import Tokenizer
-from ..sampling import BeamSearchParams, SamplingParams
+from ..sampling import BeamSearchParams, SamplingParams, StructuredOutputs
 from ..sampling.grammar import GrammarCompiler, Matcher
 from ..sampling.processors import make_processors
 from ..scheduler import SchedulerStats
@@ -182,12 +182,23 @@ class Engine:
         """A grammar's state for each sample; RequestError says what is wrong with the grammar."""
         if params.structured_outputs is None:
             return []
+        return self._compiler().matchers(params.structured_outputs, params.samples, params.ignore_eos)
+
+    def knows_form(self, form: StructuredOutputs) -> bool:
+        """Whether requests with this form are made, or refused, without its being compiled first."""
+        return self._grammars is not None and self._grammars.knows(form)
+
+    def compile_form(self, form: StructuredOutputs) -> None:
+        """Makes a form known, in up to seconds of this thread. RequestError says what is wrong with it."""
+        self._compiler().compile(form)
+
+    def _compiler(self) -> GrammarCompiler:
         if not self.has_tokenizer:
             raise RequestError("structured_outputs needs a tokenizer, and this checkpoint has none.")
         with self._lock:
             if self._grammars is None:
                 self._grammars = GrammarCompiler(self.tokenizer, self.loaded.program.vocab, self.eos_ids())
-        return self._grammars.matchers(params.structured_outputs, params.samples, params.ignore_eos)
+        return self._grammars
 
     def admit(self, *requests: Request) -> None:
         """Hand requests to the step loop together, so that one step can take them all; AdmissionError when one can

@@ -40,9 +40,10 @@ class Place:
 
 
 class Admission:
-    """``capacity``: sequences that may run at a time; ``max_queue``: those that may wait beyond. All on one event loop."""
+    """``capacity``: sequences, or what else ``kind`` says, that may run at a time; ``max_queue``: those that may wait beyond.
+    All on one event loop."""
 
-    def __init__(self, capacity: int, max_queue: int, max_per_key: int | None = None) -> None:
+    def __init__(self, capacity: int, max_queue: int, max_per_key: int | None = None, kind: str = "sequences") -> None:
         self.capacity = capacity
         self.draining = False
         self.idle = asyncio.Event()
@@ -50,6 +51,7 @@ class Admission:
         self.refused = 0
         self._max_queue = max_queue
         self._max_per_key = max_per_key
+        self._kind = kind
         self._free = capacity
         self._queues: OrderedDict[str, deque[Place]] = OrderedDict()  # the caller whose turn is next comes first
         self._held: Counter[str] = Counter()
@@ -64,18 +66,28 @@ class Admission:
     def running(self) -> int:
         return self.capacity - self._free
 
-    def enter(self, caller: str, weight: int, priority: int = 0) -> Place:
-        """A place in the caller's queue, behind all of no higher ``priority``. ApiError 429 where there is none, 503 when the
-        server shuts down."""
+    def of_forms(self) -> Admission:
+        """Who may have a form compiled: one at a time, with a queue of the same bounds."""
+        return Admission(1, self._max_queue, self._max_per_key, "forms")
+
+    def check(self, caller: str, weight: int) -> None:
+        """Raises what ``enter`` would."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_s=5)
         if weight > self.capacity:
-            raise ApiError(400, f"The request asks for {weight} sequences; at most {self.capacity} run at a time.", "n")
+            raise ApiError(
+                400, f"The request asks for {weight} {self._kind}; at most {self.capacity} run at a time.", "n"
+            )
         if self._max_per_key is not None and self._held[caller] >= self._max_per_key:
             raise self._refusal(f"This key has {self._held[caller]} requests at work, which is the most it may have")
         waiting = self.waiting
         if (waiting or weight > self._free) and waiting + weight > self._max_queue:
-            raise self._refusal(f"The server is full: {self.running} sequences run and {waiting} wait")
+            raise self._refusal(f"The server is full: {self.running} {self._kind} run and {waiting} wait")
+
+    def enter(self, caller: str, weight: int, priority: int = 0) -> Place:
+        """A place in the caller's queue, behind all of no higher ``priority``. ApiError 429 where there is none, 503 when the
+        server shuts down."""
+        self.check(caller, weight)
         place = Place(self, caller, weight, priority)
         self._held[caller] += 1
         queue = self._queues.setdefault(caller, deque())

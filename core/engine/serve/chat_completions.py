@@ -18,7 +18,7 @@ from .fields import ChatBody
 from .logprobs import chat_logprobs, shown_tokens
 from .models import Models
 from .respond import Outputs, last_outputs, stream, usage
-from .sse import Event
+from .sse import Event, answered
 
 
 def routes(models: Models) -> APIRouter:
@@ -29,7 +29,7 @@ def routes(models: Models) -> APIRouter:
         """An answer to a conversation."""
         with_usage = body.with_usage
         model = await models.find(body.model)
-        chat = await prepare(model, body, request.state.caller)
+        chat = await answered(request, prepare(model, body, request.state.caller))
         head = {"id": f"chatcmpl-{request.state.request_id}", "created": int(time.time()), "model": model.name}
         if body.stream:
             return stream(request, chat.generation, partial(_events, chat, head, with_usage))

@@ -23,7 +23,7 @@ from .model import ServedModel
 from .models import Models
 from .prompts import encode
 from .respond import Outputs, last_outputs, stream, usage
-from .sse import Event
+from .sse import Event, answered
 from .tracing import current
 
 
@@ -35,7 +35,7 @@ def routes(models: Models) -> APIRouter:
         """Texts or token ids, continued."""
         with_usage = body.with_usage
         model = await models.find(body.model)
-        work = await prepare(model, body, request.state.caller)
+        work = await answered(request, prepare(model, body, request.state.caller))
         head = {
             "id": f"cmpl-{request.state.request_id}",
             "object": "text_completion",

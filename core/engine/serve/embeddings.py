@@ -25,6 +25,7 @@ from .lanes import beside
 from .model import ServedModel
 from .models import Models
 from .respond import last_outputs
+from .sse import answered
 
 MAX_INPUTS = 2048  # of a request, as OpenAI has it
 Inputs = Sequence[str | list[int]]
@@ -42,7 +43,8 @@ def routes(models: Models) -> APIRouter:
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         salt = salt_of(request.state.caller, cache_salt or "")
-        generation = await begin(model, inputs, params, request.state.caller, model.priority(priority), salt)
+        beginning = begin(model, inputs, params, request.state.caller, model.priority(priority), salt)
+        generation = await answered(request, beginning)
         return await last_outputs(request, generation)
 
     @router.post("/v1/embeddings")
@@ -89,20 +91,19 @@ def routes(models: Models) -> APIRouter:
 async def begin(
     model: ServedModel, inputs: Inputs, params: PoolingParams, caller: str, priority: int, salt: bytes
 ) -> Generation:
-    """Takes places for a request, for half of all at most: its inputs run so many at a time. ApiError or EngineError where
-    it is wrong or there is no room; ``Generation.close`` must be called in the end."""
+    """Takes places for a request, for half of all at most, once it can begin: its inputs run so many at a time. ApiError or
+    EngineError where it is wrong or there is no room; ``Generation.close`` must be called in the end."""
     start = time.monotonic()
     weight = min(len(inputs), max(model.admission.capacity // 2, 1))
-    place = model.admission.enter(caller, weight, priority)
+    model.admission.check(caller, weight)
+    gate = asyncio.Semaphore(weight)
     try:
-        gate = asyncio.Semaphore(weight)
         prepared = [await model.llm.prepare_embedding(given, params, priority, salt, gate) for given in inputs]
-    except BaseException as error:
-        place.leave()
+    except RequestError as error:
         if isinstance(error.__cause__, FormatError):  # the model's files are at fault
             raise ApiError(400, without_folders(str(error))) from error
         raise
-    return Generation(model, prepared, place, start)
+    return Generation(model, prepared, model.admission.enter(caller, weight, priority), start)
 
 
 def _listed(given: Any) -> Inputs:

@@ -13,11 +13,11 @@ from engine.runtime.async_llm import Prepared
 from engine.runtime.core import NO_TOKEN, STATUS
 from engine.runtime.outputs import CompletionOutput, RequestOutput
 from engine.runtime.turns import Turns
-from engine.sampling import SamplingParams
+from engine.sampling import SamplingParams, StructuredOutputs
 
 from .admission import Place
 from .errors import ApiError, api_error
-from .lanes import beside, lane, later
+from .lanes import beside, compiling, lane, later
 from .model import ServedModel
 from .tracing import current
 
@@ -38,27 +38,36 @@ async def begin(
 ) -> Generation:
     """Takes a place for a request with one or several prompts, of which half of what there is room for run at a time where
     that is not enough for all; ``conversation`` is the text of one whose answers are to be known in its next turn, and
-    ``shown`` makes of outputs what is to be seen of them. ApiError or EngineError where it is wrong or there is no room;
-    ``Generation.close`` must be called in the end."""
+    ``shown`` makes of outputs what is to be seen of them. It has no place before it can begin: a form is compiled first.
+    ApiError or EngineError where it is wrong or there is no room; ``Generation.close`` must be called in the end."""
     start = time.monotonic()
     stream = stream and params.samples == params.n
     for prompt in prompts:
         _check_length(model, len(prompt), params)
     room = max(model.admission.capacity // params.samples, 1)
     together = len(prompts) if len(prompts) <= room else max(room // 2, 1)  # long ones leave room for others
-    place = model.admission.enter(caller, together * params.samples, priority)
-    try:
-        gate = None if together == len(prompts) else asyncio.Semaphore(together)
-        threads = lane(slow=params.structured_outputs is not None)
-        prepared = [
-            await model.llm.prepare(list(prompt), params, None, priority, stream, salt, threads, gate)
-            for prompt in prompts
-        ]
-    except BaseException:
-        place.leave()
-        raise
+    weight = together * params.samples
+    model.admission.check(caller, weight)
+    await _compile(model, params.structured_outputs, caller, priority)
+    gate = None if together == len(prompts) else asyncio.Semaphore(together)
+    prepared = [
+        await model.llm.prepare(list(prompt), params, None, priority, stream, salt, lane(), gate) for prompt in prompts
+    ]
     remember = None if conversation is None else partial(_remember, model.turns, conversation, salt)
+    place = model.admission.enter(caller, weight, priority)
     return Generation(model, prepared, place, start, remember, shown)
+
+
+async def _compile(model: ServedModel, form: StructuredOutputs | None, caller: str, priority: int) -> None:
+    """Returns once the form, if there is one, is known: they are compiled one at a time, in turn for each caller."""
+    if form is None or model.llm.engine.knows_form(form):
+        return
+    place = model.forms.enter(caller, 1, priority)
+    try:
+        await place.turn()
+        await compiling(partial(model.llm.engine.compile_form, form))
+    finally:
+        place.leave()
 
 
 def _check_length(model: ServedModel, prompt: int, params: SamplingParams) -> None:

@@ -1,4 +1,4 @@
-"""Threads for what takes long: large requests, and grammars, go one after the other, so that nobody else waits for them."""
+"""Threads for what takes long: large requests go one after the other, and so do grammars, so that nobody else waits for them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)
 """Size of the body of the request that this task answers."""
 _LARGE = 256 << 10
 _slow = ThreadPoolExecutor(1, thread_name_prefix="engine-large")
+_forms = ThreadPoolExecutor(1, thread_name_prefix="engine-forms")
 
 
-def lane(slow: bool = False) -> Executor | None:
-    """Where work for this task's request is done; None is the event loop's own threads. ``slow``: it may take long, though
-    the request is small."""
-    return _slow if slow or body_bytes.get() > _LARGE else None
+def lane() -> Executor | None:
+    """Where work for this task's request is done; None is the event loop's own threads."""
+    return _slow if body_bytes.get() > _LARGE else None
 
 
 async def beside(work: Callable[[], T]) -> T:
     """What ``work`` gives, done beside the event loop."""
     return await asyncio.get_running_loop().run_in_executor(lane(), work)
+
+
+async def compiling(work: Callable[[], T]) -> T:
+    """What ``work`` gives, which is to compile a grammar. It is not begun if the caller is cancelled before its turn."""
+    return await asyncio.get_running_loop().run_in_executor(_forms, work)
 
 
 def later(work: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from .fields import Body, ChatBody, Listed, Loose
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream, usage
-from .sse import Event, encoded
+from .sse import Event, answered, encoded
 
 
 class Text(Body):
@@ -165,7 +165,7 @@ def routes(models: Models) -> APIRouter:
     async def messages(body: MessagesBody, request: Request) -> Response:
         """An answer to a conversation, in Anthropic's form."""
         model = await models.find(body.model)
-        chat = await prepare(model, body.chat(model), request.state.caller)
+        chat = await answered(request, prepare(model, body.chat(model), request.state.caller))
         head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
         if body.stream:
             return stream(request, chat.generation, partial(_events, chat, head), _named)

@@ -185,7 +185,7 @@ class _State(Collector):
             gauges["num_requests_waiting"].add_metric([name], state["waiting"])
             gauges["kv_cache_usage_perc"].add_metric([name], state["kv_usage"])
             preempted.add_metric([name], state["preemptions"])
-            refused.add_metric([name], model.admission.refused)
+            refused.add_metric([name], model.refused)
             guessed.add_metric([name], state["guessed"])
             held.add_metric([name], state["held"])
             restarted.add_metric([name], state["restarts"])

@@ -45,6 +45,7 @@ class ServedModel:
         self.bytes = 0
         """Of weights and KV cache, while the model is loaded or as it was last."""
         self.admission = admission
+        self.forms = admission.of_forms()
         self.figures = metrics.of(name)
         self.created = int(time.time())
         self.deadline_s = deadline_s
@@ -129,6 +130,11 @@ class ServedModel:
     def recommended(self) -> Mapping[str, float]:
         """How its makers would have it sampled where a request does not say."""
         return self.llm.engine.loaded.checkpoint.sampling
+
+    @property
+    def refused(self) -> int:
+        """Requests for which there was no room."""
+        return self.admission.refused + self.forms.refused
 
     @property
     def max_model_len(self) -> int:

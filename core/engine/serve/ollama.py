@@ -23,7 +23,7 @@ from .fields import Body, ChatBody, ContextOption, Listed, Loose, Tool
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream
-from .sse import Event
+from .sse import Event, answered
 
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
@@ -170,7 +170,7 @@ def routes(models: Models) -> APIRouter:
         model.check_context(asked.options)
         if asked.think is True and "thinking" not in _abilities(model):
             raise ApiError(400, f"think is true, and the chat template of {model.name} knows no thinking.", "think")
-        chat = await prepare(model, asked.chat(), request.state.caller)
+        chat = await answered(request, prepare(model, asked.chat(), request.state.caller))
         form = _Form(chat, chatting, start)
         if asked.stream:
             return stream(request, chat.generation, partial(_pieces, chat, form), _line, "application/x-ndjson")

@@ -31,7 +31,7 @@ def routes(models: Models, metrics: Metrics) -> APIRouter:
     def described(model: ServedModel) -> dict[str, Any]:
         label = {"model_name": model.name}
         sums = {name: metrics.registry.get_sample_value(sample, label) or 0 for name, sample in _SUMS.items()}
-        return {"name": model.name, **snapshot(model), "refused": model.admission.refused, **sums}
+        return {"name": model.name, **snapshot(model), "refused": model.refused, **sums}
 
     @router.get("/", include_in_schema=False)
     async def page() -> Response:

@@ -18,7 +18,7 @@ from .chat import Chat, prepare
 from .models import Models
 from .respond import Outputs, last_outputs, stream, usage
 from .responses_body import ResponsesBody
-from .sse import Event, encoded
+from .sse import Event, answered, encoded
 
 
 def routes(models: Models) -> APIRouter:
@@ -28,7 +28,7 @@ def routes(models: Models) -> APIRouter:
     async def responses(body: ResponsesBody, request: Request) -> Response:
         """An answer in the form of a list of items."""
         model = await models.find(body.model)
-        chat = await prepare(model, body.chat(), request.state.caller)
+        chat = await answered(request, prepare(model, body.chat(), request.state.caller))
         head = _head(body, model.name, request.state.request_id)
         if body.stream:
             return stream(request, chat.generation, partial(_events, chat, head), _numbered())
