@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from math import ceil
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,6 +22,7 @@ from engine.runtime.engine import Engine
 
 from .admission import Admission
 from .app import make_app
+from .connection import ACCEPTED, Connection
 from .keys import VARIABLE, Keys
 from .log import log
 from .metrics import Metrics
@@ -32,8 +34,8 @@ from .tracing import Tracing, load_tracing
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _SPARE = 1.25
 """Sequences that the scheduler is given, for each that it may run: so its next one is there when one ends."""
-
-
+_BACKLOG = 2048
+"""Connections that wait to be accepted."""
 _TICKS = 10
 """Of a tenth of a second each, between looks for models that idle."""
 
@@ -43,14 +45,18 @@ class Server(uvicorn.Server):
     signal ends it at once."""
 
     def __init__(self, app: ASGIApp, models: Models, drain_s: float) -> None:
-        super().__init__(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False)
-        )
+        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+        super().__init__(uvicorn.Config(app, http=Connection, lifespan="off", ws="none", backlog=ACCEPTED, **quiet))
         self._models = models
         self._admissions = [model.admission for model in models.by_name.values()]
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
         self._retiring: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_BACKLOG)  # asyncio gives the system what it is to accept in a turn
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if any(admission.draining for admission in self._admissions):
@@ -113,7 +119,7 @@ def listen(options: ServeOptions) -> socket.socket:
     """A listening socket. UsageError where the address cannot be had."""
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
-        listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=2048)
+        listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG)
     except OSError as error:
         raise UsageError(
             f"{options.host}:{options.port} cannot be listened on: {error.strerror or error}; choose another --port."

@@ -1,0 +1,118 @@
+"""Connections that bring no request, or bring one in an odd way, over raw sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from engine.serve import connection
+
+VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+BODY = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 1}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def connect(running) -> socket.socket:
+    address = httpx.URL(running.url)
+    return socket.create_connection((address.host, address.port), timeout=20)
+
+
+def ended(client: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    found = b""
+    try:
+        while data := client.recv(1 << 16):
+            found += data
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def asked(client: socket.socket, data: bytes) -> bytes:
+    """The head of the answer, of a connection that stays open; its body comes with it or soon after."""
+    client.sendall(data)
+    found = b""
+    while b"\r\n\r\n" not in found:
+        found += client.recv(1 << 16)
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += client.recv(1 << 16)
+    return head
+
+
+@pytest.mark.parametrize("head", [b"", VERSION[:20], VERSION[:-2]])
+def test_a_head_that_does_not_come_ends_its_connection(running, monkeypatch, head):
+    """The first of a connection, and a later one; a connection that idles between two stays for longer."""
+    monkeypatch.setattr(connection, "_HEAD_S", 0.2)
+    with connect(running) as idle, connect(running) as first, connect(running) as later:
+        assert asked(idle, VERSION).startswith(b"HTTP/1.1 200")
+        first.sendall(head)
+        assert asked(later, VERSION).startswith(b"HTTP/1.1 200")
+        if head:
+            later.sendall(head)
+            assert ended(later) == b""
+        assert ended(first) == b""
+        assert asked(idle, VERSION).startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_slow_after_its_head_stays(running, monkeypatch):
+    monkeypatch.setattr(connection, "_HEAD_S", 0.1)
+    with connect(running) as slow, connect(running) as silent:
+        slow.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(BODY))
+        assert ended(silent) == b""
+        assert asked(slow, BODY).startswith(b"HTTP/1.1 200")
+
+
+def test_there_are_no_more_connections_than_files_for_them(running, monkeypatch):
+    """Those beyond are closed at once, and there is room again when others go."""
+    running.wait_until(lambda: not running.server.server_state.connections)
+    monkeypatch.setattr(connection, "most_connections", lambda: 3)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(running)) for _ in range(3)]
+        running.wait_until(lambda: len(running.server.server_state.connections) == 3)
+        with connect(running) as beyond:
+            assert ended(beyond) == b""
+        clients[0].close()
+        running.wait_until(lambda: len(running.server.server_state.connections) == 2)
+        with connect(running) as beyond:
+            assert asked(beyond, VERSION).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_leave_files_to_others(monkeypatch):
+    for limit, most in ((256, 192), (1024, 960), (64, 32), (-1, 1 << 31)):
+        monkeypatch.setattr(connection.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert connection.most_connections() == most
+
+
+def test_bodies_of_many_small_chunks_are_refused(running):
+    """Where they are many; a small body may come byte by byte."""
+    with connect(running) as client:
+        small = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
+        assert asked(client, CHUNKED + small).startswith(b"HTTP/1.1 200")
+        assert asked(client, CHUNKED + b"200\r\n%s\r\n" % (b" " * 512) * 8192 + b"0\r\n\r\n").startswith(
+            b"HTTP/1.1 400"
+        )
+        client.sendall(CHUNKED + b"1\r\n \r\n" * 5000)
+        answer = ended(client)
+    assert answer.startswith(b"HTTP/1.1 400") and b"too many chunks; send them of 256 bytes at least." in answer
+
+
+def test_a_whole_url_as_target(running):
+    with connect(running) as client:
+        for target in (b"http://x/version", b"HTTP://x:80/version?a=b"):
+            assert asked(client, VERSION.replace(b"/version", target)).startswith(b"HTTP/1.1 200")
+        assert asked(client, VERSION.replace(b"/version", b"http://x")).startswith(b"HTTP/1.1 200")
+
+
+def test_a_length_that_is_told_twice_is_the_last_of_its_connection(running):
+    with connect(running) as client:
+        length = CHUNKED.replace(b"Transfer", b"Content-Length: 3\r\nTransfer")
+        client.sendall(length + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY) + VERSION)
+        answer = ended(client)
+    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer and answer.count(b"HTTP/1.1") == 1
