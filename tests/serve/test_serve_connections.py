@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from contextlib import ExitStack
 
@@ -116,3 +117,21 @@ def test_a_length_that_is_told_twice_is_the_last_of_its_connection(running):
         client.sendall(length + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY) + VERSION)
         answer = ended(client)
     assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer and answer.count(b"HTTP/1.1") == 1
+
+
+def test_bodies_on_their_way_have_room_for_so_many_bytes_in_all(start, monkeypatch):
+    """Whoever comes beyond is told when to come again, and the others are answered."""
+    monkeypatch.setattr("engine.serve.gate._BODIES", 2)
+    running = start(options={"max_body": 0.125})
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(running)) for _ in range(3)]
+        for client in clients:
+            client.sendall(POST + b"Content-Length: %d\r\n\r\n" % (100_000 + len(BODY)) + b" " * 100_000)
+        refused, _, _ = select.select(clients, [], [], 20)
+        for client in clients:
+            head = asked(client, BODY).lower()
+            assert head.startswith(b"http/1.1 503" if client in refused else b"http/1.1 200")
+            assert (b"retry-after: 5" in head) == (client in refused)
+        assert len(refused) == 1
+        sizes = b"Content-Length: %d\r\n\r\n" % (100_000 + len(BODY))
+        assert asked(clients[0], POST + sizes + b" " * 100_000 + BODY).startswith(b"HTTP/1.1 200")

@@ -6,8 +6,8 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,6 +25,8 @@ _OPEN = ("/health", "/health/live", "/health/ready", "/health/progress", "/")
 _ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _BODY_S = 60.0
 """A body must have come by then."""
+_BODIES = 32
+"""All bodies together may be so many times as large as one."""
 _DISCARD_S, _SILENCE_S = 10.0, 0.5
 """For how long a refused body is read on, and how long it may pause."""
 
@@ -36,6 +38,32 @@ def _of_ollama(scope: Scope) -> Scope:
     if "origin" not in headers:
         headers["content-type"] = "application/json"
     return {**scope, "headers": headers.raw}
+
+
+class _Bodies:
+    """Bytes of all bodies that have come, of requests that are not answered yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """One request's: a function that takes so many bytes more, which are given back in the end. ApiError 503 where there
+        is no room for them."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self._held + size > self._most:
+                raise ApiError(503, "Too many large bodies are on their way; try again in 5 s.", retry_s=5)
+            self._held += size
+            taken += size
+
+        try:
+            yield take
+        finally:
+            self._held -= taken
 
 
 class Gate:
@@ -53,6 +81,7 @@ class Gate:
         self._app = app
         self._keys = keys
         self._max_body = max_body
+        self._bodies = _Bodies(max_body * _BODIES)
         self._log = logs
         self._tracing = tracing
 
@@ -85,9 +114,9 @@ class Gate:
 
         try:
             scope["state"]["caller"] = self._caller(scope, headers)
-            whole = await self._whole(headers, receive)
-            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # its body is not sent
-            with in_use():
+            with self._bodies.share() as take, in_use():
+                whole = await self._whole(headers, receive, take)
+                asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # its body is not sent
                 await self._app(asked, whole, tell)
         except ClientGoneError:  # before all of the body has come
             figures["gone"] = True
@@ -126,9 +155,9 @@ class Gate:
             raise ApiError(401, f"{wrong}; send a known one as Authorization: Bearer KEY.", code="invalid_api_key")
         return caller
 
-    async def _whole(self, headers: Headers, receive: Receive) -> Receive:
+    async def _whole(self, headers: Headers, receive: Receive, take: Callable[[int], None]) -> Receive:
         """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 400 if it has too many parts, 408 if
-        it does not come."""
+        it does not come, 503 if ``take`` has no room for it."""
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_body:
             if "expect" not in headers:  # else nothing comes before it is asked for
@@ -141,7 +170,9 @@ class Gate:
                     message = await receive()
                     if message["type"] != "http.request":
                         raise ClientGoneError
-                    body += message.get("body", b"")
+                    part = message.get("body", b"")
+                    take(len(part))
+                    body += part
                     if len(body) > self._max_body:
                         body.clear()
                         await _discard(receive)
