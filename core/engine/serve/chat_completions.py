@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from engine.runtime.outputs import CompletionOutput
 
@@ -17,7 +17,7 @@ from .deltas import Delta, call_id
 from .fields import ChatBody
 from .logprobs import chat_logprobs, shown_tokens
 from .models import Models
-from .respond import Outputs, last_outputs, stream, usage
+from .respond import Outputs, last_outputs, stream, usage, written
 from .sse import Event, answered
 
 
@@ -34,8 +34,12 @@ def routes(models: Models) -> APIRouter:
         if body.stream:
             return stream(request, chat.generation, partial(_events, chat, head, with_usage))
         output = (await last_outputs(request, chat.generation))[0]
-        choices = [_whole(chat, completion) for completion in output.outputs]
-        return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage([output])})
+
+        def whole() -> dict[str, Any]:
+            choices = [_whole(chat, completion) for completion in output.outputs]
+            return {**head, "object": "chat.completion", "choices": choices, "usage": usage([output])}
+
+        return await written(whole)
 
     return router
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from engine.formats.tokenizer import Tokenizer
 from engine.runtime.outputs import CompletionOutput, RequestOutput
@@ -22,7 +22,7 @@ from .logprobs import TextOffsets, text_logprobs
 from .model import ServedModel
 from .models import Models
 from .prompts import encode
-from .respond import Outputs, last_outputs, stream, usage
+from .respond import Outputs, last_outputs, stream, usage, written
 from .sse import Event, answered
 from .tracing import current
 
@@ -45,13 +45,7 @@ def routes(models: Models) -> APIRouter:
         if body.stream:
             return stream(request, work.generation, partial(_events, work, head, with_usage))
         outputs = await last_outputs(request, work.generation)
-        choices = [
-            choice
-            for prompt, output in enumerate(outputs)
-            for completion in output.outputs
-            for choice in _Choice(work, prompt).advance(output, completion)
-        ]
-        return JSONResponse({**head, "choices": choices, "usage": usage(outputs)})
+        return await written(lambda: {**head, "choices": _choices(work, outputs), "usage": usage(outputs)})
 
     return router
 
@@ -130,6 +124,15 @@ async def _prompt(model: ServedModel, given: str | list[int], echo: bool) -> Pro
         return Prompt(given, await encode(model, given), written=True)
     ids = model.llm.engine.encode(tuple(given))
     return Prompt(model.llm.engine.tokenizer.decode(ids) if echo else "", ids, written=False)
+
+
+def _choices(work: Work, outputs: list[RequestOutput]) -> list[dict[str, Any]]:
+    return [
+        choice
+        for prompt, output in enumerate(outputs)
+        for completion in output.outputs
+        for choice in _Choice(work, prompt).advance(output, completion)
+    ]
 
 
 async def _events(work: Work, head: dict[str, Any], with_usage: bool, outputs: Outputs) -> AsyncGenerator[Event, None]:

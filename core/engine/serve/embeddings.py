@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,10 +20,9 @@ from .embedding_fields import EmbedAsked, EmbeddingBody, OneEmbedAsked
 from .errors import ApiError, without_folders
 from .generation import Generation
 from .keys import salt_of
-from .lanes import beside
 from .model import ServedModel
 from .models import Models
-from .respond import last_outputs
+from .respond import last_outputs, written
 from .sse import answered
 
 MAX_INPUTS = 2048  # of a request, as OpenAI has it
@@ -60,7 +58,11 @@ def routes(models: Models) -> APIRouter:
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
         write = _coded if body.encoding_format == "base64" else _plain
-        return await _json(answer, "data", lambda: [_item(n, value) for n, value in enumerate(write(stacked(outputs)))])
+
+        def items() -> list[dict[str, Any]]:
+            return [_item(index, value) for index, value in enumerate(write(stacked(outputs)))]
+
+        return await written(lambda: {**answer, "data": items()})
 
     @router.post("/api/embed")
     async def api_embed(body: EmbedAsked, request: Request) -> Response:
@@ -75,7 +77,7 @@ def routes(models: Models) -> APIRouter:
             "load_duration": 0,
             "prompt_eval_count": _tokens(outputs),
         }
-        return await _json(answer, "embeddings", lambda: _plain(stacked(outputs)))
+        return await written(lambda: {**answer, "embeddings": _plain(stacked(outputs))})
 
     @router.post("/api/embeddings")
     async def api_embeddings(body: OneEmbedAsked, request: Request) -> Response:
@@ -83,7 +85,7 @@ def routes(models: Models) -> APIRouter:
         model = await models.find_tagged(body.model)
         model.check_context(body.options)
         outputs = await embed(model, [body.prompt], PoolingParams(), request)
-        return await _json({}, "embedding", lambda: _plain(stacked(outputs))[0])
+        return await written(lambda: {"embedding": _plain(stacked(outputs))[0]})
 
     return router
 
@@ -132,10 +134,3 @@ def _coded(vectors: Array) -> list[Any]:
 
 def _item(index: int, embedding: Any) -> dict[str, Any]:
     return {"object": "embedding", "index": index, "embedding": embedding}
-
-
-async def _json(answer: Mapping[str, Any], name: str, make: Callable[[], Any]) -> Response:
-    """The answer with what ``make`` gives under ``name``, written down beside the event loop: a million numbers take a
-    while."""
-    text = await beside(lambda: json.dumps({**answer, name: make()}))
-    return Response(text, media_type="application/json")

@@ -21,6 +21,8 @@ from .lanes import beside, compiling, lane, later
 from .model import ServedModel
 from .tracing import current
 
+_MAX_LOGPROBS = 1 << 22
+"""Of a request's sequences: their answer is made and written down within some seconds."""
 Output = tuple[int, RequestOutput]
 """A prompt's index, and what has come of it."""
 
@@ -44,6 +46,7 @@ async def begin(
     stream = stream and params.samples == params.n
     for prompt in prompts:
         _check_length(model, len(prompt), params)
+    _check_logprobs(model, prompts, params)
     room = max(model.admission.capacity // params.samples, 1)
     together = len(prompts) if len(prompts) <= room else max(room // 2, 1)  # long ones leave room for others
     weight = together * params.samples
@@ -81,6 +84,26 @@ def _check_length(model: ServedModel, prompt: int, params: SamplingParams) -> No
             f"The prompt has {prompt} tokens, and {params.max_tokens or 1} more are to be generated; the context of"
             f" {model.name} holds {model.max_model_len}.",
             code="context_length_exceeded",
+        )
+
+
+def _check_logprobs(model: ServedModel, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+    """Those of several sequences are bounded; those of one are by the context."""
+    if len(prompts) * params.samples == 1:
+        return
+    wanted = 0
+    for prompt in prompts:
+        made = params.max_tokens or model.max_model_len - len(prompt)
+        if params.logprobs is not None:
+            wanted += params.samples * made * (params.logprobs + 1)
+        if params.prompt_logprobs is not None:
+            wanted += params.samples * len(prompt) * (params.prompt_logprobs + 1)
+    if wanted > _MAX_LOGPROBS:
+        raise ApiError(
+            400,
+            f"The request may have {wanted} logprobs, and at most {_MAX_LOGPROBS} are given; ask for fewer logprobs, for fewer"
+            " sequences at a time, or for fewer tokens with max_tokens.",
+            "logprobs",
         )
 
 

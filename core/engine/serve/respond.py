@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
+from fastapi.responses import Response
 
 from engine.runtime.outputs import RequestOutput
 
 from .generation import Generation, Output
+from .lanes import beside
 from .sse import Event, EventStream, answered, encoded
 
 Outputs = AsyncGenerator[Output, None]
+_PARTED = 5
+"""Levels of an answer that are written in parts: down to the items of a choice's logprobs."""
+_PIECE = 1000  # numbers or texts
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 async def last_outputs(request: Request, generation: Generation) -> list[RequestOutput]:
@@ -24,6 +31,24 @@ async def last_outputs(request: Request, generation: Generation) -> list[Request
         generation.close()
     _note(request, outputs)
     return outputs
+
+
+async def written(make: Callable[[], Any]) -> Response:
+    """What ``make`` gives as JSON, made and written down beside the event loop: a million numbers take a while."""
+    text = await beside(lambda: _json(make()).encode())
+    return Response(text, media_type="application/json")
+
+
+def _json(value: Any, depth: int = 0) -> str:
+    """As json writes it, in parts, between which others run: json does not let go of the interpreter before it is done."""
+    if depth == _PARTED or not value or not isinstance(value, (dict, list)):
+        return _JSON.encode(value)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_JSON.encode(key)}:{_json(part, depth + 1)}" for key, part in value.items()) + "}"
+    if isinstance(value[-1], (dict, list)):
+        return "[" + ",".join(_json(part, depth + 1) for part in value) + "]"
+    pieces = (value[at : at + _PIECE] for at in range(0, len(value), _PIECE))
+    return "[" + ",".join(_JSON.encode(piece)[1:-1] for piece in pieces) + "]"
 
 
 def stream(

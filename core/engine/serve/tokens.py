@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from .errors import ApiError
 from .fields import DetokenizeBody, TokenizeBody, ending_of
@@ -13,13 +14,14 @@ from .lanes import beside
 from .logprobs import token_text
 from .models import Models
 from .prompts import chat_prompt, encode
+from .respond import written
 
 
 def routes(models: Models) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
         """The token ids of a text or a conversation."""
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "Give either prompt or messages.", "prompt")
@@ -33,8 +35,12 @@ def routes(models: Models) -> APIRouter:
         else:
             ids = await encode(model, body.prompt or "", body.add_special_tokens)
         tokenizer = model.llm.engine.tokenizer
-        texts = [token_text(tokenizer, token) for token in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": list(ids), "token_strs": texts}
+
+        def answer() -> dict[str, Any]:
+            texts = [token_text(tokenizer, token) for token in ids] if body.return_token_strs else None
+            return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": list(ids), "token_strs": texts}
+
+        return await written(answer)
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
