@@ -121,6 +121,19 @@ def test_a_lost_rank_ends_requests_with_a_sentence(how, endless):
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_requests_end_before_what_hangs_for_want_of_a_rank_is_closed(endless, monkeypatch):
+    llm, params = endless
+    llm.generate([[1]], SamplingParams(max_tokens=1))
+    closed = threading.Event()
+    monkeypatch.setattr(llm.engine._core._session._local, "close", closed.wait)
+    threading.Timer(0.1, os.kill, (worker(llm), signal.SIGKILL)).start()
+    while not (sentences := _errors(llm, params)):
+        pass
+    assert llm.engine._core._thread.is_alive() and not llm.engine.health().alive
+    assert all(sentence.startswith("Rank ") for sentence in sentences)
+    closed.set()
+
+
 def _errors(llm: LLM, params: SamplingParams) -> set[str]:
     """What requests ended with that did not end well."""
     try:

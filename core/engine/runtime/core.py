@@ -156,6 +156,8 @@ class EngineCore:
             while not self._stopping:
                 try:
                     self._turn()
+                except EngineStoppedError:  # for good: requests are told before what hangs is closed
+                    raise
                 except Exception as error:
                     self._restart(error)
         except Exception as error:  # the loop itself is broken: every request is told, and none waits for ever
@@ -478,7 +480,9 @@ class EngineCore:
 
     def _recover(self, step: ScheduledStep, error: Exception) -> None:
         """The device lost its state: recompute. The step's requests then run one at a time, so that the one at fault
-        fails alone."""
+        fails alone. Raises the error where it says that nothing more can be done."""
+        if isinstance(error, EngineStoppedError):
+            raise error
         self._close_session()
         members = [self._members[part.seq_id] for part in step.sequences if part.seq_id in self._members]
         ids = list(dict.fromkeys(member.request.request_id for member in members))

@@ -6,8 +6,6 @@ import time
 import traceback
 from collections import deque
 
-from ..errors import EngineStoppedError
-
 MOST = 3
 WITHIN_S = 60.0
 _PAUSE_S = 0.5
@@ -29,11 +27,11 @@ class Restarts:
 
     def wait(self, error: Exception) -> None:
         """Counts one more, after a pause that grows, since a device may need a while; raises the error where there have
-        been too many, or where it says that nothing more can be done."""
+        been too many."""
         now = time.monotonic()
         while self._times and now - self._times[0] > WITHIN_S:
             self._times.popleft()
-        if isinstance(error, EngineStoppedError) or len(self._times) >= MOST:
+        if len(self._times) >= MOST:
             raise error
         time.sleep(_PAUSE_S * len(self._times))
         self._times.append(now)
