@@ -202,7 +202,7 @@ BAD = {
     "no JSON": ("{{ raise_exception | tojson }}", "not JSON serializable"),
     "slow": (
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "takes longer than 0.1 s",
+        "takes longer than 0.5 s",
     ),
 }
 

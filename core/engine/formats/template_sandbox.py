@@ -28,7 +28,7 @@ from jinja2.visitor import NodeTransformer
 METER = "\0meter"  # a name that no template can write
 _OWN_ROOM = 1 << 22  # characters and elements that a template may make of nothing
 _ROOM_A_CHARACTER = 32  # and for each character that it is given
-_OWN_SECONDS = 0.1  # of the thread's own time
+_OWN_SECONDS = 0.5  # of the thread's own time, in which all garbage may be collected, too
 _SECONDS_A_CHARACTER = 1e-5  # and for each character that it is given
 _ELEMENT = 8  # characters that an element of a list takes the room of
 _MAX_BITS = 1 << 14  # of an integer

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.backend.v1 import Array
-from engine.errors import FormatError
+from engine.errors import FormatError, RequestError
 from engine.runtime.outputs import RequestOutput
 from engine.runtime.pooling import PoolingParams, stacked
 
