@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RequestError, library_errors
+from .bounds import with_exclusive_bounds
 from .dates import with_real_dates
 from .structured import StructuredOutputs
 
@@ -265,7 +266,9 @@ def _source(wanted: StructuredOutputs) -> str:
 
 
 def _schema(wanted: StructuredOutputs) -> Any:
-    return with_real_dates(json.loads(str(wanted.json))) if wanted.json is not None else {"type": "object"}
+    if wanted.json is None:
+        return {"type": "object"}
+    return with_exclusive_bounds(with_real_dates(json.loads(str(wanted.json))))
 
 
 def json_in_lark(form: StructuredOutputs) -> str:
