@@ -400,6 +400,24 @@ def test_hf_spaces_added_as_tokens(tmp_path: Path) -> None:
         assert tokenizer.decode(ids) == text == pipeline.decode(ids)
 
 
+def test_hf_tokens_added_as_the_normalizer_writes_them(tmp_path: Path) -> None:
+    """Llama 2's manner: a space before a text, and so before each added token that is normalized."""
+    texts = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a"]
+    vocabulary = {text: token for token, text in enumerate(texts)}
+    merges = [("\u2581", "a")]
+    pipeline = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    pipeline.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    pipeline.decoder = decoders.Sequence(parts)
+    pipeline.add_special_tokens([AddedToken("<s>", normalized=True)])
+    pipeline.add_tokens([AddedToken("<my tag>"), AddedToken("<as it is>", normalized=False)])
+    tokenizer = open_checkpoint(_hf_folder(tmp_path, pipeline, {"bos_token": "<s>"})).tokenizer()
+    for text in ["<my tag>", "a <my tag>a", "a<as it is> <my tag>", "a <s>a"]:
+        ids = tokenizer.encode(text, parse_special=True)
+        assert ids == pipeline.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids, skip_special=False) == pipeline.decode(ids, skip_special_tokens=False)
+
+
 def test_threads_share_a_tokenizer(shared: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

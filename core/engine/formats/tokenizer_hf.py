@@ -42,8 +42,9 @@ def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[
             id_of=pipeline.token_to_id,
             size=max(pipeline.get_vocab().values(), default=-1) + 1,
             spelling=spelling,
-            # a token added with U+2581 in it is spelled like the others
-            literal=frozenset(token for token, entry in added.items() if entry.special or SPACE not in entry.content),
+            literal=frozenset(
+                token for token, entry in added.items() if _is_literal(entry, pipeline.id_to_token(token))
+            ),
             control=frozenset(token for token, entry in added.items() if entry.special),
             bos_id=bos_id,
             eos_ids=eos_ids | ({eos_id} if eos_id is not None else frozenset()),
@@ -53,6 +54,12 @@ def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[
             missing_bytes=_missing_bytes(pipeline) if spelling is Spelling.BYTE_LEVEL else frozenset(),
         ),
     )
+
+
+def _is_literal(entry: tokenizers.AddedToken, written: str | None) -> bool:
+    """Not a token added with U+2581 in it, nor one that got it from the normalizer, as a text around it does: they are spelled
+    like the others."""
+    return SPACE not in (written or "") or (entry.special and SPACE in entry.content)
 
 
 def _pipeline(path: Path) -> tokenizers.Tokenizer:
