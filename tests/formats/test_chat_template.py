@@ -190,11 +190,13 @@ BAD = {
     "escape by class": ("{{ ''.__class__.__mro__ }}", "unsafe"),
     "escape by globals": ("{{ raise_exception.__globals__.keys() }}", "unsafe"),
     "escape by format": ("{{ '{0.__class__.__name__}'.format(1) }}", "unsafe"),
+    "escape by path": ("{{ [1] | join(attribute='real.__class__.__name__') }}", "unsafe"),
     "changes the messages": ("{{ messages.append(1) }}", "not safely callable|unsafe"),
     "division": ("{{ 1 / 0 }}", "division by zero"),
     "long output": ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "makes more than 4200"),
     "long string": ("{{ 'x' * 99999999999 }}", "makes more than 4200"),
     "long list": ("{{ (99999999999 * [1]) | length }}", "makes more than 4200"),
+    "long sum": ("{{ ([[1] * 9999] * 9999) | sum(start=[]) | length }}", "makes more than 4200"),
     "large power": ("{{ 9 ** 99999999 }}", "number is too large"),
     "large range": ("{{ range(99999999) | list }}", "Range too big"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
@@ -204,6 +206,7 @@ BAD = {
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "takes longer than 0.5 s",
     ),
+    "slow sums": ("{{ ([range(99999)] * 999) | map('sum') | max }}", "takes longer than 0.1 s"),
 }
 
 

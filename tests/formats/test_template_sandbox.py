@@ -50,6 +50,8 @@ TEMPLATES = [
     "{% block a %}x{{ messages[0].n }}{% endblock %}",
     "{% for k in {'x':1} %}{{ k }}{% endfor %}{% for c in 'ab' %}{{ c }}{% endfor %}",
     "{{ [1,2]|join }}{{ [1,2]|join('-') }}{{ messages|join('|', attribute='role') }}{{ messages|map(attribute='zzz', default='q')|join }}",
+    "{{ [{'a': {'b': 1}}, {'a': {'b': 'x'}}, {'a': {}}]|join(', ', attribute='a.b') }}{{ [[[1, 2]], [[3, 4]]]|join('-', attribute='0.1') }}{{ [[1, 2], [3, 4]]|join('-', attribute=1) }}{{ [[1, 2], [3, 4]]|join('-', attribute='0') }}",
+    "{{ [[1], [2, 3]]|sum(start=[]) }}{{ [(1,), (2,)]|sum(start=()) }}{{ [{'a': [1]}, {'a': [2]}]|sum(attribute='a', start=[0]) }}{{ []|sum(start=[]) }}{{ [{'a': {'b': 1}}, {'a': {'b': 2.5}}]|sum('a.b') }}{{ [true, 2]|sum }}",
     "{{ 'a' + 'b' }}{{ [1]+[2] }}{{ 'ab'*2 }}{{ [0]*3 }}{{ (1,2)+(3,) }}{{ 1+1.5 }}",
 ]
 

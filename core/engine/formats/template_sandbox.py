@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import TemplateRuntimeError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import FILTERS
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -234,10 +234,16 @@ def _replace(context: Context, value: Any, old: str, new: str, count: int | None
     return text.replace(str(old), str(new), -1 if count is None else count)
 
 
+def _chosen(context: Context, items: Iterable[Any], attribute: str | int | None) -> Iterator[Any]:
+    """The items, or of each what ``attribute`` names, which may be a path with dots."""
+    metered = _each(context, items)
+    return metered if attribute is None else map(make_attrgetter(context.environment, attribute), metered)
+
+
 @pass_context
 def _join(context: Context, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     meter = _of(context)
-    items = list(value) if attribute is None else [context.environment.getitem(item, attribute) for item in value]
+    items = list(_chosen(context, value, attribute))
     separator = meter.text(d)
     meter.charge(len(separator) * len(items))
     return separator.join([meter.text(item) for item in items])
@@ -269,9 +275,10 @@ def _string(context: Context, value: Any) -> str:
 
 @pass_context
 def _sum(context: Context, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
-    if not isinstance(start, int | float):
-        raise TemplateRuntimeError("sum adds numbers only")
-    return FILTERS["sum"](context.environment, iterable, attribute, start)
+    sandbox, total = cast(_Sandbox, context.environment), start
+    for item in _chosen(context, iterable, attribute):
+        total = sandbox.call_binop(context, "+", total, item)
+    return total
 
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
