@@ -86,6 +86,7 @@ FAMILIES = {
     "gemma2": ("Gemma2", "gemma2", GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}),
     "gemma2 without caps": ("Gemma2", None, GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("Gemma3", "gemma3", GEMMA | {"num_hidden_layers": 7}),
+    "gemma3 capped": ("Gemma3", "gemma3", GEMMA | {"final_logit_softcapping": 5.0}),
     "gemma3 without windows": ("Gemma3", None, GEMMA | PLAIN_GEMMA3),
     "phi3": ("Phi3", "phi3", {"sliding_window": WINDOW}),
     "phi3 partial": ("Phi3", "phi3", {"rope_parameters": PARTIAL}),

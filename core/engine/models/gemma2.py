@@ -25,15 +25,15 @@ LARGEST = 46
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
-    data, arch = checkpoint.metadata, checkpoint.architecture
     c = with_scales(c, checkpoint, LARGEST)
-    if checkpoint.kind == "gguf":
-        attention, final = f"{arch}.attn_logit_softcapping", f"{arch}.final_logit_softcapping"
-    else:
-        attention, final = "attn_logit_softcapping", "final_logit_softcapping"
-    # A null takes the cap away.
-    caps = [positive(data, key) if data.get(key) is not None else 0.0 for key in (attention, final)]
-    return replace(c, attention_softcap=caps[0], logit_softcap=caps[1])
+    return replace(c, attention_softcap=softcap(checkpoint, "attn"), logit_softcap=softcap(checkpoint, "final"))
+
+
+def softcap(checkpoint: Checkpoint, where: str) -> float:
+    """Of the scores ("attn") or of the logits ("final"); 0 for none, as a null says."""
+    key = f"{where}_logit_softcapping"
+    key = f"{checkpoint.architecture}.{key}" if checkpoint.kind == "gguf" else key
+    return positive(checkpoint.metadata, key) if checkpoint.metadata.get(key) is not None else 0.0
 
 
 def with_scales(c: DecoderConfig, checkpoint: Checkpoint, largest: int) -> DecoderConfig:

@@ -1,5 +1,5 @@
-"""Gemma 3, text only (arXiv 2503.19786): Gemma 2 with norms of q and k for its caps, a window on five of six layers, and a
-rotary embedding of its own on these."""
+"""Gemma 3, text only (arXiv 2503.19786): Gemma 2 with norms of q and k in place of its caps of scores, a window on five of six
+layers, and a rotary embedding of its own on these."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ LOCAL_THETA = 10000.0
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     c, data = gemma2.with_scales(c, checkpoint, LARGEST), checkpoint.metadata
+    c = replace(c, logit_softcap=gemma2.softcap(checkpoint, "final"))
     if checkpoint.kind == "gguf":
         theta = positive(data, f"{checkpoint.architecture}.rope.freq_base_swa", LOCAL_THETA)
         return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
