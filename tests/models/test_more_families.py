@@ -73,6 +73,11 @@ FAMILIES = {
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     ),
     "qwen3_moe": ("Qwen3Moe", "qwen3moe", EXPERTS),
+    "qwen3_moe with a window": (
+        "Qwen3Moe",
+        None,
+        EXPERTS | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
     "qwen3_moe dense layer, not renormalized": ("Qwen3Moe", None, EXPERTS | NO_EXPERTS),
     "qwen2_moe": ("Qwen2Moe", "qwen2moe", EXPERTS | {"norm_topk_prob": False, "shared_expert_intermediate_size": 48}),
     "qwen2_moe renormalized, dense layer": (

@@ -198,7 +198,7 @@ def _hf_windows(data: Mapping[str, Any], family: Family, layers: int, context: i
     if not found:
         return ()
     if types is None:
-        first = integer(data, "max_window_layers", 0, low=0)
+        first = integer(data, "max_window_layers", 0, low=0) if family.full_first else 0
         return tuple(width if i >= first else 0 for i, width in enumerate(found))
     if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
         raise ModelError(

@@ -25,3 +25,5 @@ class Family:
     """The window of GGUF files that name none."""
     full_every: int = 0
     """Each so many-th layer attends to everything where the others have a window; 0: all have it."""
+    full_first: bool = False
+    """Whether config.json's max_window_layers counts first layers without a window; others ignore the key."""
