@@ -10,7 +10,9 @@ from . import cohere
 from .cohere import HF_KEYS, HF_NAMES, build
 from .decoder import DecoderConfig
 
-__all__ = ["HF_KEYS", "HF_NAMES", "build", "configure"]
+__all__ = ["HF_DEFAULTS", "HF_KEYS", "HF_NAMES", "build", "configure"]
+
+HF_DEFAULTS = {"max_position_embeddings": 8192, "sliding_window": 4096}
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:

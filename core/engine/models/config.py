@@ -156,7 +156,7 @@ def config_from_hf(
             rope=rope,
             max_context=reach,
             experts=experts,
-            experts_used=integer(data, "num_experts_per_tok", 2, low=0) if experts else 0,
+            experts_used=integer(data, "num_experts_per_tok", low=0) if experts else 0,
             may_tie=flag(data, "tie_word_embeddings", True),
             act=_act(data, family),
             windows=_hf_windows(data, family, layers, reach),

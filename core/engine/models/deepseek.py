@@ -25,6 +25,18 @@ from .rope import rope_scaling, yarn_scale
 from .weights import Weights
 
 HF_KEYS = {"head_dim": "qk_rope_head_dim", "num_experts": "n_routed_experts"}
+# By architecture. The code beside the first files of V3 had others, but these files name all of them.
+HF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {},
+    "deepseek_v3": {
+        "max_position_embeddings": 4096,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+    },
+}
 _ATTENTION = {
     "attn_q.weight": "q_proj.weight",
     "attn_q_a.weight": "q_a_proj.weight",

@@ -8,9 +8,10 @@ from ..formats import Checkpoint
 from .decoder import DecoderConfig
 from .llama import HF_NAMES, build
 
-__all__ = ["HF_KEYS", "HF_NAMES", "build", "configure"]
+__all__ = ["HF_DEFAULTS", "HF_KEYS", "HF_NAMES", "build", "configure"]
 
 HF_KEYS = {"hidden_act": "hidden_activation"}
+HF_DEFAULTS = {"head_dim": 256, "max_position_embeddings": 8192}
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:

@@ -14,6 +14,14 @@ from .fields import positive
 from .weights import Weights
 
 HF_KEYS = {"hidden_act": "hidden_activation"}
+HF_DEFAULTS = {
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 HF_NAMES = {
     **llama.HF_NAMES,
     "blk.{i}.post_attention_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",

@@ -20,6 +20,7 @@ HF_KEYS = {
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+HF_DEFAULTS = {"max_position_embeddings": 1024}
 HF_PREFIX = "transformer."
 HF_NAMES = {
     "token_embd.weight": "transformer.wte.weight",

@@ -22,6 +22,20 @@ from .rope import rope_from_gguf
 from .weights import Weights
 
 _EXPERTS = "model.layers.{i}.mlp.experts."
+HF_DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "rope_theta": 150000.0,
+    "rope_scaling": {  # a file's rope_parameters go before it
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}
 HF_NAMES = {
     **{name: own for name, own in llama.HF_NAMES.items() if "ffn_" not in name},
     "blk.{i}.attn_sinks.weight": "model.layers.{i}.self_attn.sinks",

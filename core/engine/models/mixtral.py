@@ -7,6 +7,7 @@ from . import llama
 from .decoder import DecoderConfig, attention_block, moe_block, output_head
 from .weights import Weights
 
+HF_DEFAULTS = {"max_position_embeddings": 131072, "num_experts_per_tok": 2, "rope_theta": 1000000.0}
 HF_NAMES = {
     **llama.HF_NAMES,
     "blk.{i}.ffn_gate_inp.weight": "model.layers.{i}.block_sparse_moe.gate.weight",

@@ -9,6 +9,7 @@ from . import llama
 from .decoder import DecoderConfig, fused_attention_block, output_head
 from .weights import Weights
 
+HF_DEFAULTS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
 HF_NAMES = {
     **{name: own for name, own in llama.HF_NAMES.items() if "attn_" not in name and "ffn_" not in name},
     "blk.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",

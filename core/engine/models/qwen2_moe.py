@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
-from . import qwen3_moe
+from . import qwen2, qwen3_moe
 from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, output_head, shared_expert_block
 from .fields import flag
 from .weights import Weights
 
+# transformers takes other layer_types, too; files from before those mean max_window_layers as Qwen 2's do.
+HF_DEFAULTS = {**qwen2.HF_DEFAULTS, "num_experts_per_tok": 4}
 HF_NAMES = {
     **{
         name: own for name, own in qwen3_moe.HF_NAMES.items() if "attn_q_norm" not in name and "attn_k_norm" not in name

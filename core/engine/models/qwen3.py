@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..program.build import Builder, Program
-from . import llama
+from . import llama, qwen2
 from .decoder import DecoderConfig, attention_block, mlp_block, output_head
 from .weights import Weights
 
+HF_DEFAULTS = qwen2.HF_DEFAULTS
 HF_NAMES = {
     **llama.HF_NAMES,
     "blk.{i}.attn_q_norm.weight": "model.layers.{i}.self_attn.q_norm.weight",

@@ -1,10 +1,10 @@
 """From a checkpoint to its family: which file builds it, with which names and which configuration.
 
 A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and ``build``. Where it needs them it has
-``HF_KEYS`` (common key -> its own in config.json), ``HF_DEFAULTS`` (what holds where config.json leaves it out),
-``configure`` (completes the configuration), ``HF_PREFIX`` (which files of a model without its head leave out of all names;
-"model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical names of matrices that lie transposed) and ``unused``
-(beginnings of the names of tensors that are not run).
+``HF_KEYS`` (common key -> its own in config.json), ``HF_DEFAULTS`` (what holds where config.json leaves it out, as in
+transformers; by architecture where there are several), ``configure`` (completes the configuration), ``HF_PREFIX`` (which files
+of a model without its head leave out of all names; "model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical names
+of matrices that lie transposed) and ``unused`` (beginnings of the names of tensors that are not run).
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     _check_causal(checkpoint)
     module: Any = import_module(f".{family.name}", __package__)
     if checkpoint.kind == "hf" and hasattr(module, "HF_DEFAULTS"):
-        checkpoint = replace(checkpoint, metadata={**module.HF_DEFAULTS, **checkpoint.metadata})
+        defaults = module.HF_DEFAULTS.get(checkpoint.architecture, module.HF_DEFAULTS)
+        checkpoint = replace(checkpoint, metadata={**defaults, **checkpoint.metadata})
     if checkpoint.kind == "gguf":
         config = config_from_gguf(checkpoint, family, max_model_len)
     else:

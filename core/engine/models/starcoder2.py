@@ -8,6 +8,7 @@ from .decoder import DecoderConfig, attention_block, logits, norm, plain_mlp_blo
 from .weights import Weights
 
 HF_KEYS = {"rms_norm_eps": "norm_epsilon"}
+HF_DEFAULTS = {"max_position_embeddings": 4096}
 HF_NAMES = {
     **{name: own for name, own in llama.HF_NAMES.items() if "ffn_" not in name},
     "output_norm.bias": "model.norm.bias",
