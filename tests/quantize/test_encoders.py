@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.errors import FormatError
-from engine.formats import FORMATS
+from engine.formats import FORMATS, hfblocks
+from engine.quantize import int8, nf4
 from engine.quantize.encode import encode_rows
 
 # Mean squared error of llama-quantize's encoders (ggml 0.25.3) on 2^20 standard normal weights, without and with an importance of
@@ -93,6 +94,47 @@ def test_zeros_constants_and_single_weights(name, pool):
     assert np.isfinite(decoded).all() and not decoded[0].any()
     np.testing.assert_allclose(decoded[1:3], rows[1:3], rtol=0.05)
     assert decoded[3, 40] == pytest.approx(2.0, rel=0.15) and not decoded[3, 256:].any()
+
+
+@pytest.mark.parametrize("name", PEER)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_weights_too_small_for_a_scale_are_next_to_nothing(name, weighted, pool):
+    """As the rows of tokens that no training text has: without a warning, and without harm to the blocks beside them."""
+    rng = np.random.default_rng()
+    rows = rng.standard_normal((64, 512), np.float32)
+    importance = importance_of(rng, 512) if weighted else None
+    small = rows.copy()
+    small[1::2, :256] *= (10.0 ** rng.uniform(-46, -20, (32, 1))).astype(np.float32)
+    decoded = FORMATS[name].decode(encode_rows(name, small, importance, pool))
+    assert (np.abs(decoded[1::2, :256] - small[1::2, :256]) <= 2.0**-23).all()  # steps of f16 are of 2^-24
+    beside = FORMATS[name].decode(encode_rows(name, rows, importance, pool))
+    np.testing.assert_array_equal(decoded[0::2], beside[0::2])
+    np.testing.assert_array_equal(decoded[1::2, 256:], beside[1::2, 256:])
+
+
+@pytest.mark.parametrize("kind", ["NF4", "scales of NF4", "INT8"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_weights_that_only_f32_scales_hold(kind):
+    """Blocks from 1e-43 to 1: no weight is further off than half a step, but for what numbers so small cannot tell apart."""
+    rng = np.random.default_rng()
+    rows = rng.standard_normal((256, 256)).astype(np.float32)
+    smallest_alone = kind == "scales of NF4"  # whose mean is taken off
+    sizes = (10.0 ** rng.uniform(-42, -39 if smallest_alone else 0, (256, 1))).astype(np.float32)
+    small = rows * sizes
+    if kind == "INT8":
+        codes, scale = int8.encode(small)
+        decoded, step = codes * scale, scale
+    elif kind == "NF4":
+        packed, largest = nf4.encode(small.reshape(-1))
+        decoded = hfblocks.NF4_TABLE[np.stack([packed >> 4, packed & 15], 1)].reshape(-1, 64) * largest[:, None]
+        decoded, step = decoded.reshape(small.shape), np.repeat(largest, 64).reshape(small.shape) * 0.31
+    else:
+        codes, top, offset = nf4.encode_scales(np.abs(small).reshape(-1))
+        decoded = nf4.dynamic_map()[codes].reshape(small.shape) * top[:, None] + np.float32(offset)
+        small, step = np.abs(small), top[:, None] * 0.1
+    assert np.isfinite(decoded).all()
+    assert (np.abs(decoded - small) <= 0.501 * step + 127 * 1.5e-45).all()
 
 
 @pytest.mark.parametrize(("name", "reach"), EXACT_LEVELS.items())

@@ -63,13 +63,16 @@ def mxfp4(x: Floats, weight: Weight) -> Array:
         error = MX.error(x, weight, _power(exponent + step))
         chosen = np.where(error < best, exponent + step, chosen)
         best = np.minimum(best, error)
-    chosen = np.clip(chosen, -127, 127)
+    chosen = np.clip(chosen, _LEAST, 127)
     return bits.blocks((chosen + 127).astype(np.uint8)[None], bits.nibbles(MX.indices(x, _power(chosen))))
+
+
+_LEAST = -125  # twice the inverse of the half of a smaller power is beyond f32
 
 
 def _power(exponent: Floats) -> Floats:
     """The codebook's numbers are doubled, so the scale is half of the power."""
-    return np.ldexp(np.float32(0.5), np.clip(exponent, -127, 127).astype(np.int32))
+    return np.ldexp(np.float32(0.5), np.clip(exponent, _LEAST, 127).astype(np.int32))
 
 
 def _unsigned(level: Floats, bias: int) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.formats.quantformats import Bytes, Floats
-from engine.quantize.search import Fit
+from engine.quantize.search import SMALLEST, Fit
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Codebook:
         """The scale [blocks] of least weighted squared error, by the search of ``search.fit_scale``."""
         top, bottom = x.max(axis=0), x.min(axis=0)
         extreme = np.where(top > -bottom, top, bottom)
-        extreme = np.where(extreme != 0, extreme, 1)
+        extreme = np.where(np.abs(extreme) > SMALLEST, extreme, 1)
         weighted = x if weight is None else x * weight
         best = np.zeros((3, x.shape[1]), np.float32)
         for trial in self.trials:

@@ -8,6 +8,7 @@ import numpy as np
 from engine.backend.v1 import Array
 from engine.formats.quantformats import Floats
 from engine.formats.safetensors_writer import StoredTensor
+from engine.quantize.search import quotients
 
 BLOCK = 32
 """Inputs that a layer has a multiple of, for the kernels that compute with it."""
@@ -21,8 +22,7 @@ def stored(name: str, shape: tuple[int, ...]) -> tuple[StoredTensor, ...]:
 def encode(values: Floats) -> tuple[Array, Floats]:
     """f32 [rows, K]: int8 [rows, K] and the scales f32 [rows, 1]; the largest weight of a row is 127."""
     scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
-    return np.clip(np.rint(values * inverse), -127, 127).astype(np.int8), scale
+    return np.clip(np.rint(quotients(values, scale)), -127, 127).astype(np.int8), scale
 
 
 def config(skipped: list[str]) -> dict[str, object]:

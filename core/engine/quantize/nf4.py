@@ -11,6 +11,7 @@ from engine.backend.v1 import Array
 from engine.formats.hfblocks import NF4_TABLE
 from engine.formats.quantformats import Floats
 from engine.formats.safetensors_writer import StoredTensor
+from engine.quantize.search import quotients
 
 BLOCK = 64
 NESTED_BLOCK = 256
@@ -41,10 +42,8 @@ def encode(values: Floats) -> tuple[Array, Floats]:
     padded[: values.size] = values
     blocks = padded.reshape(-1, BLOCK)
     largest = np.abs(blocks).max(axis=1)
-    inverse = np.divide(1, largest, out=np.zeros_like(largest), where=largest > 0)
-    index = (
-        np.searchsorted((NF4_TABLE[1:] + NF4_TABLE[:-1]) / 2, blocks * inverse[:, None]).astype(np.uint8).reshape(-1)
-    )
+    shares = quotients(blocks, largest[:, None])
+    index = np.searchsorted((NF4_TABLE[1:] + NF4_TABLE[:-1]) / 2, shares).astype(np.uint8).reshape(-1)
     packed: Array = index[0::2] << 4 | index[1::2]
     return packed[: -(-values.size // 2)], largest
 
@@ -57,9 +56,8 @@ def encode_scales(largest: Floats) -> tuple[Array, Floats, float]:
     padded[: largest.size] = largest - np.float32(offset)
     blocks = padded.reshape(-1, NESTED_BLOCK)
     top = np.abs(blocks).max(axis=1)
-    inverse = np.divide(1, top, out=np.zeros_like(top), where=top > 0)
     numbers = dynamic_map()
-    index = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, blocks * inverse[:, None]).astype(np.uint8)
+    index = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, quotients(blocks, top[:, None])).astype(np.uint8)
     return index.reshape(-1)[: largest.size], top, offset
 
 

@@ -25,9 +25,23 @@ class Fit:
     squares: Floats
 
 
+SMALLEST = np.float32(1e-30)
+"""No scale in f16 makes anything of smaller weights, and what is divided by them may overflow."""
+
+
+def quotients(x: Floats, divisor: Floats) -> Floats:
+    """x times the inverse of ``divisor``, and 0 where that is 0; both are larger by a power of two where the inverse would
+    overflow."""
+    small = np.abs(divisor) < SMALLEST
+    if small.any():
+        larger = np.where(small, np.float32(2.0**100), np.float32(1))
+        x, divisor = x * larger, divisor * larger
+    return x * np.divide(1, divisor, out=np.zeros_like(divisor), where=divisor != 0)
+
+
 def levels(x: Floats, scale: Floats, low: int, high: int, out: Floats | None = None) -> Floats:
-    """The whole numbers of low..high nearest to x / scale; 0 where the scale is 0."""
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    """The whole numbers of low..high nearest to x / scale; 0 where the scale is next to nothing."""
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=np.abs(scale) > SMALLEST)
     out = np.multiply(x, inverse, out=out)
     np.rint(out, out=out)
     return np.clip(out, low, high, out=out)
@@ -38,8 +52,7 @@ def fit_scale(x: Floats, weight: Floats | None, low: int, high: int, trials: Flo
     on; for levels of both signs the largest has the sign of ``low``, which reaches further."""
     top, bottom = x.max(axis=0), x.min(axis=0)
     extreme = np.where(top > -bottom, top, bottom)
-    usable = extreme != 0
-    extreme = np.where(usable, extreme, 1)
+    extreme = np.where(np.abs(extreme) > SMALLEST, extreme, 1)
     weighted = x if weight is None else x * weight
     level, product = np.empty_like(x), np.empty_like(x)
     best = np.zeros((3, x.shape[1]), np.float32)  # gain, scale, squares
@@ -65,7 +78,7 @@ def fit_affine(x: Floats, weight: Floats | None, high: int, trials: Floats, sign
     if not signed:
         lowest = np.minimum(lowest, 0)
     span = x.max(axis=0) - lowest
-    inverse = np.divide(1, span, out=np.zeros_like(span), where=span > 0)
+    inverse = np.divide(1, span, out=np.zeros_like(span), where=span > SMALLEST)
     sums = _Sums.of(x, weight)
     level, product, above = np.empty_like(x), np.empty_like(x), x - lowest
     best = np.zeros((4, x.shape[1]), np.float32)  # gain, scale, offset, squares
