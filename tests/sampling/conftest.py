@@ -1,4 +1,4 @@
-"""What the tests of schemas share."""
+"""What a schema takes, asked of a tiny vocabulary."""
 
 from __future__ import annotations
 

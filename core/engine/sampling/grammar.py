@@ -21,6 +21,7 @@ from ..errors import RequestError, library_errors
 from .bounds import with_exclusive_bounds
 from .dates import with_real_dates
 from .structured import StructuredOutputs
+from .understood import as_understood
 
 if TYPE_CHECKING:
     import llguidance
@@ -268,7 +269,7 @@ def _source(wanted: StructuredOutputs) -> str:
 def _schema(wanted: StructuredOutputs) -> Any:
     if wanted.json is None:
         return {"type": "object"}
-    return with_exclusive_bounds(with_real_dates(json.loads(str(wanted.json))))
+    return with_exclusive_bounds(with_real_dates(as_understood(json.loads(str(wanted.json)))))
 
 
 def json_in_lark(form: StructuredOutputs) -> str:
