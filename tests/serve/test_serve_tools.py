@@ -262,6 +262,34 @@ def test_references_within_a_tools_schema(tooled, wanted):
             jsonschema.validate(json.loads(call.function.arguments), whole)
 
 
+@pytest.mark.parametrize(
+    ("named", "reference"),
+    [
+        ({"$id": "http://x/y"}, "#/$defs/z"),
+        ({"$id": "http://x/y"}, "#z"),
+        ({}, "#z"),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://x/y"}, "#/$defs/z"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "id": "http://x/y"}, "#/$defs/z"),
+    ],
+)
+def test_references_of_schemas_that_have_ids(tooled, tagged, named, reference):
+    """Forced, beside a form, and strict; two tools of one id have each its own."""
+    tools = [
+        {"type": "function", "function": {"name": name, "strict": True, "parameters": {
+            "type": "object", "properties": {"a": {"$ref": reference}}, "required": ["a"], "additionalProperties": False,
+            "$defs": {"z": {"$anchor": "z", "const": name}}, **named}}}
+        for name in ("one", "two")
+    ]  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": tools[0]["function"]["parameters"]}}
+    ask(tagged, tools=tools, max_tokens=1)
+    for running in (tooled, tagged):
+        ask(running, tools=tools, max_tokens=1, response_format=form)
+    choice = {"type": "function", "function": {"name": "two"}}
+    for forced in ("required", choice):
+        [call] = ask(tooled, tools=tools, tool_choice=forced, max_tokens=200).choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == {"a": call.function.name}
+
+
 def test_an_answer_in_a_form_is_no_call(tooled, tagged):
     """Though it may look like one: where nothing can be called, or calls have tags."""
     form = {

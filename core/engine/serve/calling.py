@@ -108,7 +108,7 @@ def _tagged_call_or(form: StructuredOutputs, tools: list[Tool], one_call: bool) 
 def _call_or(form: StructuredOutputs, tools: list[Tool]) -> StructuredOutputs:
     """The form of a call, or of a text in its own."""
     schema = {"type": "object"} if form.json is None else json.loads(str(form.json))
-    return StructuredOutputs(json={"anyOf": [*_call_schemas(tools), _moved(schema, f"#/anyOf/{len(tools)}")]})
+    return StructuredOutputs(json={"anyOf": [*_call_schemas(tools), _part(schema, "form")]})
 
 
 def _call_form(tools: list[Tool]) -> StructuredOutputs:
@@ -120,7 +120,7 @@ def _call_schemas(tools: list[Tool]) -> list[dict[str, Any]]:
 
 
 def _call_schema(tool: Tool, place: int) -> dict[str, Any]:
-    arguments = _moved(tool.function.parameters or {"type": "object"}, f"#/anyOf/{place}/properties/arguments")
+    arguments = _part(tool.function.parameters or {"type": "object"}, f"tool:{place}")
     return {
         "type": "object",
         "properties": {"name": {"const": tool.function.name}, "arguments": arguments},
@@ -129,13 +129,7 @@ def _call_schema(tool: Tool, place: int) -> dict[str, Any]:
     }
 
 
-def _moved(schema: Any, to: str) -> Any:
-    """A schema that has become a part of another, where its references begin at ``to``."""
-    if isinstance(schema, list):
-        return [_moved(part, to) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {name: _moved(part, to) for name, part in schema.items()}
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
-        moved["$ref"] = to + reference[1:]
-    return moved
+def _part(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """A schema that has become a part of another: by an id of its own, its references begin where it does. A draft that it
+    names would have it be a whole of its own."""
+    return {**{key: value for key, value in schema.items() if key != "$schema"}, "$id": name}
