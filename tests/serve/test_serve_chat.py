@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 
 from engine import SamplingParams
+from engine.serve.logprobs import TextOffsets, text_logprobs, token_text
 
 HELLO = [{"role": "user", "content": "Hello, who is there?"}]
 
@@ -120,6 +121,28 @@ def test_logprobs_are_those_of_the_engine(running):
     chunks = list(chat(running, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3, stream=True))
     pieces = [entry for c in chunks for choice in c.choices if choice.logprobs for entry in choice.logprobs.content]
     assert pieces == found
+
+
+@pytest.mark.parametrize("best", [0, 2])
+def test_what_was_drawn_is_among_the_best_of_a_plain_completion(running, best):
+    fields = {"prompt": "Hello, all", "max_tokens": 8, "temperature": 5.0, "seed": 3, "echo": True, "logprobs": best}
+    found = running.openai.completions.create(model="tiny", **fields).choices[0].logprobs
+    rows = list(zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True))[1:]
+    assert all(top[token] == logprob and len(top) <= best + 1 for token, logprob, top in rows)
+    assert any(min(top.values()) == logprob and len(top) == best + 1 for _, logprob, top in rows)
+
+
+def test_several_tokens_of_one_text(running):
+    """The best of them, unless another was drawn."""
+    tokenizer = running.engine.tokenizer
+    texts = [token_text(tokenizer, token) for token in range(tiny_models.VOCAB)]
+    one, two, *_ = (token for token, text in enumerate(texts) if text == "\ufffd")
+    other = texts.index("a")
+    logprobs = {one: -1.0, two: -2.0, other: -3.0}
+    for drawn, expected in ((other, -1.0), (one, -1.0), (two, -2.0)):
+        offsets = TextOffsets(tokenizer, skip_special=True, continuation=True)
+        [top] = text_logprobs(tokenizer, [drawn], [logprobs], 2, offsets)["top_logprobs"]
+        assert top == {"\ufffd": expected} | ({"a": -3.0} if drawn == other else {})
 
 
 def test_bias_penalties_and_min_p_reach_the_sampler(running):

@@ -55,13 +55,23 @@ class TextOffsets:
 def text_logprobs(
     tokenizer: Tokenizer, ids: Sequence[int], known: Sequence[Logprobs | None], best: int, offsets: TextOffsets
 ) -> dict[str, list[Any]]:
-    """Of plain completions, in OpenAI's older form."""
-    tokens, chosen, top = [], [], []
+    """Of plain completions, in OpenAI's older form: the best are by their texts, of which one may be several tokens', and
+    with them is always the token itself."""
+    tokens: list[str] = []
+    chosen: list[float | None] = []
+    top: list[dict[str, float] | None] = []
     for token, logprobs in zip(ids, known, strict=True):
         tokens.append(token_text(tokenizer, token))
-        chosen.append(None if logprobs is None else _finite(logprobs[token]))
-        found = {} if logprobs is None else {token_text(tokenizer, i): _finite(p) for i, p in _best(logprobs, best)}
-        top.append(None if logprobs is None else found)
+        if logprobs is None:
+            chosen.append(None)
+            top.append(None)
+            continue
+        own = _finite(logprobs[token])
+        found: dict[str, float] = {}
+        for other, logprob in _best(logprobs, best):
+            found.setdefault(token_text(tokenizer, other), _finite(logprob))
+        chosen.append(own)
+        top.append(found | {tokens[-1]: own})
     begins = [offsets.take(token) for token in ids]
     return {"tokens": tokens, "text_offset": begins, "token_logprobs": chosen, "top_logprobs": top}
 
