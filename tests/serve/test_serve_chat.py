@@ -315,8 +315,27 @@ def test_models_tokens_and_version(running):
         assert http.post("/detokenize", json={"tokens": found["tokens"][1:]}).json() == {"prompt": text}
         rendered = http.post("/tokenize", json={"messages": HELLO}).json()["tokens"]
         assert running.engine.tokenizer.decode(rendered) == f"<user>{HELLO[0]['content']}<assistant>"
+        whole = http.post("/tokenize", json={"messages": HELLO, "add_special_tokens": True}).json()["tokens"]
+        assert whole == [running.engine.tokenizer.bos_id, *rendered]
+        plain = http.post("/tokenize", json={"prompt": text, "add_special_tokens": None, "tools": None}).json()
+        assert plain["tokens"] == found["tokens"] and plain["token_strs"] is None
         assert http.get("/version").json()["version"]
         assert http.get("/openapi.json").json()["paths"]["/v1/chat/completions"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", []),
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("chat_template_kwargs", {}),
+    ],
+)
+def test_a_text_is_tokenized_without_what_chats_have(running, name, value):
+    with running.http as http:
+        answer = http.post("/tokenize", json={"prompt": "x", name: value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == name
 
 
 REFUSED = {

@@ -362,16 +362,17 @@ class CompletionBody(SamplingFields):
 
 
 class TokenizeBody(Body):
-    """POST /tokenize: a text, or a conversation."""
+    """POST /tokenize: a text, with the special tokens around it unless it is to be without, or a conversation, whose template
+    makes all of it unless they are asked for."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Listed[Message] | None = None
     tools: Listed[Tool] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
     chat_template_kwargs: Loose | None = None
 
 

@@ -8,13 +8,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from .errors import ApiError
-from .fields import DetokenizeBody, TokenizeBody, ending_of
+from .fields import DetokenizeBody, Message, TokenizeBody, ending_of
 from .keys import salt_of
 from .lanes import beside
 from .logprobs import token_text
+from .model import ServedModel
 from .models import Models
 from .prompts import chat_prompt, encode
 from .respond import written
+
+_OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
 def routes(models: Models) -> APIRouter:
@@ -25,15 +28,15 @@ def routes(models: Models) -> APIRouter:
         """The token ids of a text or a conversation."""
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "Give either prompt or messages.", "prompt")
+        if body.prompt is not None and (wrong := next((n for n in _OF_CHATS if getattr(body, n) is not None), None)):
+            raise ApiError(400, f"{wrong} is for messages, and prompt is a text; leave one out.", wrong)
         model = await models.find(body.model)
-        if body.messages is not None:
-            messages = [message.templated() for message in body.messages]
-            tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-            ending = ending_of(body.add_generation_prompt, body.continue_final_message)
-            salt = salt_of(request.state.caller, "")
-            _, ids = await chat_prompt(model, messages, tools, body.chat_template_kwargs, ending, salt)
+        if body.messages is None:
+            ids = await encode(model, body.prompt or "", body.add_special_tokens is not False)
         else:
-            ids = await encode(model, body.prompt or "", body.add_special_tokens)
+            text, ids = await _conversation(model, body, body.messages, request.state.caller)
+            if body.add_special_tokens:
+                ids = await encode(model, text)
         tokenizer = model.llm.engine.tokenizer
 
         def answer() -> dict[str, Any]:
@@ -50,3 +53,12 @@ def routes(models: Models) -> APIRouter:
         return {"prompt": await beside(lambda: engine.tokenizer.decode(ids, False))}
 
     return router
+
+
+async def _conversation(
+    model: ServedModel, body: TokenizeBody, messages: list[Message], caller: str
+) -> tuple[str, tuple[int, ...]]:
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    ending = ending_of(body.add_generation_prompt, body.continue_final_message)
+    templated = [message.templated() for message in messages]
+    return await chat_prompt(model, templated, tools, body.chat_template_kwargs, ending, salt_of(caller, ""))
