@@ -69,6 +69,22 @@ def test_tools_and_thoughts(start, tmp_path):
     assert "".join(piece["message"].get("thinking", "") for piece in pieces) == whole["thinking"]
 
 
+def test_nulls_are_what_is_not_there(running):
+    call = {"id": None, "function": {"name": "weather", "arguments": {"day": None}}}
+    turns = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "user", "content": "So?"}]
+    few = {"num_predict": 3, "seed": 5, "stop": None}
+    with running.http as http:
+        chat = {"model": "tiny", "messages": turns, "options": few, "tools": None, "format": None}
+        assert len(lines(http, "/api/chat", chat | {"stream": None})) > 1
+        plain = [turn | ({"content": ""} if turn["content"] is None else {}) for turn in turns]
+        one, two = (http.post("/api/chat", json=chat | {"stream": False, "messages": m}).json() for m in (turns, plain))
+        assert one["message"] == two["message"] and one["prompt_eval_count"] == two["prompt_eval_count"]
+        loaded = http.post("/api/generate", json={"model": "tiny", "prompt": None, "stream": False}).json()
+        assert loaded["done_reason"] == "load"
+        assert http.post("/api/show", json={"model": None, "name": "tiny"}).status_code == 200
+        assert "model is missing" in http.post("/api/chat", json={"model": None, "messages": HELLO}).json()["error"]
+
+
 def test_models_and_refusals(running):
     with running.http as http:
         assert http.get("/api/tags").json()["models"][0]["name"] == "tiny"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from engine.formats.pooling import Pooling
 
-from .fields import Body, ContextOption, Listed, Prompts
+from .fields import AskedOfOllama, Body, ContextOption, Listed, Prompts
 
 
 class EmbeddingBody(Body):
@@ -26,7 +26,7 @@ class EmbeddingBody(Body):
     cache_salt: str | None = None
 
 
-class EmbedAsked(Body):
+class EmbedAsked(AskedOfOllama):
     """POST /api/embed. Clients set ``truncate`` unasked; a text is never cut, and one that is too long is refused."""
 
     model: str
@@ -38,7 +38,7 @@ class EmbedAsked(Body):
     """Taken, and without effect, as in ``ollama``."""
 
 
-class OneEmbedAsked(Body):
+class OneEmbedAsked(AskedOfOllama):
     """POST /api/embeddings, Ollama's older form."""
 
     model: str

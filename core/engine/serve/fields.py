@@ -86,6 +86,15 @@ class Body(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name in known}
 
 
+class AskedOfOllama(Body):
+    """In Ollama's protocol a null is what is not there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -376,7 +385,7 @@ class TokenizeBody(Body):
     chat_template_kwargs: Loose | None = None
 
 
-class ContextOption(Body):
+class ContextOption(AskedOfOllama):
     """Ollama's ``num_ctx``."""
 
     num_ctx: int | None = None

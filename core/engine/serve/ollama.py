@@ -19,7 +19,7 @@ from engine.runtime.outputs import RequestOutput
 
 from .chat import Chat, prepare
 from .errors import ApiError
-from .fields import Body, ChatBody, ContextOption, Listed, Loose, Tool
+from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Tool
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream
@@ -57,18 +57,18 @@ Nothing = Annotated[list[Any], Field(max_length=0)] | None
 """What Ollama's own clients send where nothing is given."""
 
 
-class FunctionOfCall(Body):
+class FunctionOfCall(AskedOfOllama):
     name: str
     arguments: Loose
     index: int | None = None
 
 
-class CallOfTurn(Body):
+class CallOfTurn(AskedOfOllama):
     id: str | None = None
     function: FunctionOfCall
 
 
-class Turn(Body):
+class Turn(AskedOfOllama):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
@@ -97,7 +97,7 @@ class Turn(Body):
         return found
 
 
-class Asked(Body):
+class Asked(AskedOfOllama):
     model: str
     stream: bool = True
     format: Literal["json", ""] | Loose | None = None
@@ -151,7 +151,7 @@ class GenerateAsked(Asked):
         return ChatAsked(**shared, options=self.options, messages=turns).chat()
 
 
-class ShowAsked(Body):
+class ShowAsked(AskedOfOllama):
     """POST /api/show; ``name`` is what older clients say for ``model``."""
 
     model: str = Field(validation_alias=AliasChoices("model", "name"))
