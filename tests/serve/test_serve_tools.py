@@ -241,6 +241,29 @@ def test_results_of_calls_go_back(tooled):
     assert tooled.engine.tokenizer.decode(ids) == f"<user>Hm?<assistant>{city}<tool>Sun.<assistant>"
 
 
+CUT = ['{"city": "ab', "", "no JSON", "[1, 2]", '{"city": NaN}', '"text"', "null", "[" * 5000]
+
+
+@pytest.mark.parametrize("arguments", CUT)
+def test_an_answer_whose_call_was_cut_goes_back(told, arguments):
+    """As it came: a text where it is no JSON."""
+    call = {"id": "i", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    messages = [{"role": "user", "content": "Hm?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with told.http as http:
+        ids = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    shown = told.engine.tokenizer.decode(ids).removeprefix("<user>Hm?<assistant>").removesuffix("<assistant>")
+    assert shown == {"": "{}", '"text"': "text"}.get(arguments, arguments)
+
+
+@pytest.fixture(scope="module")
+def told(start, tmp_path_factory):
+    """Its template shows calls as Qwen's does."""
+    written = "{% for c in m.tool_calls or () %}{% set a = c.function.arguments %}"
+    written += "{{ a if a is string else a | tojson }}{% endfor %}{% endfor %}"
+    template = tiny_models.TEMPLATE.replace("{% endfor %}", written)
+    return start(model=tiny_models.write_talker(tmp_path_factory.mktemp("told"), template), max_model_len=8192)
+
+
 def test_tools_may_be_told_and_not_called(tooled):
     answer = ask(tooled, tool_choice="none", max_tokens=4)
     assert answer.choices[0].message.tool_calls is None

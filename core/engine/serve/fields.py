@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from math import isfinite
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -267,7 +267,7 @@ class Message(Body):
     function_call: None = None
 
     def templated(self) -> dict[str, Any]:
-        """As chat templates want it: the content one text, and the arguments of tool calls as objects."""
+        """As chat templates want it: the content one text, and the arguments of tool calls as what they say."""
         if self.content is None and not self.tool_calls:
             raise ApiError(400, f"A message of the role {self.role} has no content.", "messages")
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
@@ -285,11 +285,16 @@ class Message(Body):
 
 
 def _parsed(call: FunctionCall) -> dict[str, Any]:
+    """What is no JSON stays a text: an answer that was cut comes back as it was given."""
     try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"The arguments of a call of {call.name} are no JSON.", "messages") from error
+        arguments = json.loads(call.arguments or "{}", parse_constant=_not_a_number)
+    except (ValueError, RecursionError):
+        arguments = call.arguments
     return {"name": call.name, "arguments": arguments}
+
+
+def _not_a_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON.")
 
 
 class Function(Body):
