@@ -13,6 +13,7 @@ from .fields import positive
 from .weights import Weights
 
 HF_KEYS = {"rms_norm_eps": "layer_norm_eps"}
+# transformers 4 took a base of 10000, but its files name theirs.
 HF_DEFAULTS = {"max_position_embeddings": 8192, "rope_theta": 500000.0}
 HF_NAMES = {
     **{name: own for name, own in llama.HF_NAMES.items() if "ffn_norm" not in name},

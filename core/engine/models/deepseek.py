@@ -25,7 +25,7 @@ from .rope import rope_scaling, yarn_scale
 from .weights import Weights
 
 HF_KEYS = {"head_dim": "qk_rope_head_dim", "num_experts": "n_routed_experts"}
-# By architecture. The code beside the first files of V3 had others, but these files name all of them.
+# By architecture.
 HF_DEFAULTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {},
     "deepseek_v3": {

@@ -12,7 +12,7 @@ from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, outpu
 from .fields import flag
 from .weights import Weights
 
-# transformers takes other layer_types, too; files from before those mean max_window_layers as Qwen 2's do.
+# Without layer_types, max_window_layers means what it does for Qwen 2; to transformers, windows on every other layer below it.
 HF_DEFAULTS = {**qwen2.HF_DEFAULTS, "num_experts_per_tok": 4}
 HF_NAMES = {
     **{
