@@ -37,7 +37,11 @@ class ConfigError(EngineError):
 
 
 class RequestError(EngineError):
-    """A request cannot be served; other requests are not affected."""
+    """A request cannot be served; other requests are not affected. ``field``: what of it is at fault, by the engine's name."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class EngineStoppedError(EngineError):

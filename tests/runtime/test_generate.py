@@ -341,7 +341,7 @@ def test_a_text_with_a_token_that_the_model_has_no_row_for(llama, tmp_path):
     spare = [f"<spare {n}>" for n in range(tiny_models.VOCAB - tokenizer.get_vocab_size())]
     tokenizer.add_special_tokens([*spare, "[PAD]"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    words = "has the token id 320; .* from 0 to 319"
+    words = "token id 320 does not exist; .* from 0 to 319"
     with LLM(tmp_path, backend="reference", kv_cache_tokens=512) as llm:
         with pytest.raises(RequestError, match=words):
             llm.generate("a[PAD]b", greedy())

@@ -89,7 +89,7 @@ def test_calls_and_their_results(tooled):
         ({"temperature": 500}, "temperature"),
         ({"max_output_tokens": 5000}, None),
         ({"tools": [{"type": "web_search"}]}, None),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
     ],
 )
 def test_refusals(running, fields, param):

@@ -6,8 +6,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..errors import AdmissionError, EngineStoppedError, FormatError, RequestError, TokenizerError
@@ -73,7 +73,7 @@ class Engine:
             ids = tuple(self.tokenizer.encode(ids, add_special, parse_special=True))
         if ids and not 0 <= min(ids) <= max(ids) < vocab:
             wrong = next(i for i in ids if not 0 <= i < vocab)
-            raise RequestError(f"The prompt has the token id {wrong}; this model's ids go from 0 to {vocab - 1}.")
+            raise _no_token(wrong, vocab, "prompt")
         return ids
 
     def submit(
@@ -113,7 +113,7 @@ class Engine:
         ranked = beam is not None or params.samples > params.n
         if stream and ranked:
             raise RequestError(
-                "best_of above n and beam search choose at the end, so their outputs cannot be streamed."
+                "best_of above n and beam search choose at the end, so their outputs cannot be streamed.", "best_of"
             )
         if pooler is None and not self.loaded.model.generates:
             raise RequestError("This checkpoint has no head (lm_head); it can embed texts, and not generate any.")
@@ -124,7 +124,9 @@ class Engine:
         tokenizer = self.tokenizer if self.has_tokenizer else None
         texts = [continuation(n, params, tokenizer, ranked) for n in range(params.samples)]
         if params.stop and not self.has_tokenizer:
-            raise RequestError("Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.")
+            raise RequestError(
+                "Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.", "stop"
+            )
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids())
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         return Request(
@@ -151,9 +153,11 @@ class Engine:
         if request_id is not None and not isinstance(request_id, str):
             raise RequestError(f"The request id is {request_id!r}; it must be a text.")
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 1 << 31:
-            raise RequestError(f"priority is {priority!r}; it must be an integer of 32 bits.")
+            raise RequestError(f"priority is {priority!r}; it must be an integer of 32 bits.", "priority")
         if priority and self.loaded.config.policy != "priority":
-            raise RequestError("priority is for engines with policy='priority'; leave it out, or set the policy.")
+            raise RequestError(
+                "priority is for engines with policy='priority'; leave it out, or set the policy.", "priority"
+            )
 
     def embedding(
         self,
@@ -167,7 +171,7 @@ class Engine:
         Raises RequestError, or AdmissionError where the input is longer than the context: it is never cut."""
         ids, room = self.encode(prompt), self.loaded.max_model_len
         if not prompt or not ids:
-            raise RequestError("input is empty; give a text or token ids to embed.")
+            raise RequestError("input is empty; give a text or token ids to embed.", "input")
         if len(ids) > room:
             raise AdmissionError(f"The input has {len(ids)} tokens, and the context holds {room}; shorten it.")
         try:
@@ -182,7 +186,9 @@ class Engine:
         """A grammar's state for each sample; RequestError says what is wrong with the grammar."""
         if params.structured_outputs is None:
             return []
-        return self._compiler().matchers(params.structured_outputs, params.samples, params.ignore_eos)
+        compiler, form = self._compiler(), params.structured_outputs
+        with _field_of(form):
+            return compiler.matchers(form, params.samples, params.ignore_eos)
 
     def knows_form(self, form: StructuredOutputs) -> bool:
         """Whether requests with this form are made, or refused, without its being compiled first."""
@@ -190,11 +196,15 @@ class Engine:
 
     def compile_form(self, form: StructuredOutputs) -> None:
         """Makes a form known, in up to seconds of this thread. RequestError says what is wrong with it."""
-        self._compiler().compile(form)
+        compiler = self._compiler()
+        with _field_of(form):
+            compiler.compile(form)
 
     def _compiler(self) -> GrammarCompiler:
         if not self.has_tokenizer:
-            raise RequestError("structured_outputs needs a tokenizer, and this checkpoint has none.")
+            raise RequestError(
+                "structured_outputs needs a tokenizer, and this checkpoint has none.", "structured_outputs"
+            )
         with self._lock:
             if self._grammars is None:
                 self._grammars = GrammarCompiler(self.tokenizer, self.loaded.program.vocab, self.eos_ids())
@@ -221,9 +231,10 @@ class Engine:
 
     def _check(self, params: SamplingParams) -> None:
         vocab = self.loaded.program.vocab
-        for token in (*params.logit_bias, *params.stop_token_ids):
-            if not 0 <= token < vocab:
-                raise RequestError(f"The token id {token} does not exist; this model's ids go from 0 to {vocab - 1}.")
+        for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            for token in tokens:
+                if not 0 <= token < vocab:
+                    raise _no_token(token, vocab, name)
 
     def abort(self, *request_ids: str) -> None:
         """Ends these requests together, in any state, unless they or the engine have ended already."""
@@ -252,6 +263,19 @@ class Engine:
     def close(self) -> None:
         """End all requests and free the device."""
         self._end()
+
+
+@contextmanager
+def _field_of(form: StructuredOutputs) -> Iterator[None]:
+    """What is wrong with a form is so with the field that has it."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(str(error), form.field) from error
+
+
+def _no_token(token: int, vocab: int, field: str) -> RequestError:
+    return RequestError(f"The token id {token} does not exist; this model's ids go from 0 to {vocab - 1}.", field)
 
 
 def _end(core: EngineCore, output_processor: OutputProcessor, loaded: Loaded) -> None:

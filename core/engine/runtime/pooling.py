@@ -29,17 +29,19 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         if self.pooling is not None and self.pooling not in KINDS:
-            raise RequestError(f"pooling is {self.pooling!r}; it is one of {', '.join(KINDS)}.")
+            raise RequestError(f"pooling is {self.pooling!r}; it is one of {', '.join(KINDS)}.", "pooling")
         if self.normalize is not None and not isinstance(self.normalize, bool):
-            raise RequestError(f"normalize is {self.normalize!r}; it is true or false.")
+            raise RequestError(f"normalize is {self.normalize!r}; it is true or false.", "normalize")
         given = self.dimensions
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
-            raise RequestError(f"dimensions is {given!r}; it is a whole number of at least 1.")
+            raise RequestError(f"dimensions is {given!r}; it is a whole number of at least 1.", "dimensions")
 
     def pooler(self, usual: Embedding, hidden: int) -> Pooler:
         """What pools one text of a model with states of ``hidden`` numbers. RequestError for more dimensions than those."""
         if self.dimensions is not None and self.dimensions > hidden:
-            raise RequestError(f"dimensions is {self.dimensions}; embeddings of this model have {hidden}.")
+            raise RequestError(
+                f"dimensions is {self.dimensions}; embeddings of this model have {hidden}.", "dimensions"
+            )
         normalize = usual.normalize if self.normalize is None else self.normalize
         return Pooler(self.pooling or usual.pooling, normalize, self.dimensions or hidden)
 

@@ -78,10 +78,10 @@ class SamplingParams:
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.")
+                raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.", name)
         for name in ("top_p", "typical_p"):
             if getattr(self, name) == 0:
-                raise RequestError(f"{name} is 0; it must be above, and 1 turns it off.")
+                raise RequestError(f"{name} is 0; it must be above, and 1 turns it off.", name)
         # what the caller does with its own mappings afterwards changes nothing here
         object.__setattr__(self, "logit_bias", self._own_bias())
         self._check_bias()
@@ -90,9 +90,12 @@ class SamplingParams:
         object.__setattr__(self, "logits_processors", own)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.")
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.", name)
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
-            raise RequestError(f"structured_outputs is {self.structured_outputs!r}; it must be a StructuredOutputs.")
+            raise RequestError(
+                f"structured_outputs is {self.structured_outputs!r}; it must be a StructuredOutputs.",
+                "structured_outputs",
+            )
         self._check_stops()
 
     @property
@@ -102,17 +105,19 @@ class SamplingParams:
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
-            raise RequestError(f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.")
+            raise RequestError(f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.", "stop")
         if any(not isinstance(text, str) or not text for text in self.stop):
-            raise RequestError("Every stop string must be a text that is not empty.")
+            raise RequestError("Every stop string must be a text that is not empty.", "stop")
         lengths = [len(text) for text in self.stop]
         if max(lengths, default=0) > MAX_STOP_CHARACTERS:
             raise RequestError(
-                f"A stop string has {max(lengths)} characters; it must have {MAX_STOP_CHARACTERS} of them at most."
+                f"A stop string has {max(lengths)} characters; it must have {MAX_STOP_CHARACTERS} of them at most.",
+                "stop",
             )
         if sum(lengths) > MAX_ALL_STOP_CHARACTERS:
             raise RequestError(
-                f"The stop strings have {sum(lengths)} characters; together they must have {MAX_ALL_STOP_CHARACTERS} at most."
+                f"The stop strings have {sum(lengths)} characters; together they must have {MAX_ALL_STOP_CHARACTERS} at most.",
+                "stop",
             )
 
     def _check_processors(self) -> None:
@@ -123,24 +128,27 @@ class SamplingParams:
         ):
             raise RequestError(
                 f"logits_processors is {given!r}; it must map names of processors to their parameters, such as"
-                ' {"name": {"parameter": 1}}.'
+                ' {"name": {"parameter": 1}}.',
+                "logits_processors",
             )
 
     def _own_bias(self) -> dict[int, float]:
         if not isinstance(self.logit_bias, Mapping):
-            raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers.")
+            raise RequestError(f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers.", "logit_bias")
         return {plain_number(token): plain_number(bias) for token, bias in self.logit_bias.items()}
 
     def _check_bias(self) -> None:
-        for token in (*self.logit_bias, *self.stop_token_ids):
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise RequestError(f"{token!r} is no token id; logit_bias and stop_token_ids take integers.")
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(self, name):
+                if isinstance(token, bool) or not isinstance(token, int):
+                    raise RequestError(f"{token!r} is no token id; logit_bias and stop_token_ids take integers.", name)
         for token, bias in self.logit_bias.items():
             number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
             if not number or not (abs(bias) <= MAX_BIAS or bias == -math.inf):
                 raise RequestError(
                     f"The logit bias of token {token} is {bias!r}; it must be a number from -{MAX_BIAS:g} to {MAX_BIAS:g},"
-                    " or -inf to ban the token."
+                    " or -inf to ban the token.",
+                    "logit_bias",
                 )
 
     def _check_counts(self) -> None:
@@ -149,11 +157,13 @@ class SamplingParams:
             if value is None and name in ("best_of", "max_tokens", "seed", "logprobs", "prompt_logprobs"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise RequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}.")
+                raise RequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}.", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}).")
+            raise RequestError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}).", "min_tokens")
         if self.samples < self.n:
-            raise RequestError(f"best_of ({self.best_of}) is below n ({self.n}); n are chosen of best_of samples.")
+            raise RequestError(
+                f"best_of ({self.best_of}) is below n ({self.n}); n are chosen of best_of samples.", "best_of"
+            )
 
 
 _UNSET: tuple[tuple[str, Any], ...] = (
@@ -176,7 +186,7 @@ def plain_number(value: Any) -> Any:
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise RequestError(f"{name} is {value!r}; it must be a list.")
+        raise RequestError(f"{name} is {value!r}; it must be a list.", name)
     return tuple(value)
 
 

@@ -12,6 +12,7 @@ from ..errors import RequestError
 MAX_TEXT = 128 << 10
 """Characters of a schema, an expression or a grammar."""
 _MAX_KEYS = 1000  # of one object of a schema: the time to compile optional properties grows with their square
+_JSON = "structured_outputs.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,30 +37,45 @@ class StructuredOutputs:
         if len(given) != 1:
             raise RequestError(
                 f"structured_outputs has {', '.join(given) or 'nothing'}; give exactly one of json, regex, choice, grammar "
-                "and json_object."
+                "and json_object.",
+                "structured_outputs",
             )
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
-                raise RequestError(f"structured_outputs.{name} must be a text that is not empty.")
+                raise RequestError(
+                    f"structured_outputs.{name} must be a text that is not empty.", f"structured_outputs.{name}"
+                )
             if value is not None and len(value) > MAX_TEXT:
                 raise RequestError(
-                    f"structured_outputs.{name} has {len(value)} characters; at most {MAX_TEXT} are taken."
+                    f"structured_outputs.{name} has {len(value)} characters; at most {MAX_TEXT} are taken.",
+                    f"structured_outputs.{name}",
                 )
         if self.json_object is not None and self.json_object is not True:
-            raise RequestError("structured_outputs.json_object must be true, or be left out.")
+            raise RequestError(
+                "structured_outputs.json_object must be true, or be left out.", "structured_outputs.json_object"
+            )
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))
 
+    @property
+    def field(self) -> str:
+        """Which of them it is, as requests name it."""
+        return "structured_outputs." + next(each.name for each in fields(self) if getattr(self, each.name) is not None)
+
 
 def _choices(value: Any) -> tuple[str, ...]:
     texts = tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else ()
     if not texts or any(not isinstance(text, str) or not text for text in texts):
-        raise RequestError("structured_outputs.choice must be a list of texts, none of them empty.")
+        raise RequestError(
+            "structured_outputs.choice must be a list of texts, none of them empty.", "structured_outputs.choice"
+        )
     if sum(map(len, texts)) > MAX_TEXT:
-        raise RequestError(f"structured_outputs.choice has more than {MAX_TEXT} characters.")
+        raise RequestError(
+            f"structured_outputs.choice has more than {MAX_TEXT} characters.", "structured_outputs.choice"
+        )
     return texts
 
 
@@ -69,13 +85,15 @@ def _schema(value: Any) -> str:
         schema = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise RequestError(f"structured_outputs.json is no JSON schema: {error}.") from error
+        raise RequestError(f"structured_outputs.json is no JSON schema: {error}.", _JSON) from error
     if not isinstance(schema, Mapping):
-        raise RequestError("structured_outputs.json must be a JSON schema: an object, or the text of one.")
+        raise RequestError("structured_outputs.json must be a JSON schema: an object, or the text of one.", _JSON)
     if len(text) > MAX_TEXT:
-        raise RequestError(f"structured_outputs.json has {len(text)} characters; at most {MAX_TEXT} are taken.")
+        raise RequestError(f"structured_outputs.json has {len(text)} characters; at most {MAX_TEXT} are taken.", _JSON)
     if (most := max(_sizes(schema))) > _MAX_KEYS:
-        raise RequestError(f"structured_outputs.json has an object of {most} keys; at most {_MAX_KEYS} are taken.")
+        raise RequestError(
+            f"structured_outputs.json has an object of {most} keys; at most {_MAX_KEYS} are taken.", _JSON
+        )
     return text
 
 

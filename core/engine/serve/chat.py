@@ -11,7 +11,7 @@ from engine.runtime.outputs import CompletionOutput
 from engine.sampling import SamplingParams, StructuredOutputs
 
 from .calling import tools_of, wanted
-from .errors import ApiError
+from .errors import ApiError, named
 from .fields import ChatBody
 from .generation import Generation, begin
 from .keys import salt_of
@@ -39,6 +39,11 @@ class Chat:
 
 async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     """Renders, checks and takes a place; ApiError or EngineError where that cannot be done."""
+    with named(body.names):
+        return await _prepared(model, body, caller)
+
+
+async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     asked = wanted(body, model)
     params = _params(body, model.recommended, asked.form)
     text, ids = await prompt(model, body, caller)

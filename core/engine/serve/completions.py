@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from engine.formats.tokenizer import Tokenizer
 from engine.runtime.outputs import CompletionOutput, RequestOutput
 
-from .errors import ApiError
+from .errors import ApiError, named
 from .fields import MAX_LISTED, CompletionBody
 from .generation import Generation, begin
 from .keys import salt_of
@@ -35,7 +35,8 @@ def routes(models: Models) -> APIRouter:
         """Texts or token ids, continued."""
         with_usage = body.with_usage
         model = await models.find(body.model)
-        work = await answered(request, prepare(model, body, request.state.caller))
+        with named(body.names):
+            work = await answered(request, prepare(model, body, request.state.caller))
         head = {
             "id": f"cmpl-{request.state.request_id}",
             "object": "text_completion",

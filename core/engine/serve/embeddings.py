@@ -17,7 +17,7 @@ from engine.runtime.outputs import RequestOutput
 from engine.runtime.pooling import PoolingParams, stacked
 
 from .embedding_fields import EmbedAsked, EmbeddingBody, OneEmbedAsked
-from .errors import ApiError, without_folders
+from .errors import ApiError, named, without_folders
 from .generation import Generation
 from .keys import salt_of
 from .model import ServedModel
@@ -42,7 +42,8 @@ def routes(models: Models) -> APIRouter:
     ) -> list[RequestOutput]:
         salt = salt_of(request.state.caller, cache_salt or "")
         beginning = begin(model, inputs, params, request.state.caller, model.priority(priority), salt)
-        generation = await answered(request, beginning)
+        with named({"prompt": "input"}):
+            generation = await answered(request, beginning)
         return await last_outputs(request, generation)
 
     @router.post("/v1/embeddings")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -26,8 +27,6 @@ from engine.errors import (
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _KINDS_OF_ANTHROPIC = _KINDS | {403: "permission_error", 413: "request_too_large", 504: "timeout_error"}
 _ASKED_WRONGLY = (AdmissionError, ConfigError, RequestError, TemplateError, TokenizerError, UsageError)
-_KINDS_OF_VALUE = ("str", "int", "float", "bool")  # with which paths to one of several kinds end
-_FIELD = re.compile(r"[a-z_.]+")  # with which sentences about a parameter begin
 _FOLDERS = re.compile(r"""[^\s'"(]*/(?:[^/:;,()'"\n]+/)*""")
 GONE = 499
 """What is logged where nobody is left to answer, as nginx does."""
@@ -99,8 +98,8 @@ def api_error(error: Exception) -> ApiError:
     """Any exception as a refusal; what is no fault of the request does not tell what it is."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RequestError) and (field := _FIELD.match(str(error))):
-        return ApiError(400, str(error), field[0])
+    if isinstance(error, RequestError):  # whose sentence may begin with a field's name
+        return ApiError(400, str(error), error.field)
     sentence = str(error)[:1].upper() + str(error)[1:]
     if isinstance(error, ValidationError):  # of a chat that another protocol's fields were turned into
         return _invalid(error.errors())
@@ -115,6 +114,27 @@ def api_error(error: Exception) -> ApiError:
     return ApiError(500, "The server has a defect; its log tells more under this request's id.")
 
 
+@contextmanager
+def named(names: Mapping[str, str | None]) -> Iterator[None]:
+    """What is wrong with a request by its own names of fields, where it was turned into what has others; None where several may
+    be at fault."""
+    try:
+        yield
+    except (ApiError, ValidationError, *_ASKED_WRONGLY) as error:
+        raise _renamed(api_error(error), names) from error
+
+
+def _renamed(fault: ApiError, names: Mapping[str, str | None]) -> ApiError:
+    old, message = fault.param, fault.message
+    if old is None or old not in names:
+        return fault
+    new = names[old]
+    for begin in ("", "The field "):
+        if new is not None and message.startswith(f"{begin}{old} "):
+            message = f"{begin}{new}{message.removeprefix(f'{begin}{old}')}"
+    return ApiError(fault.status, message, new, fault.code, fault.retry_s)
+
+
 def add_handlers(app: FastAPI) -> None:
     """All faults of requests in one form."""
 
@@ -123,7 +143,7 @@ def add_handlers(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _invalid(error.errors()).response(request.url.path)
+        return _invalid(error.errors(), error.body).response(request.url.path)
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -152,20 +172,48 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, unknown)
 
 
-def _invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first fault that the schema finds, unsupported fields and objects that cannot be used before all others."""
-    telling = ("extra_forbidden", "too_deep", "finite_number")
-    first = next((error for error in errors if error["type"] in telling), errors[0])
-    where = [part for part in first["loc"] if part not in ("body", "query", "path") and "[" not in str(part)]
-    if where and where[-1] in _KINDS_OF_VALUE:
-        where.pop()
-    if first["type"] == "json_invalid":
+def _invalid(errors: Sequence[Mapping[str, Any]], body: Any = None) -> ApiError:
+    """One of the faults that the schema finds: unsupported fields and objects that cannot be used before all others; else of
+    the first field's the one that lies deepest, since a value that may be of several kinds has a fault for each."""
+    if errors[0]["type"] == "json_invalid":
         return ApiError(400, "The body is no JSON.")
-    param = ".".join(map(str, where)) or None
-    if first["type"] == "extra_forbidden":
+    telling = ("extra_forbidden", "too_deep", "finite_number")
+    first = next((error for error in errors if error["type"] in telling), None)
+    if first is None:
+        field = _path(errors[0], body)[:1]
+        likely = [error for error in errors if _path(error, body)[:1] == field]
+        first = max(likely, key=lambda error: (len(_path(error, body)), not error["type"].endswith("_type")))
+    param, kind = ".".join(map(str, _path(first, body))) or None, first["type"]
+    if kind == "extra_forbidden":
         return ApiError(400, f"The field {param} is not supported here.", param, "unknown_parameter")
     if param is None:
         return ApiError(400, "The body must be a JSON object, sent as application/json.")
-    if first["type"] == "missing":
+    if kind == "missing" or _lacks_type(first):
         return ApiError(400, f"The field {param} is missing.", param, "missing_required_parameter")
-    return ApiError(400, f"The field {param} is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}.", param)
+    said = first["msg"][:1].lower() + first["msg"][1:]
+    if kind == "union_tag_invalid":
+        said = f"input should be one of {first['ctx']['expected_tags']}"
+    elif kind == "union_tag_not_found":
+        said = "input should be an object"
+    return ApiError(400, f"The field {param} is wrong: {said}.", param)
+
+
+def _path(error: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Where in the body a fault is: of pydantic's path what the body has, without the names of kinds that a value may be of.
+    Of what another protocol's fields were turned into, the field."""
+    beginning, *parts = error["loc"]
+    if beginning not in ("body", "query", "path"):
+        return [beginning]
+    path: list[str | int] = []
+    at = body
+    for part in parts:
+        if part in at if isinstance(at, dict) else isinstance(at, list) and part in range(len(at)):
+            path.append(part)
+            at = at[part]
+    if error["type"] == "missing":
+        return [*path, *parts[-1:]]
+    return [*path, "type"] if error["type"] == "union_tag_invalid" or _lacks_type(error) else path
+
+
+def _lacks_type(error: Mapping[str, Any]) -> bool:
+    return error["type"] == "union_tag_not_found" and isinstance(error["input"], dict)

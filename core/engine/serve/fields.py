@@ -191,12 +191,20 @@ class SamplingFields(Body):
         wanted = self.response_format
         if self.structured_outputs is not None:
             if wanted is not None and wanted.type != "text":
-                raise RequestError("structured_outputs and response_format both give a form; leave one out.")
+                raise RequestError(
+                    "structured_outputs and response_format both give a form; leave one out.", "structured_outputs"
+                )
             given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
             return StructuredOutputs(**given)
         if isinstance(wanted, SchemaFormat) and wanted.json_schema.schema_ is not None:
             return StructuredOutputs(json=wanted.json_schema.schema_)
         return None if wanted is None or wanted.type == "text" else StructuredOutputs(json_object=True)
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """What the request calls fields of the parameters that are made of it."""
+        given = self.structured_outputs is None and self.response_format is not None
+        return dict.fromkeys(FORMS, "response_format") if given else {}
 
     @property
     def with_usage(self) -> bool:
@@ -206,6 +214,8 @@ class SamplingFields(Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
+FORMS = ("structured_outputs.json", "structured_outputs.json_object", "structured_outputs.grammar")
+"""Those that are made of what has another name."""
 _SAMPLING = (
     "n",
     "max_tokens",
@@ -231,7 +241,7 @@ _SAMPLING = (
 def _biases(given: dict[str, float]) -> dict[int, float]:
     wrong = next((token for token in given if not (token.isascii() and token.isdigit() and len(token) < 10)), None)
     if wrong is not None:
-        raise RequestError(f"logit_bias has the key {wrong!r}; its keys must be token ids.")
+        raise RequestError(f"logit_bias has the key {wrong!r}; its keys must be token ids.", "logit_bias")
     return {int(token): bias for token, bias in given.items()}
 
 
@@ -354,6 +364,18 @@ class ChatBody(SamplingFields):
     chat_template_kwargs: Loose | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        found = super().names | {"prompt": "messages"}
+        if self.tools and self.tool_choice != "none":
+            text = self.response_format is None or self.response_format.type == "text"
+            found |= dict.fromkeys(FORMS, "tools" if text and self.structured_outputs is None else None)
+        if self.max_completion_tokens is not None:
+            found["max_tokens"] = "max_completion_tokens"
+        if self.top_logprobs is not None:
+            found["logprobs"] = "top_logprobs"
+        return found
 
     @property
     def ending(self) -> Ending:

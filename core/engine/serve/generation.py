@@ -83,7 +83,8 @@ def _check_length(model: ServedModel, prompt: int, params: SamplingParams) -> No
             400,
             f"The prompt has {prompt} tokens, and {params.max_tokens or 1} more are to be generated; the context of"
             f" {model.name} holds {model.max_model_len}.",
-            code="context_length_exceeded",
+            "max_tokens" if prompt < model.max_model_len else "prompt",
+            "context_length_exceeded",
         )
 
 

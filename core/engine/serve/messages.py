@@ -15,11 +15,15 @@ from engine.runtime.outputs import RequestOutput
 
 from .blocks import Block, Blocks, Step, blocks
 from .chat import Chat, finish_reason, prepare, prompt
+from .errors import named
 from .fields import Body, ChatBody, Listed, Loose
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream, usage
 from .sse import Event, answered, encoded
+
+_NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
+"""What a request calls the chat's fields."""
 
 
 class Text(Body):
@@ -165,7 +169,8 @@ def routes(models: Models) -> APIRouter:
     async def messages(body: MessagesBody, request: Request) -> Response:
         """An answer to a conversation, in Anthropic's form."""
         model = await models.find(body.model)
-        chat = await answered(request, prepare(model, body.chat(model), request.state.caller))
+        with named(_NAMES):
+            chat = await answered(request, prepare(model, body.chat(model), request.state.caller))
         head = {"id": f"msg_{request.state.request_id}", "type": "message", "role": "assistant", "model": model.name}
         if body.stream:
             return stream(request, chat.generation, partial(_events, chat, head), _named)
@@ -178,8 +183,8 @@ def routes(models: Models) -> APIRouter:
     async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
         """How many tokens the prompt of a conversation has."""
         model = await models.find(body.model)
-        chat = ChatBody(**body.fields(model))
-        _, ids = await prompt(model, chat, request.state.caller)
+        with named(_NAMES):
+            _, ids = await prompt(model, ChatBody(**body.fields(model)), request.state.caller)
         return {"input_tokens": len(ids)}
 
     return router

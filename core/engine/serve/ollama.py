@@ -18,7 +18,7 @@ from engine.answers import OPEN, Parts
 from engine.runtime.outputs import RequestOutput
 
 from .chat import Chat, prepare
-from .errors import ApiError
+from .errors import ApiError, named
 from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Tool
 from .model import ServedModel
 from .models import Models
@@ -52,6 +52,13 @@ class Options(ContextOption):
             del found["seed"]
         return {_RENAMED.get(name, name): value for name, value in found.items()}
 
+
+_NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in Options.model_fields} | {
+    "response_format": "format",
+    "reasoning_effort": "think",
+    "chat_template_kwargs": "think",
+}
+"""What a request calls the chat's fields."""
 
 Nothing = Annotated[list[Any], Field(max_length=0)] | None
 """What Ollama's own clients send where nothing is given."""
@@ -170,7 +177,8 @@ def routes(models: Models) -> APIRouter:
         model.check_context(asked.options)
         if asked.think is True and "thinking" not in _abilities(model):
             raise ApiError(400, f"think is true, and the chat template of {model.name} knows no thinking.", "think")
-        chat = await answered(request, prepare(model, asked.chat(), request.state.caller))
+        with named(_NAMES if chatting else _NAMES | {"messages": "prompt"}):
+            chat = await answered(request, prepare(model, asked.chat(), request.state.caller))
         form = _Form(chat, chatting, start)
         if asked.stream:
             return stream(request, chat.generation, partial(_pieces, chat, form), _line, "application/x-ndjson")

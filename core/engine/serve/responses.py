@@ -15,9 +15,10 @@ from engine.runtime.outputs import RequestOutput
 
 from .blocks import Block, Blocks, Step, blocks
 from .chat import Chat, prepare
+from .errors import named
 from .models import Models
 from .respond import Outputs, last_outputs, stream, usage
-from .responses_body import ResponsesBody
+from .responses_body import NAMES, ResponsesBody
 from .sse import Event, answered, encoded
 
 
@@ -28,7 +29,8 @@ def routes(models: Models) -> APIRouter:
     async def responses(body: ResponsesBody, request: Request) -> Response:
         """An answer in the form of a list of items."""
         model = await models.find(body.model)
-        chat = await answered(request, prepare(model, body.chat(), request.state.caller))
+        with named(NAMES):
+            chat = await answered(request, prepare(model, body.chat(), request.state.caller))
         head = _head(body, model.name, request.state.request_id)
         if body.stream:
             return stream(request, chat.generation, partial(_events, chat, head), _numbered())

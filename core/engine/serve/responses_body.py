@@ -191,6 +191,15 @@ class ResponsesBody(Body):
             yield last
 
 
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""What a request calls the chat's fields."""
+
+
 def _format(wanted: TextFormat) -> dict[str, Any]:
     if wanted.type != "json_schema":
         return {"type": wanted.type}

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from .errors import ApiError
+from .errors import ApiError, named
 from .fields import DetokenizeBody, Message, TokenizeBody, ending_of
 from .keys import salt_of
 from .lanes import beside
@@ -49,7 +49,8 @@ def routes(models: Models) -> APIRouter:
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         """The text of token ids."""
         engine = (await models.find(body.model)).llm.engine
-        ids = engine.encode(tuple(body.tokens))
+        with named({"prompt": "tokens"}):
+            ids = engine.encode(tuple(body.tokens))
         return {"prompt": await beside(lambda: engine.tokenizer.decode(ids, False))}
 
     return router
