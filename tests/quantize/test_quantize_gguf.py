@@ -136,7 +136,7 @@ def test_nothing_is_overwritten_or_left_behind(tmp_path, monkeypatch):
     assert out.read_bytes() == kept
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf", "nan.gguf", "out.gguf"]
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(UsageError, match="GB left"):
+    with pytest.raises(UsageError, match="MB left"):
         quantized(source, tmp_path / "full.gguf", "Q8_0")
 
 

@@ -172,9 +172,9 @@ def test_settings_are_checked(llama, tmp_path):
     for space in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="swap space"):
             LLM(llama, preemption="swap", swap_space=space)
-    with pytest.raises(KVCacheError, match="there is no KV allocator 'slab'; known are: contiguous, paged, virtual"):
+    with pytest.raises(KVCacheError, match="There is no KV allocator 'slab'; known are: contiguous, paged, virtual"):
         LLM(llama, kv_allocator="slab")
-    with pytest.raises(SchedulerError, match="there is no scheduling policy 'first'; known are: fcfs, priority"):
+    with pytest.raises(SchedulerError, match="There is no scheduling policy 'first'; known are: fcfs, priority"):
         LLM(llama, policy="first")
     for wrong in ({"policy": "first"}, {"kv_allocator": "slab"}, {"length_predictor": "oracle"}):
         with pytest.raises(EngineError, match="known are"):  # before it is seen that there is no model
@@ -182,7 +182,7 @@ def test_settings_are_checked(llama, tmp_path):
     for nowhere in (tmp_path / "none", "owner/none"):
         with pytest.raises(ConfigError, match="block size is 3"):
             LLM(nowhere, block_size=3)
-    with pytest.raises(KVCacheError, match="there is no length predictor 'oracle'; known are: histogram"):
+    with pytest.raises(KVCacheError, match="There is no length predictor 'oracle'; known are: histogram"):
         LLM(llama, length_predictor="oracle")
 
 

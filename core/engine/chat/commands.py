@@ -106,7 +106,7 @@ def _show(chat: Chat, rest: str) -> None:
 def _system(chat: Chat, rest: str) -> None:
     talk = chat.session.talk
     if rest:
-        talk.system = None if rest == "none" else rest
+        talk.system = chat.session.settings.system = None if rest == "none" else rest
         chat.session.forget_usage()
     tell(f"The system message: {talk.system}" if talk.system else "There is no system message.")
 
@@ -225,6 +225,10 @@ def _prompt(chat: Chat, rest: str) -> None:
     tell("\n".join(chat.session.source.exact(chat.session.ask())))
 
 
+_MOST_COUNTED = 200
+"""Messages that /tokens shows one by one, the last of a conversation."""
+
+
 def _tokens(chat: Chat, rest: str) -> None:
     session, limit = chat.session, chat.session.source.limit
     messages = session.talk.sent()
@@ -233,9 +237,11 @@ def _tokens(chat: Chat, rest: str) -> None:
         known = "not known before it is answered" if session.used is None else f"{session.used} when it was last sent"
         tell(f"The conversation takes {known}; the server does not count tokens.")
         return
-    for n, message in enumerate(messages):
+    if len(messages) > _MOST_COUNTED:
+        tell(f"  {len(messages) - _MOST_COUNTED} messages, and then")
+    for message in messages[-_MOST_COUNTED:]:
         alone = session.source.count(session.ask([message])) or 0
-        tell(f"  {alone:>7}  {message['role']}: {' '.join(message['content'].split())[:60]}" if n < 200 else "")
+        tell(f"  {alone:>7}  {message['role']}: {' '.join(message['content'].split())[:60]}")
     tell(f"  {total:>7}  of {limit} in all")
 
 

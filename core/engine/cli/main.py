@@ -96,7 +96,9 @@ def run(arguments: Sequence[str]) -> int:
     except EngineError as error:
         return _fault(WRONG_USAGE, _told(error, known))
     except typer.TyperException as error:
-        return _fault(WRONG_USAGE, f"{error.format_message().rstrip('.')}. See engine {' '.join((*known, '--help'))}.")
+        message = error.format_message()
+        ended = message if message[-1:] in ".?!" else f"{message}."
+        return _fault(WRONG_USAGE, f"{ended} See engine {' '.join((*known, '--help'))}.")
     except Exception as error:
         return _unforeseen(error, arguments)
     return int(status or 0)

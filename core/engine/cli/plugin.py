@@ -13,7 +13,7 @@ from engine.errors import UsageError
 
 plugin = typer.Typer(help="Begin a backend of your own.", rich_markup_mode=None)
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_NAME = re.compile(r"[a-z]([a-z0-9_]{0,29}[a-z0-9])?")
 _EXAMPLE = "mydev"  # what the starter's files say where the name goes
 # file of the starter -> where it goes
 _FILES = {

@@ -60,7 +60,7 @@ def _rendered(template: Template, values: dict[str, Any]) -> str:
     try:
         return template.render({**values, METER: Meter(values)})
     except Exception as error:  # a template can raise anything that Python can
-        raise TemplateError(f"the chat template refuses these messages: {_sentence(error)}.") from error
+        raise TemplateError(f"The chat template refuses these messages: {_sentence(error)}.") from error
 
 
 def _sentence(error: Exception) -> str:

@@ -295,7 +295,9 @@ def _tensor(file: _Bytes, name: str, shape: tuple[int, ...], kind: int, start: i
         file.fail(f"tensor {name!r} has rows of {shape[-1]}, not a whole number of {form.name} blocks of {form.block}")
     size = math.prod(shape[:-1]) * form.row_bytes(shape[-1])
     if start + size > file.size:
-        file.fail(f"tensor {name!r} needs bytes {start} to {start + size} of a file of {file.size}; is it cut short?")
+        file.fail(
+            f"tensor {name!r} needs bytes {start} to {start + size} of a file of {file.size}, which may be cut short"
+        )
     return Tensor(name, shape, form, file.data[start : start + size])
 
 

@@ -88,8 +88,8 @@ def _find(what: str, group: str, own: dict[str, Any], name: str) -> Any:
     found = {point.name: point for point in entry_points(group=group)}
     if name not in found:
         known = ", ".join(sorted({*own, *found}))
-        raise KVCacheError(f"there is no {what} {name!r}; known are: {known}")
+        raise KVCacheError(f"There is no {what} {name!r}; known are: {known}.")
     try:
         return found[name].load()
     except Exception as error:
-        raise KVCacheError(f"the {what} {name!r} could not be loaded: {type(error).__name__}: {error}") from error
+        raise KVCacheError(f"The {what} {name!r} could not be loaded: {type(error).__name__}: {error}.") from error

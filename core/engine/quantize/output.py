@@ -23,7 +23,7 @@ def check_target(out: Path, source: Path, size: int, force: bool) -> None:
         raise UsageError(f"{out} exists; give another name, or --force to replace it.")
     free = shutil.disk_usage(folder).free
     if size > free:
-        raise UsageError(f"The output takes {size / 1e9:.2f} GB, but {folder} has {free / 1e9:.2f} GB left.")
+        raise UsageError(f"The output takes {size / 1e6:,.1f} MB, but {folder} has {free / 1e6:,.1f} MB left.")
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class SchedulerConfig:
 def check_policy(name: str) -> None:
     """SchedulerError where there is no such policy."""
     if name not in POLICIES:
-        raise SchedulerError(f"there is no scheduling policy {name!r}; known are: {', '.join(sorted(POLICIES))}")
+        raise SchedulerError(f"There is no scheduling policy {name!r}; known are: {', '.join(sorted(POLICIES))}.")
 
 
 @dataclass(frozen=True)
