@@ -66,8 +66,8 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path, mo
     ("text", "said"),
     [
         ("a = ", "no TOML file"),
-        ("colour = 1", "no setting colour"),
-        ("temperature = 'x'", "temperature"),
+        ("colour = 1", r"no setting colour.* It comes from .*config\.toml\."),
+        ("temperature = 'x'", r"temperature.* It comes from .*config\.toml\."),
         ("\xff", "TOML"),
     ],
 )
@@ -76,6 +76,15 @@ def test_a_wrong_file_is_told(tmp_path, monkeypatch, text, said):
     monkeypatch.setenv("ENGINE_CONFIG", str(tmp_path / "config.toml"))
     with pytest.raises(UsageError, match=said):
         load_settings({})
+
+
+def test_a_wrong_variable_is_told(monkeypatch):
+    monkeypatch.setenv("ENGINE_TEMPERATURE", "abc")
+    with pytest.raises(UsageError, match=r"temperature is 'abc'.* It comes from ENGINE_TEMPERATURE\."):
+        load_settings({})
+    assert load_settings({"temperature": 0.5}).temperature == 0.5
+    with pytest.raises(UsageError, match=r"temperature is 'x'[^.]*\.$"):
+        load_settings({"temperature": "x"})
 
 
 def test_a_file_that_is_named_has_to_be_there(tmp_path, monkeypatch):

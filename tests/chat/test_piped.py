@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -82,6 +83,23 @@ def test_the_system_message_is_the_setting_of_its_name(chat, talker):
     given = "/show system\n/system You are a cat.\n/show system\n/system none\n/show system\n"
     done = chat(talker, "--system", "Dog", *REFERENCE, given=given)
     assert re.findall(r"system = (.*)", done.err) == ['"Dog"', '"You are a cat."', "null"]
+
+
+def test_what_cannot_be_written_leaves_no_file(chat, talker, monkeypatch, tmp_path):
+    def full(talk, form):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(commands, "exported", full)
+    done = chat(talker, *REFERENCE, given=f"/save {tmp_path}/a.md\n")
+    assert "a.md cannot be written: No space left on device." in done.err and not any(tmp_path.glob("*.md"))
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_is_as_wide_as_the_terminal(chat, talker, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = chat(talker, *REFERENCE, given="/help\n").err.split("Enter sends")[0].splitlines()
+    width = max(columns, max(line.index(line[30:].lstrip()) for line in lines if line.startswith("  /")) + 20)
+    assert all(len(line) < width for line in lines), lines
 
 
 def test_tokens_of_many_messages(chat, talker, monkeypatch):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +75,10 @@ def tell(text: str) -> None:
 
 def _help(chat: Chat, rest: str) -> None:
     width = max(len(f"{c.name} {c.argument}") for c in COMMANDS)
-    tell("\n".join(f"  /{f'{c.name} {c.argument}':<{width}}  {c.what}" for c in COMMANDS))
+    columns = max(shutil.get_terminal_size().columns - 1, width + 20)
+    for c in COMMANDS:
+        head = f"  /{f'{c.name} {c.argument}':<{width}}  "
+        tell(textwrap.fill(c.what, columns, initial_indent=head, subsequent_indent=" " * len(head)))
     tell(
         'Enter sends; Alt-Enter, Ctrl-J or a backslash begins a new line, and """ begins and ends a message of several;'
         " Ctrl-G opens an editor. Ctrl-C stops an answer, and once more leaves."
@@ -127,6 +133,8 @@ def _save(chat: Chat, rest: str) -> None:
         except FileExistsError as error:
             raise UsageError(f"{file} is there already; name another file.") from error
         except OSError as error:
+            with suppress(OSError):
+                file.unlink()  # or it would be there already at the next try
             raise UsageError(f"{file} cannot be written: {error.strerror}.") from error
         tell(f"Written to {file}.")
         return

@@ -98,14 +98,15 @@ LIVE = (
 def load_settings(flags: Mapping[str, Any]) -> Any:
     """The settings: flags before the environment, that before the file, that before defaults. Raises UsageError, or
     RequestError where no request could have them."""
-    return _checked({**_from_file(config_file()), **_from_environment(), **flags})
-
-
-def _checked(values: Mapping[str, Any]) -> Any:
+    file = config_file()
+    from_file, from_environment = _from_file(file), _from_environment()
     try:
-        settings = Settings(**values)
+        settings = Settings(**{**from_file, **from_environment, **flags})
     except ValidationError as error:
-        raise UsageError(told(error, _LISTED)) from error
+        name = str(next(iter(error.errors()[0]["loc"]), ""))
+        variable = f"{ENVIRONMENT}{name.upper()}" if name in from_environment else None
+        source = None if name in flags else variable or (file if name in from_file else None)
+        raise UsageError(told(error, _LISTED) + (f" It comes from {source}." if source else "")) from error
     _check_sampling(settings)
     return settings
 

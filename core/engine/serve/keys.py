@@ -53,7 +53,9 @@ def load_keys(file: Path | None, environment: Mapping[str, str] = os.environ) ->
     if file is not None:
         try:
             lines = file.read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"The keys of {file} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
             raise ConfigError(f"The keys of {file} cannot be read: {error}.") from error
         digests |= dict(_parsed(lines, file))
     return Keys(digests)

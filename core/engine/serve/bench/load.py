@@ -71,7 +71,9 @@ def _pairs(file: Path) -> list[tuple[str, str]]:
         items = json.loads(file.read_text("utf-8"))
         turns = [item.get("conversations") or item.get("conversation") or [] for item in items]
         found = [(first["value"], second["value"]) for first, second, *_ in (t for t in turns if len(t) > 1)]
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f'{file} is no list of conversations in ShareGPT\'s form, [{{"conversations": [{{"value": "..."}}, ...]}}, ...]:'
             f" {error}."
