@@ -40,9 +40,8 @@ def talker(tmp_path_factory) -> Path:
 def chat(capsys, monkeypatch) -> Callable[..., Finished]:
     """Runs ``engine chat`` in this process; ``given`` is what is piped into it."""
 
-    def call(*arguments: object, given: str | bytes = "") -> Finished:
-        data = given if isinstance(given, bytes) else given.encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"))  # which is not asked
+    def call(*arguments: object, given: str = "") -> Finished:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode()), encoding="utf-8"))
         capsys.readouterr()
         status = run(["chat", *map(str, arguments)])
         return Finished(status, *capsys.readouterr())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import shutil
@@ -15,10 +14,7 @@ import pytest
 import tiny_models
 
 from engine import LLM
-from engine.chat import commands
-from engine.chat.answer import Usage
 from engine.chat.conversation import Conversation, Message
-from engine.chat.screen import status_line
 from engine.chat.store import Store
 
 REFERENCE = ("--backend", "reference", "--temperature", "0")
@@ -49,8 +45,8 @@ def test_what_is_piped_in_and_files_go_with_the_message(chat, talker, tmp_path):
     assert kept["messages"][1]["content"] == done.out.strip() and len(kept["messages"]) == 2
     exported = chat("--export", "md", "--id", 1).out
     assert "## User" in exported and "from a pipe" in exported and done.out in exported
-    missing = chat(tmp_path / "no model", "-p", "x", "-f", tmp_path / "none", *REFERENCE)
-    assert missing.status == 2 and "none cannot be read" in missing.err  # before the model is looked for
+    missing = chat(talker, "-p", "x", "-f", tmp_path / "none", *REFERENCE)
+    assert missing.status == 2 and "none cannot be read" in missing.err
 
 
 def test_answers_keep_to_a_form(chat, talker, tmp_path):
@@ -59,59 +55,6 @@ def test_answers_keep_to_a_form(chat, talker, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"enum": ["a longer text"]}))
     assert json.loads(chat(talker, "-p", "x", "--schema", schema, *REFERENCE).out) == "a longer text"
-
-
-def test_a_line_that_is_no_text_takes_no_others_with_it(chat, talker):
-    done = chat(
-        talker, "--max-tokens", 3, *REFERENCE, given="one\nz\u00e9\n".encode() + b"h\xffllo\nthree\n/show max_tokens\n"
-    )
-    assert done.status == 2 and len(done.out.splitlines()) == 3, done
-    assert "A line of the input is not UTF-8: byte 1 is 0xff." in done.err and "max_tokens = 3" in done.err
-    kept = json.loads(chat("--export", "json").out)
-    assert [m["content"] for m in kept["messages"][::2]] == ["one", "z\u00e9", "three"]
-
-
-def test_what_is_not_there_is_said(chat, talker):
-    empty = chat(talker, "-p", " ", *REFERENCE)
-    assert (empty.status, empty.out) == (2, "") and "--prompt is empty" in empty.err
-    assert "There is no conversation yet." in chat("--list").err
-    chat(talker, "-p", "hello", "--max-tokens", 2, *REFERENCE)
-    assert "No conversation has 'fox' in it." in chat("--search", "fox").err
-
-
-def test_the_system_message_is_the_setting_of_its_name(chat, talker):
-    given = "/show system\n/system You are a cat.\n/show system\n/system none\n/show system\n"
-    done = chat(talker, "--system", "Dog", *REFERENCE, given=given)
-    assert re.findall(r"system = (.*)", done.err) == ['"Dog"', '"You are a cat."', "null"]
-
-
-def test_what_cannot_be_written_leaves_no_file(chat, talker, monkeypatch, tmp_path):
-    def full(talk, form):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(commands, "exported", full)
-    done = chat(talker, *REFERENCE, given=f"/save {tmp_path}/a.md\n")
-    assert "a.md cannot be written: No space left on device." in done.err and not any(tmp_path.glob("*.md"))
-
-
-@pytest.mark.parametrize("columns", [40, 80])
-def test_help_is_as_wide_as_the_terminal(chat, talker, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    lines = chat(talker, *REFERENCE, given="/help\n").err.split("Enter sends")[0].splitlines()
-    width = max(columns, max(line.index(line[30:].lstrip()) for line in lines if line.startswith("  /")) + 20)
-    assert all(len(line) < width for line in lines), lines
-
-
-def test_tokens_of_many_messages(chat, talker, monkeypatch):
-    monkeypatch.setattr(commands, "_MOST_COUNTED", 2)
-    done = chat(talker, "--max-tokens", 1, *REFERENCE, given="one\ntwo\n/tokens\n")
-    assert re.search(r"  2 messages, and then\n +\d+  user: two\n +\d+  assistant: ", done.err)
-
-
-def test_the_status_line_says_first_what_must_not_be_cut():
-    usage = Usage(cached_tokens=3)
-    assert status_line("m", None, 100, usage, "unsaved") == "m, unsaved, context ?/100, 3 cached"
-    assert status_line("m", 25, 100, usage) == "m, context 25/100 (25 %), 3 cached"
 
 
 def test_commands_change_what_is_sent(chat, talker, tmp_path):

@@ -66,24 +66,6 @@ def test_what_the_system_refuses_is_one_line(shell, line, status, said):
     assert said in last and "defect" not in done[2] and "Traceback" not in done[2], done
 
 
-def test_an_interrupt_that_python_drops_comes_again():
-    code = """
-import sys, time
-import engine.__main__ as entry
-class Dropping:
-    def __del__(self):
-        raise KeyboardInterrupt
-sys.unraisablehook = entry._not_lost
-try:
-    Dropping()
-    time.sleep(20)
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
-
-
 def test_without_stderr_the_status_says_it(shell):
     assert shell("engine tokenize $MODEL a 2>&-") == (0, shell("engine tokenize $MODEL a")[1], "")
     assert shell("engine tokenize nothing a 2>&-") == (2, "", "")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,10 +72,7 @@ def tell(text: str) -> None:
 
 def _help(chat: Chat, rest: str) -> None:
     width = max(len(f"{c.name} {c.argument}") for c in COMMANDS)
-    columns = max(shutil.get_terminal_size().columns - 1, width + 20)
-    for c in COMMANDS:
-        head = f"  /{f'{c.name} {c.argument}':<{width}}  "
-        tell(textwrap.fill(c.what, columns, initial_indent=head, subsequent_indent=" " * len(head)))
+    tell("\n".join(f"  /{f'{c.name} {c.argument}':<{width}}  {c.what}" for c in COMMANDS))
     tell(
         'Enter sends; Alt-Enter, Ctrl-J or a backslash begins a new line, and """ begins and ends a message of several;'
         " Ctrl-G opens an editor. Ctrl-C stops an answer, and once more leaves."
@@ -112,7 +106,7 @@ def _show(chat: Chat, rest: str) -> None:
 def _system(chat: Chat, rest: str) -> None:
     talk = chat.session.talk
     if rest:
-        talk.system = chat.session.settings.system = None if rest == "none" else rest
+        talk.system = None if rest == "none" else rest
         chat.session.forget_usage()
     tell(f"The system message: {talk.system}" if talk.system else "There is no system message.")
 
@@ -133,8 +127,6 @@ def _save(chat: Chat, rest: str) -> None:
         except FileExistsError as error:
             raise UsageError(f"{file} is there already; name another file.") from error
         except OSError as error:
-            with suppress(OSError):
-                file.unlink()  # or it would be there already at the next try
             raise UsageError(f"{file} cannot be written: {error.strerror}.") from error
         tell(f"Written to {file}.")
         return
@@ -233,10 +225,6 @@ def _prompt(chat: Chat, rest: str) -> None:
     tell("\n".join(chat.session.source.exact(chat.session.ask())))
 
 
-_MOST_COUNTED = 200
-"""Messages that /tokens shows one by one, the last of a conversation."""
-
-
 def _tokens(chat: Chat, rest: str) -> None:
     session, limit = chat.session, chat.session.source.limit
     messages = session.talk.sent()
@@ -245,11 +233,9 @@ def _tokens(chat: Chat, rest: str) -> None:
         known = "not known before it is answered" if session.used is None else f"{session.used} when it was last sent"
         tell(f"The conversation takes {known}; the server does not count tokens.")
         return
-    if len(messages) > _MOST_COUNTED:
-        tell(f"  {len(messages) - _MOST_COUNTED} messages, and then")
-    for message in messages[-_MOST_COUNTED:]:
+    for n, message in enumerate(messages):
         alone = session.source.count(session.ask([message])) or 0
-        tell(f"  {alone:>7}  {message['role']}: {' '.join(message['content'].split())[:60]}")
+        tell(f"  {alone:>7}  {message['role']}: {' '.join(message['content'].split())[:60]}" if n < 200 else "")
     tell(f"  {total:>7}  of {limit} in all")
 
 

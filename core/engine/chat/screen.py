@@ -11,10 +11,11 @@ from .answer import Answer, Usage
 
 
 def status_line(model: str, used: int | None, limit: int | None, usage: Usage, *marks: str) -> str:
-    """Model and ``marks``, context used, if that is known, and its limit, speed, time to the first token, cached tokens."""
-    parts = [model, *marks]
+    """Model, context used and its limit, speed, time to the first token, cached tokens; then ``marks``."""
+    parts = [model]
     if limit:
-        parts.append(f"context ?/{limit}" if used is None else f"context {used}/{limit} ({100 * used // limit} %)")
+        share = f" ({100 * (used or 0) // limit} %)"
+        parts.append(f"context {used or 0}/{limit}{share}")
     elif used is not None:
         parts.append(f"context {used}")
     if usage.tokens_a_second is not None:
@@ -23,7 +24,7 @@ def status_line(model: str, used: int | None, limit: int | None, usage: Usage, *
         parts.append(f"first token {usage.first_token_s:.2f} s")
     if usage.cached_tokens is not None:
         parts.append(f"{usage.cached_tokens} cached")
-    return ", ".join(parts)
+    return ", ".join([*parts, *marks])
 
 
 class Screen(Protocol):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.console.notes import note, visible
-from engine.console.texts import decode_utf8, read_text_file
+from engine.console.texts import read_text_file
 from engine.errors import UsageError
 
 QUOTES = '"""'
@@ -65,24 +65,19 @@ class Piped:
     """Lines of stdin; nobody can be asked."""
 
     def read(self) -> str:
-        text = self._line()
-        while unfinished(text):
-            try:
-                text += "\n" + self._line()
-            except EOFError:
-                raise UsageError(
-                    f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
-                    " backslash."
-                ) from None
+        try:
+            text = input()
+            while unfinished(text):
+                try:
+                    text += "\n" + input()
+                except EOFError:
+                    raise UsageError(
+                        f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
+                        " backslash."
+                    ) from None
+        except UnicodeDecodeError as error:
+            raise UsageError(f"The input is not {error.encoding}: {error.reason}.") from error
         return message(text)
-
-    def _line(self) -> str:
-        data = (
-            sys.stdin.buffer.readline()
-        )  # whatever the locale's encoding is; and a wrong line takes no others with it
-        if not data:
-            raise EOFError
-        return decode_utf8(data.removesuffix(b"\n").removesuffix(b"\r"), "A line of the input")
 
     def choose(self, question: str, choices: Sequence[str]) -> str:
         note(f"{question} Nobody can be asked here: {choices[-1]}.")
@@ -122,8 +117,8 @@ class Typed:
         )
 
     def _toolbar(self) -> Any:
-        status, room = visible(self._status()), max(1, self._session.output.get_size().columns - 1)
-        return [("class:bottom-toolbar", status if len(status) <= room else status[: room - 1] + "…")]
+        width = self._session.output.get_size().columns
+        return [("class:bottom-toolbar", visible(self._status())[: max(1, width - 1)])]
 
     def read(self) -> str:
         while True:

@@ -94,7 +94,6 @@ def chat(
       engine chat --search fox
       engine chat --export md --id 12 > fox.md
     """
-    from engine.chat.commands import as_attachment
     from engine.chat.loop import open_source, open_store, resumed, run
     from engine.chat.settings import ENGINE, SAMPLING, load_settings
     from engine.chat.store import Store
@@ -107,14 +106,11 @@ def chat(
     # what is wrong with them is told before the model loads
     outputs = form.outputs()
     message = None if prompt is None else f"{prompt}{_stdin()}"
-    if message is not None and not message.strip():
-        raise UsageError("--prompt is empty, and so is what came with it; give a message.")
-    attached = "".join(as_attachment(each) for each in file or ())
     store = open_store(settings)
     talk = resumed(store, number) if resume or number is not None else _new()
     talk.system = settings.system if settings.system is not None else talk.system
     source = open_source(settings, settings.model or (None if settings.attach else talk.model or None))
-    if not run(settings, talk, source, store, outputs, message, attached):
+    if not run(settings, talk, source, store, outputs, message, file or ()):
         raise typer.Exit(2)
 
 
@@ -147,11 +143,8 @@ def _records(store: Store, search: str, export: str | None, number: int | None, 
             raise UsageError(f"--export is {export!r}; it must be md or json.")
         sys.stdout.write(exported(store.load(number), export))
     else:
-        from engine.console.notes import note, visible
+        from engine.console.notes import visible
 
-        found = store.list(search, most=1 << 30)
-        if not found:
-            note(f"No conversation has {search!r} in it." if search else "There is no conversation yet.")
-        for each in found:
+        for each in store.list(search, most=1 << 30):
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.updated))
             print(visible(f"{each.id:>5}  {when}  {each.messages:>4} messages  {each.model}  {each.name}"))

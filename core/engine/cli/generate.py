@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 
 
-_EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
+_EARLY_STOPPING = {"true": True, "false": False}
 
 
 def generate(
@@ -95,9 +95,7 @@ def generate(
     else:
         if (best_of, logprobs, prompt_logprobs, form) != (None, None, None, FormOptions()):
             raise UsageError("--beams goes without --best-of, --logprobs, --prompt-logprobs and a form; leave one out.")
-        stopping = _EARLY_STOPPING.get(early_stopping.lower())
-        if stopping is None:
-            raise UsageError(f"--early-stopping is {early_stopping!r}; it must be true, false or never.")
+        stopping = _EARLY_STOPPING.get(early_stopping, early_stopping)
         options = {"beam_width": beams, "num_return_sequences": n, "early_stopping": stopping}
         params = sampling.beam_params(length_penalty=length_penalty, **options, **shared)
     wanted: str | list[int]
@@ -112,12 +110,7 @@ def generate(
             recommended: dict[str, Any] = {**llm.loaded.checkpoint.sampling}
             said = given_options(context, recommended)
             params = replace(params, **{name: value for name, value in recommended.items() if name not in said})
-        try:
-            output = Streamed(llm, echo=not as_json).run(wanted, params)
-        except KeyboardInterrupt:
-            if not as_json:
-                print(flush=True)  # or the shell's next line would follow the text
-            raise
+        output = Streamed(llm, echo=not as_json).run(wanted, params)
         timings = {"load_s": load_s, **rates(output)}
         if as_json:
             print(json.dumps(_result(output, timings), ensure_ascii=False))

@@ -92,7 +92,8 @@ class Loaded:
             needed = sum(map(state_bytes, self.plan.states)) / 1e9
             what = "addresses for KV cache" if self.plan.pages else "KV cache"
             raise ConfigError(
-                f"There is no room for {needed:.1f} GB of {what} and history; lower max_model_len, or max_num_seqs."
+                f"There is no room for {needed:.1f} GB of {what} and history; lower max_model_len (--max-context) or"
+                " max_num_seqs."
             ) from error
 
     def _session(self) -> Session:
