@@ -41,7 +41,8 @@ def chat(capsys, monkeypatch) -> Callable[..., Finished]:
     """Runs ``engine chat`` in this process; ``given`` is what is piped into it."""
 
     def call(*arguments: object, given: str = "") -> Finished:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode()), encoding="utf-8"))
+        piped = io.BytesIO(given.encode("utf-8", "surrogateescape"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(piped, encoding="latin-1"))  # whatever a locale says
         capsys.readouterr()
         status = run(["chat", *map(str, arguments)])
         return Finished(status, *capsys.readouterr())

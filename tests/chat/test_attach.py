@@ -60,6 +60,14 @@ def test_a_turn_stays_until_another_answer_is_there(chat, server, again, failing
     assert [m["content"] for m in kept] == ["one", "first", "more", "then"]
 
 
+def test_a_bad_byte_loses_its_message_alone(chat, server):
+    server.scripts = [["one"], ["two"]]
+    done = chat("--attach", server.url, given='h\u00e9\n"""h\udcffllo\nfoo"""\nb\u00e4r\r\n')
+    assert done.status == 2 and "The message is not UTF-8: byte 4 is 0xff." in done.err
+    said = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "user"]
+    assert said == ["h\u00e9", "b\u00e4r"] and done.out == "one\ntwo\n"
+
+
 @pytest.mark.parametrize("given", ['"""\nnot closed\n', "goes on \\\n", "goes on \\"])
 def test_a_piped_message_without_its_end_is_refused(chat, server, given):
     server.scripts = [["first"]]

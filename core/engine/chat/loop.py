@@ -148,6 +148,10 @@ def _converse(session: Session) -> bool:
                 leaving = True
                 note(LEAVING)
                 continue
+            except EngineError as error:  # what was piped in is no message
+                refused = True
+                note(str(error))
+                continue
             try:
                 obey(chat, line) if line.startswith("/") else chat.say(line)
             except LeaveError:

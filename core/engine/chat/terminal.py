@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.console.notes import note, visible
-from engine.console.texts import read_text_file
+from engine.console.texts import decode_utf8, read_text_file
 from engine.errors import UsageError
 
 QUOTES = '"""'
@@ -65,19 +65,16 @@ class Piped:
     """Lines of stdin; nobody can be asked."""
 
     def read(self) -> str:
-        try:
-            text = input()
-            while unfinished(text):
-                try:
-                    text += "\n" + input()
-                except EOFError:
-                    raise UsageError(
-                        f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
-                        " backslash."
-                    ) from None
-        except UnicodeDecodeError as error:
-            raise UsageError(f"The input is not {error.encoding}: {error.reason}.") from error
-        return message(text)
+        text = _line()
+        while unfinished(text):
+            try:
+                text += "\n" + _line()
+            except EOFError:
+                raise UsageError(
+                    f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
+                    " backslash."
+                ) from None
+        return message(decode_utf8(text.encode("utf-8", "surrogateescape"), "The message"))
 
     def choose(self, question: str, choices: Sequence[str]) -> str:
         note(f"{question} Nobody can be asked here: {choices[-1]}.")
@@ -88,6 +85,14 @@ class Piped:
 
     def quiet(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+def _line() -> str:
+    """The next line of stdin, with what is no UTF-8 in it kept for the message's end to tell."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
 
 
 class Typed:
