@@ -326,3 +326,9 @@ def test_a_database_that_cannot_be_used_is_told_and_the_chat_goes_on(terminal, s
     sqlite3.connect(other).executescript("CREATE TABLE a (b); PRAGMA user_version = 99")
     told = terminal("--attach", server.url, "--database", other).text()
     assert "is of a newer release" in told.replace("\n", "")
+
+
+def test_what_a_kept_conversation_takes_is_not_known_until_it_is_sent(chat, terminal, server):
+    server.scripts = [["one"]]
+    assert chat("--attach", server.url, "-p", "a").status == 0
+    terminal("--attach", server.url, "-c").wait(r"scripted, context \?/4096$")

@@ -14,8 +14,7 @@ def status_line(model: str, used: int | None, limit: int | None, usage: Usage, *
     """Model, context used and its limit, speed, time to the first token, cached tokens; then ``marks``."""
     parts = [model]
     if limit:
-        share = f" ({100 * (used or 0) // limit} %)"
-        parts.append(f"context {used or 0}/{limit}{share}")
+        parts.append(f"context ?/{limit}" if used is None else f"context {used}/{limit} ({100 * used // limit} %)")
     elif used is not None:
         parts.append(f"context {used}")
     if usage.tokens_a_second is not None:
