@@ -319,7 +319,7 @@ def test_a_database_that_cannot_be_used_is_told_and_the_chat_goes_on(terminal, s
     server.scripts = [["Hello."]]
     child = terminal("--attach", server.url, "--database", tmp_path / "file" / "chats.db")
     child.wait("The chat goes on unsaved")
-    child.wait(r"context.*unsaved")
+    child.wait(r"unsaved, context")
     child.line("hi")
     child.wait("Hello.")
     other = tmp_path / "other.db"
@@ -332,3 +332,8 @@ def test_what_a_kept_conversation_takes_is_not_known_until_it_is_sent(chat, term
     server.scripts = [["one"]]
     assert chat("--attach", server.url, "-p", "a").status == 0
     terminal("--attach", server.url, "-c").wait(r"scripted, context \?/4096$")
+
+
+def test_a_narrow_terminal_shows_first_that_a_chat_is_unsaved(terminal, server):
+    child = terminal("--attach", server.url, "--no-save", columns=30)
+    child.wait(r"scripted, unsaved, context [?0]…")

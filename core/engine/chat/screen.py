@@ -11,8 +11,9 @@ from .answer import Answer, Usage
 
 
 def status_line(model: str, used: int | None, limit: int | None, usage: Usage, *marks: str) -> str:
-    """Model, context used and its limit, speed, time to the first token, cached tokens; then ``marks``."""
-    parts = [model]
+    """Model and ``marks``, which a narrow terminal shows too; context used and its limit, speed, time to the first token,
+    cached tokens."""
+    parts = [model, *marks]
     if limit:
         parts.append(f"context ?/{limit}" if used is None else f"context {used}/{limit} ({100 * used // limit} %)")
     elif used is not None:
@@ -23,7 +24,7 @@ def status_line(model: str, used: int | None, limit: int | None, usage: Usage, *
         parts.append(f"first token {usage.first_token_s:.2f} s")
     if usage.cached_tokens is not None:
         parts.append(f"{usage.cached_tokens} cached")
-    return ", ".join([*parts, *marks])
+    return ", ".join(parts)
 
 
 class Screen(Protocol):

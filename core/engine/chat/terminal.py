@@ -122,8 +122,9 @@ class Typed:
         )
 
     def _toolbar(self) -> Any:
-        width = self._session.output.get_size().columns
-        return [("class:bottom-toolbar", visible(self._status())[: max(1, width - 1)])]
+        width = max(2, self._session.output.get_size().columns - 1)
+        status = visible(self._status())
+        return [("class:bottom-toolbar", status if len(status) <= width else f"{status[: width - 1]}…")]
 
     def read(self) -> str:
         while True:
