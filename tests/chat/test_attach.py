@@ -235,3 +235,10 @@ def test_what_is_no_such_server_is_told(chat, body):
         done = chat("--attach", f"127.0.0.1:{other.server_address[1]}")
         assert done.status == 2 and done.err.count("\n") == 1
         assert "does not speak OpenAI's protocol" in done.err or "names no model" in done.err
+
+
+def test_the_system_message_is_one_for_all_commands(chat, server):
+    given = "/system You are a cat.\n/show system\n/set system Dog\n/system\n/system none\n/show system\n"
+    done = chat("--attach", server.url, "--system", "first", given="/show system\n" + given)
+    assert re.findall("  system = (.*)", done.err) == ['"first"', '"You are a cat."', '"Dog"', "null"]
+    assert "The system message: Dog" in done.err

@@ -52,7 +52,10 @@ class Session:
         self.unsaved = self.store is None or not self.store.is_open
 
     def setting(self, name: str) -> Any:
-        """A setting's value: how to sample is the model's own recommendation where nobody has said otherwise."""
+        """A setting's value: how to sample is the model's own recommendation where nobody has said otherwise; the system
+        message is the conversation's."""
+        if name == "system":
+            return self.talk.system
         given = getattr(self.settings, name)
         return given if name in self.settings.model_fields_set else (self.source.sampling or {}).get(name, given)
 
