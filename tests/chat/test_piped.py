@@ -219,3 +219,8 @@ def test_the_makers_recommendation_is_the_default_and_what_is_said_goes_first(ch
     monkeypatch.setenv("ENGINE_TEMPERATURE", "0.5")
     told = chat(folder, "--backend", "cpu", "--top-k", 9, given="/show temperature\n/show top_k\n")
     assert "temperature = 0.5" in told.out + told.err and "top_k = 9" in told.out + told.err
+
+
+def test_what_cannot_be_sent_is_told_before_the_model_is_looked_for(chat, tmp_path):
+    missing = chat("/no/such/model", "-p", "x", "-f", tmp_path / "none")
+    assert missing.status == 2 and "none cannot be read" in missing.err and missing.err.count("\n") == 1

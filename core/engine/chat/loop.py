@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.console.notes import note
 from engine.errors import EngineError
 
 from .answer import Source
-from .commands import Chat, LeaveError, as_attachment, obey, retell, words
+from .commands import Chat, LeaveError, obey, retell, words
 from .conversation import Conversation
 from .screen import Screen
 from .session import Session
@@ -72,13 +70,13 @@ def run(
     store: Store | None,
     form: StructuredOutputs | None,
     prompt: str | None,
-    files: Sequence[Path],
+    attached: str,
 ) -> bool:
-    """Answer ``prompt`` and leave, or converse. ``files`` go before the first message. False where something that was piped in
-    has been refused. Raises EngineError."""
+    """Answer ``prompt`` and leave, or converse. ``attached`` goes before the first message. False where something that was
+    piped in has been refused. Raises EngineError."""
     talk.model = source.reference
     session = Session(source, settings, talk, store, Piped().choose, form=form, tools=Tools(settings.tools))
-    session.attached = "".join(as_attachment(file) for file in files)
+    session.attached = attached
     if sys.stdout.isatty() and not _dumb():
         session.screen = _screen(settings)
     try:
