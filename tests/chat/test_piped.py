@@ -224,3 +224,7 @@ def test_the_makers_recommendation_is_the_default_and_what_is_said_goes_first(ch
 def test_what_cannot_be_sent_is_told_before_the_model_is_looked_for(chat, tmp_path):
     missing = chat("/no/such/model", "-p", "x", "-f", tmp_path / "none")
     assert missing.status == 2 and "none cannot be read" in missing.err and missing.err.count("\n") == 1
+    for empty in ("", " "):
+        assert "The message is empty" in chat("/no/such/model", "-p", empty, given="\n").err
+    (tmp_path / "some").write_text("text")
+    assert "/no/such/model" in chat("/no/such/model", "-p", "", "-f", tmp_path / "some").err

@@ -108,6 +108,8 @@ def chat(
     outputs = form.outputs()
     attached = "".join(as_attachment(each) for each in file or ())
     message = None if prompt is None else f"{prompt}{_stdin()}"
+    if message is not None and not (message + attached).strip():
+        raise UsageError("The message is empty; give --prompt a text, or pipe one in.")
     store = open_store(settings)
     talk = resumed(store, number) if resume or number is not None else _new()
     talk.system = settings.system if settings.system is not None else talk.system
