@@ -228,3 +228,17 @@ def test_what_cannot_be_sent_is_told_before_the_model_is_looked_for(chat, tmp_pa
         assert "The message is empty" in chat("/no/such/model", "-p", empty, given="\n").err
     (tmp_path / "some").write_text("text")
     assert "/no/such/model" in chat("/no/such/model", "-p", "", "-f", tmp_path / "some").err
+
+
+def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path):
+    """A limit of the operating system on the size of files stands for the disk."""
+    code = (
+        "import resource, sys; from pathlib import Path; from engine.chat.commands import write_new\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, -1)); file = Path(sys.argv[1])\n"
+        "for size in (200_000, 9):\n"
+        "    try: write_new(file, 'x' * size)\n"
+        "    except Exception as error: print(error)\n"
+        "    print(file.exists())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.md"], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{tmp_path}/a.md cannot be written: File too large.\nFalse\nTrue\n", done

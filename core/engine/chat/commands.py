@@ -121,13 +121,7 @@ def _save(chat: Chat, rest: str) -> None:
     session = chat.session
     if rest.endswith((".md", ".json")):
         file = Path(rest).expanduser()
-        try:
-            with file.open("x", encoding="utf-8") as out:
-                out.write(exported(session.talk, file.suffix[1:]))
-        except FileExistsError as error:
-            raise UsageError(f"{file} is there already; name another file.") from error
-        except OSError as error:
-            raise UsageError(f"{file} cannot be written: {error.strerror}.") from error
+        write_new(file, exported(session.talk, file.suffix[1:]))
         tell(f"Written to {file}.")
         return
     if session.store is None:
@@ -136,6 +130,22 @@ def _save(chat: Chat, rest: str) -> None:
     session.save()
     if not session.unsaved:
         tell(f"Conversation {session.talk.id}: {session.talk.name()}")
+
+
+def write_new(file: Path, text: str) -> None:
+    """A file that was not there, and that is not there unless all was written. UsageError where it cannot be."""
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            try:
+                out.write(text)
+                out.flush()
+            except OSError:
+                file.unlink()
+                raise
+    except FileExistsError as error:
+        raise UsageError(f"{file} is there already; name another file.") from error
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}.") from error
 
 
 def _load(chat: Chat, rest: str) -> None:
