@@ -242,3 +242,13 @@ def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.md"], capture_output=True, text=True, check=False)
     assert done.stdout == f"{tmp_path}/a.md cannot be written: File too large.\nFalse\nTrue\n", done
+
+
+def test_tokens_of_many_messages_are_listed_as_far_as_they_can_be_read(chat, talker, tmp_path):
+    said = [Message(role, "a") for role in ("user", "assistant")] * 101
+    with closing(Store(tmp_path / "many.db")) as store:
+        store.save(Conversation(model=str(talker), messages=said))
+    given = chat(talker, "-c", "--database", tmp_path / "many.db", "--backend", "reference", given="/tokens\n")
+    listed = given.err.splitlines()
+    assert "" not in listed and "           and 2 more" in listed
+    assert sum(re.fullmatch(r" +\d+  [a-z]+: a", line) is not None for line in listed) == 200

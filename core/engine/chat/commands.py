@@ -235,6 +235,9 @@ def _prompt(chat: Chat, rest: str) -> None:
     tell("\n".join(chat.session.source.exact(chat.session.ask())))
 
 
+_COUNTED = 200
+
+
 def _tokens(chat: Chat, rest: str) -> None:
     session, limit = chat.session, chat.session.source.limit
     messages = session.talk.sent()
@@ -243,9 +246,11 @@ def _tokens(chat: Chat, rest: str) -> None:
         known = "not known before it is answered" if session.used is None else f"{session.used} when it was last sent"
         tell(f"The conversation takes {known}; the server does not count tokens.")
         return
-    for n, message in enumerate(messages):
+    for message in messages[:_COUNTED]:
         alone = session.source.count(session.ask([message])) or 0
-        tell(f"  {alone:>7}  {message['role']}: {' '.join(message['content'].split())[:60]}" if n < 200 else "")
+        tell(f"  {alone:>7}  {message['role']}: {' '.join(message['content'].split())[:60]}")
+    if len(messages) > _COUNTED:
+        tell(f"{'':>11}and {len(messages) - _COUNTED} more")
     tell(f"  {total:>7}  of {limit} in all")
 
 
