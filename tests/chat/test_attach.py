@@ -242,3 +242,9 @@ def test_the_system_message_is_one_for_all_commands(chat, server):
     done = chat("--attach", server.url, "--system", "first", given="/show system\n" + given)
     assert re.findall("  system = (.*)", done.err) == ['"first"', '"You are a cat."', '"Dog"', "null"]
     assert "The system message: Dog" in done.err
+
+
+def test_what_is_refused_before_anything_came_is_one_line(chat, server):
+    server.scripts = [[404, "There is no nope."]]
+    done = chat("nope", "--attach", server.url, "-p", "x")
+    assert done.status == 2 and "There is no nope." in done.err and done.err.count("\n") == 1

@@ -44,8 +44,10 @@ class Plain:
         self._terminal = sys.stdout.isatty()
         self._think = think if self._terminal or think == "show" else "hide"
         self._written = {"reasoning": 0, "shown": 0}
+        self._came = False
 
     def update(self, answer: Answer, status: str) -> None:
+        self._came = self._came or answer != Answer()
         if self._think in ("show", "dim"):
             self._write("reasoning", answer.reasoning)
         if answer.shown and self._written["reasoning"] and not self._written["shown"]:
@@ -62,4 +64,5 @@ class Plain:
     def close(self, status: str) -> None:
         if any(self._written.values()):
             print(flush=True)
-        print(f"[{status}]", file=sys.stderr, flush=True)
+        if self._came:
+            print(f"[{status}]", file=sys.stderr, flush=True)
