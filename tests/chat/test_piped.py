@@ -252,3 +252,8 @@ def test_tokens_of_many_messages_are_listed_as_far_as_they_can_be_read(chat, tal
     listed = given.err.splitlines()
     assert "" not in listed and "           and 2 more" in listed
     assert sum(re.fullmatch(r" +\d+  [a-z]+: a", line) is not None for line in listed) == 200
+
+
+def test_no_conversation_is_said(chat):
+    assert chat("--search", "fox").err == "engine: No conversation has that.\n"
+    assert chat("--list").err == "engine: There is no conversation yet.\n"

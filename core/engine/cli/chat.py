@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.console.notes import note, visible
 from engine.console.options import MODEL_HELP, EngineOptions, FormOptions, SamplingOptions, given_options
 from engine.errors import UsageError
 
@@ -147,8 +148,9 @@ def _records(store: Store, search: str, export: str | None, number: int | None, 
             raise UsageError(f"--export is {export!r}; it must be md or json.")
         sys.stdout.write(exported(store.load(number), export))
     else:
-        from engine.console.notes import visible
-
-        for each in store.list(search, most=1 << 30):
+        found = store.list(search, most=1 << 30)
+        if not found:
+            note("No conversation has that." if search else "There is no conversation yet.")
+        for each in found:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.updated))
             print(visible(f"{each.id:>5}  {when}  {each.messages:>4} messages  {each.model}  {each.name}"))
