@@ -257,3 +257,10 @@ def test_tokens_of_many_messages_are_listed_as_far_as_they_can_be_read(chat, tal
 def test_no_conversation_is_said(chat):
     assert chat("--search", "fox").err == "engine: No conversation has that.\n"
     assert chat("--list").err == "engine: There is no conversation yet.\n"
+
+
+def test_help_keeps_to_the_width(chat, talker, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    told = chat(talker, *REFERENCE, given="/help\n").err
+    assert max(map(len, told.splitlines())) <= 60
+    assert "put a summary in the conversation's place" in " ".join(told.split())

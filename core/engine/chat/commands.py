@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,11 +74,17 @@ def tell(text: str) -> None:
 
 def _help(chat: Chat, rest: str) -> None:
     width = max(len(f"{c.name} {c.argument}") for c in COMMANDS)
-    tell("\n".join(f"  /{f'{c.name} {c.argument}':<{width}}  {c.what}" for c in COMMANDS))
-    tell(
+    _tell_wrapped([f"  /{f'{c.name} {c.argument}':<{width}}  {c.what}" for c in COMMANDS], indent=width + 5)
+    keys = (
         'Enter sends; Alt-Enter, Ctrl-J or a backslash begins a new line, and """ begins and ends a message of several;'
         " Ctrl-G opens an editor. Ctrl-C stops an answer, and once more leaves."
     )
+    _tell_wrapped([keys], indent=0)
+
+
+def _tell_wrapped(lines: Sequence[str], indent: int) -> None:
+    width = max(shutil.get_terminal_size().columns, indent + 20)
+    tell("\n".join(textwrap.fill(line, width, subsequent_indent=" " * indent) for line in lines))
 
 
 def _set(chat: Chat, rest: str) -> None:
