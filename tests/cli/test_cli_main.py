@@ -138,8 +138,8 @@ def test_ctrl_c_ends_with_130_and_no_traceback(talker):
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert running.stdout.read(20)
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=30)
-    assert (running.returncode, err.decode().strip()) == (130, "")
+    out, err = running.communicate(timeout=30)
+    assert (running.returncode, err.decode().strip()) == (130, "") and out.endswith(b"\n")
 
 
 def test_a_closed_pipe_is_quiet(talker):

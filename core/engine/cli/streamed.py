@@ -28,12 +28,30 @@ class Streamed:
         self.output: RequestOutput | None = None
         self._llm = llm
         self._echo = echo
+        self._shown = 0
         self._notices = list(llm.loaded.notices)
 
     def run(self, prompt: str | Sequence[int], params: Params) -> RequestOutput:
         """The request's last output. Raises RequestError when it ended by a fault."""
-        self.output = None
-        shown = 0
+        self.output, self._shown = None, 0
+        try:
+            self._stream(prompt, params)
+        except KeyboardInterrupt:
+            self._end_line()
+            raise
+        assert self.output is not None
+        failed = next((c for c in self.output.outputs if c.finish_reason in ("error", "abort")), None)
+        if failed is not None:
+            self._end_line()
+            raise RequestError(str(failed.stop_reason))
+        return self.output
+
+    def _end_line(self) -> None:
+        """Of a text that broke off."""
+        if self._shown:
+            print(flush=True)
+
+    def _stream(self, prompt: str | Sequence[int], params: Params) -> None:
         with Wait("Reading the prompt") as wait, closing(self._outputs(prompt, params, wait)) as outputs:
             for self.output in outputs:
                 if self._echo and sys.stdout.isatty():
@@ -43,16 +61,9 @@ class Streamed:
                     note(self._notices.pop(0))
                 if self._echo:
                     text = self.output.outputs[0].text
-                    sys.stdout.write(visible(text[shown:]) if sys.stdout.isatty() else text[shown:])
+                    new, self._shown = text[self._shown :], len(text)
+                    sys.stdout.write(visible(new) if sys.stdout.isatty() else new)
                     sys.stdout.flush()
-                    shown = len(text)
-        assert self.output is not None
-        failed = next((c for c in self.output.outputs if c.finish_reason in ("error", "abort")), None)
-        if failed is not None:
-            if self._echo and shown:
-                print()
-            raise RequestError(str(failed.stop_reason))
-        return self.output
 
     def _outputs(self, prompt: str | Sequence[int], params: Params, wait: Wait) -> Generator[RequestOutput, None, None]:
         """Those of a request as they come; the last alone where it is chosen at the end."""
