@@ -195,3 +195,21 @@ def test_ctrl_c_while_it_is_being_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_that_python_would_discard_ends_the_command():
+    """Raised where a weak reference ends, it is printed, and the program goes on."""
+    code = (
+        "import signal, sys, weakref, engine.__main__ as m\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'typer':\n"
+        "            dying = Finder()\n"
+        "            reference = weakref.ref(dying, lambda gone: signal.raise_signal(signal.SIGINT))\n"
+        "            del dying\n"
+        "            signal.pause()\n"
+        "sys.meta_path.insert(0, Finder()); sys.argv[1:] = ['--version']\n"
+        "m.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
