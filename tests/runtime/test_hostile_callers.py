@@ -299,7 +299,8 @@ def test_chats(chatting):
     for wrong in ({"tools": [{}]}, {"enable_thinkin": False}, {"chat_template": "x"}):
         with pytest.raises(RequestError, match=f"does not read {next(iter(wrong))}"):
             chatting.chat(messages, GREEDY, **wrong)
-    for odd in (None, 5, "hi", {"role": "user", "content": "x"}, [], [1], [messages, None]):
+    nothing = [{"role": "user", "content": None}]
+    for odd in (None, 5, "hi", {"role": "user", "content": "x"}, [], [1], [messages, None], nothing):
         with pytest.raises(RequestError, match=r"conversation|message"):
             chatting.chat(odd, GREEDY)
     parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]

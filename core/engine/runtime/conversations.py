@@ -38,6 +38,8 @@ def _message(given: Any) -> Message:
     if not isinstance(given, Mapping):
         raise RequestError(f"A message is a mapping with a role and a content, and not {given!r}.")
     content = given.get("content")
+    if content is None and not given.get("tool_calls"):
+        raise RequestError(f"A message of the role {given.get('role')} has no content.")
     if not isinstance(content, list):
         return given
     parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
