@@ -264,3 +264,9 @@ def test_help_keeps_to_the_width(chat, talker, monkeypatch):
     told = chat(talker, *REFERENCE, given="/help\n").err
     assert max(map(len, told.splitlines())) <= 60
     assert "put a summary in the conversation's place" in " ".join(told.split())
+
+
+def test_the_cache_is_for_one_conversation(chat, talker):
+    told = chat(talker, "--max-context", 512, *REFERENCE, given="/info\n").err
+    with LLM(talker, backend="reference", max_model_len=512, max_num_seqs=1) as llm:
+        assert f"KV {llm.loaded.memory.kv / 1e6:.1f} MB" in told

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tiny_models
 
+from engine.cli import generate as generating
+from engine.console.opening import open_llm
 from engine.formats import open_checkpoint
 
 REFERENCE = ("--backend", "reference")
@@ -232,3 +234,13 @@ def test_beams_go_with_some_options_only(refusal, llama, arguments, sentence):
 
 def test_collectives_that_there_are_not_are_refused_with_one_rank_too(refusal, llama):
     assert "There are no collectives 'glo'" in refusal("generate", llama, "a", "--collectives", "glo", *REFERENCE)
+
+
+@pytest.mark.parametrize(("options", "sequences"), [((), 1), (("--n", 3, "--json"), 3), (("--beams", 2), 2)])
+def test_the_cache_is_for_the_sequences_that_there_are(engine, llama, monkeypatch, options, sequences):
+    asked = []
+    monkeypatch.setattr(
+        generating, "open_llm", lambda model, settings: asked.append(settings) or open_llm(model, settings)
+    )
+    assert engine("generate", llama, "text", "--max-tokens", 2, *options, *REFERENCE).status == 0
+    assert asked[0]["max_num_seqs"] == sequences

@@ -36,9 +36,8 @@ def open_source(settings: Any, model: str | None) -> Source:
     from .local import open_local
     from .settings import ENGINE
 
-    local = open_local(
-        find_model(model_or_demo(model)), EngineOptions(**{name: getattr(settings, name) for name in ENGINE}).settings()
-    )
+    options = EngineOptions(**{name: getattr(settings, name) for name in ENGINE})
+    local = open_local(find_model(model_or_demo(model)), {**options.settings(), "max_num_seqs": 1})
     for notice in local.notices():
         note(notice)
     return local

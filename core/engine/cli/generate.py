@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 
 
+_MOST_AT_ONCE = 64  # completions: more wait for their turn, and need no more memory
 _EARLY_STOPPING = {"true": True, "false": False}
 
 
@@ -103,8 +104,9 @@ def generate(
         wanted = parse_integers(prompt_ids, "--prompt-ids")
     else:
         wanted = read_stdin() if prompt == "-" else str(prompt)
+    sequences = min(max(n, best_of or 1, beams or 1), _MOST_AT_ONCE)
     start = time.monotonic()
-    with open_llm(model_or_demo(model), engine.settings()) as llm:
+    with open_llm(model_or_demo(model), {**engine.settings(), "max_num_seqs": sequences}) as llm:
         load_s = time.monotonic() - start
         if beams is None:
             recommended: dict[str, Any] = {**llm.loaded.checkpoint.sampling}

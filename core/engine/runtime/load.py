@@ -91,10 +91,8 @@ class Loaded:
         except MemoryError as error:
             needed = sum(map(state_bytes, self.plan.states)) / 1e9
             what = "addresses for KV cache" if self.plan.pages else "KV cache"
-            raise ConfigError(
-                f"There is no room for {needed:.1f} GB of {what} and history; lower max_model_len (--max-context) or"
-                " max_num_seqs."
-            ) from error
+            lower = "max_model_len or max_num_seqs" if self.config.max_num_seqs > 1 else "max_model_len"
+            raise ConfigError(f"There is no room for {needed:.1f} GB of {what} and history; lower {lower}.") from error
 
     def _session(self) -> Session:
         # A device's own session knows that device alone.
