@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -270,3 +272,15 @@ def test_the_cache_is_for_one_conversation(chat, talker):
     told = chat(talker, "--max-context", 512, *REFERENCE, given="/info\n").err
     with LLM(talker, backend="reference", max_model_len=512, max_num_seqs=1) as llm:
         assert f"KV {llm.loaded.memory.kv / 1e6:.1f} MB" in told
+
+
+def test_who_types_into_a_pipe_sees_a_prompt(server):
+    server.scripts = [["Hello."]]
+    keys, stdin = pty.openpty()
+    command = [sys.executable, "-m", "engine.cli.main", "chat", "--attach", server.url, "--no-save"]
+    os.write(keys, b"hi\\\nthere\n/exit\n")
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60, check=False)
+    os.close(keys)
+    os.close(stdin)
+    assert (done.returncode, done.stdout) == (0, "Hello.\n")
+    assert done.stderr.startswith(">   [") and done.stderr.endswith("> "), done.stderr

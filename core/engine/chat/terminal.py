@@ -65,10 +65,10 @@ class Piped:
     """Lines of stdin; nobody can be asked."""
 
     def read(self) -> str:
-        text = _line()
+        text = _line("> ")
         while unfinished(text):
             try:
-                text += "\n" + _line()
+                text += "\n" + _line("  ")
             except EOFError:
                 raise UsageError(
                     f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
@@ -87,8 +87,10 @@ class Piped:
         return nullcontext()
 
 
-def _line() -> str:
-    """The next line of stdin, with what is no UTF-8 in it kept for the message's end to tell."""
+def _line(prompt: str) -> str:
+    """The next line of stdin, with what is no UTF-8 in it kept for the message's end to tell. Who types it sees the prompt."""
+    if sys.stdin.isatty():
+        print(prompt, end="", file=sys.stderr, flush=True)
     line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError
