@@ -162,8 +162,12 @@ def test_a_full_context_is_warned_of_and_the_person_chooses(terminal, talker):
         child.wait_prompt()
     assert "% full" in child.text(), "no warning came"
     child.wait(r"\[su\]mmarize, \[d\]rop, \[st\]op")
+    child.line("typed ahead of the question")
+    child.wait("The answer is one of summarize, drop, stop")
     child.line("stop")
     child.wait("nothing was sent")
+    child.wait("> typed ahead of the question")
+    child.send("\x03")
     child.wait_prompt()
     before = int(re.findall(r"context (\d+)/300", child.text())[-1])
     child.line("b" * 40)

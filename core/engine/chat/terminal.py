@@ -108,6 +108,7 @@ class Typed:
 
         self._status = status
         self._cooked: list[Any] | None = None  # the terminal's modes outside the chat
+        self._ahead: list[str] = []  # what was typed where a choice was asked for
         self._style = Style.from_dict({"bottom-toolbar": "noreverse fg:ansibrightblack"})
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
@@ -129,12 +130,14 @@ class Typed:
         return [("class:bottom-toolbar", status if len(status) <= width else f"{status[: width - 1]}…")]
 
     def read(self) -> str:
+        ahead, self._ahead = "\n".join(self._ahead), []
         while True:
             try:
-                return message(self._session.prompt("> "))
+                return message(self._session.prompt("> ", default=ahead))
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     raise
+                ahead = ""
 
     def choose(self, question: str, choices: Sequence[str]) -> str:
         from prompt_toolkit import prompt
@@ -143,12 +146,15 @@ class Typed:
         wanted = ", ".join(f"[{short}]{choice[len(short) :]}" for short, choice in shortest(choices).items())
         while True:
             try:
-                typed = prompt(f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style).strip().lower()
+                typed = prompt(f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style).strip()
             except (EOFError, KeyboardInterrupt):
                 return choices[-1]
-            found = [choice for choice in choices if typed and choice.startswith(typed)]
+            found = [choice for choice in choices if typed and choice.startswith(typed.lower())]
             if len(found) == 1:
                 return found[0]
+            if typed and not found:
+                self._ahead.append(typed)
+                note(f"The answer is one of {', '.join(choices)}; what was typed waits for the next prompt.")
 
     def edit(self, text: str) -> str:
         command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or shutil.which("nano") or "vi"
