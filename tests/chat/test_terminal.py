@@ -6,6 +6,8 @@ import json
 import re
 import sqlite3
 
+import pytest
+
 from engine.chat.store import Store
 
 GREEDY = ("--temperature", "0")
@@ -341,3 +343,15 @@ def test_what_a_kept_conversation_takes_is_not_known_until_it_is_sent(chat, term
 def test_a_narrow_terminal_shows_first_that_a_chat_is_unsaved(terminal, server):
     child = terminal("--attach", server.url, "--no-save", columns=30)
     child.wait(r"scripted, unsaved, context [?0]…")
+
+
+@pytest.mark.parametrize("keys", ["\x07", "\x18\x05", "/edit\r"])
+def test_an_editor_that_is_not_there_is_told(terminal, server, keys):
+    server.scripts = [["first"]]
+    child = terminal("--attach", server.url, EDITOR="/no/such/editor")
+    child.line("one")
+    child.wait("first")
+    child.wait_prompt()
+    child.send(keys)
+    child.wait("The editor /no/such/editor cannot be run: No such file or directory; set EDITOR to another")
+    child.wait_prompt()

@@ -11,6 +11,7 @@ import tempfile
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -113,14 +114,12 @@ class Typed:
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             multiline=True,
-            key_bindings=_keys(),
+            key_bindings=_keys(self._edit_buffer),
             prompt_continuation="  ",
             bottom_toolbar=self._toolbar,
             style=self._style,
             completer=WordCompleter(list(words), sentence=True),
             complete_while_typing=False,
-            enable_open_in_editor=True,
-            tempfile_suffix=".md",
             editing_mode=EditingMode.VI if editing == "vi" else EditingMode.EMACS,
         )
 
@@ -156,6 +155,16 @@ class Typed:
                 self._ahead.append(typed)
                 note(f"The answer is one of {', '.join(choices)}; what was typed waits for the next prompt.")
 
+    def _edit_buffer(self, buffer: Any) -> None:
+        from prompt_toolkit.document import Document
+
+        try:
+            text = self.edit(buffer.text)
+        except UsageError as error:
+            note(str(error))
+        else:
+            buffer.document = Document(text, len(text))
+
     def edit(self, text: str) -> str:
         command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or shutil.which("nano") or "vi"
         with tempfile.TemporaryDirectory() as folder:
@@ -165,7 +174,8 @@ class Typed:
                 with _modes(self._cooked):
                     status = subprocess.call([*shlex.split(command), str(file)])
             except (OSError, ValueError) as error:
-                raise UsageError(f"The editor {command} cannot be run: {error}; set EDITOR to another.") from error
+                reason = getattr(error, "strerror", None) or error  # shlex's errors have none
+                raise UsageError(f"The editor {command} cannot be run: {reason}; set EDITOR to another.") from error
             if status != 0:
                 raise UsageError(f"The editor {command} ended with status {status}; nothing is changed.")
             return read_text_file(file).rstrip("\n")
@@ -195,8 +205,10 @@ def _modes(modes: list[Any] | None) -> Iterator[None]:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
-def _keys() -> Any:
-    from prompt_toolkit.filters import completion_is_selected
+def _keys(edit: Callable[[Any], None]) -> Any:
+    """``edit`` changes a buffer in an editor."""
+    from prompt_toolkit.application import run_in_terminal
+    from prompt_toolkit.filters import completion_is_selected, emacs_mode, vi_navigation_mode
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -215,8 +227,10 @@ def _keys() -> Any:
         event.current_buffer.newline(copy_margin=False)
 
     @keys.add("c-g")
+    @keys.add("c-x", "c-e", filter=emacs_mode)
+    @keys.add("v", filter=vi_navigation_mode)
     def _(event: Any) -> None:
-        event.current_buffer.open_in_editor()
+        run_in_terminal(partial(edit, event.current_buffer))
 
     return keys
 
