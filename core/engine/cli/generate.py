@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _MOST_AT_ONCE = 64  # completions: more wait for their turn, and need no more memory
-_EARLY_STOPPING = {"true": True, "false": False}
+_EARLY_STOPPING: dict[str, Any] = {"true": True, "false": False, "never": "never"}
 
 
 def generate(
@@ -96,7 +96,9 @@ def generate(
     else:
         if (best_of, logprobs, prompt_logprobs, form) != (None, None, None, FormOptions()):
             raise UsageError("--beams goes without --best-of, --logprobs, --prompt-logprobs and a form; leave one out.")
-        stopping = _EARLY_STOPPING.get(early_stopping, early_stopping)
+        stopping = _EARLY_STOPPING.get(early_stopping.lower())
+        if stopping is None:
+            raise UsageError(f"--early-stopping is {early_stopping!r}; it must be true, false or never.")
         options = {"beam_width": beams, "num_return_sequences": n, "early_stopping": stopping}
         params = sampling.beam_params(length_penalty=length_penalty, **options, **shared)
     wanted: str | list[int]
