@@ -75,7 +75,7 @@ def test_nulls_are_what_is_not_there(running):
     few = {"num_predict": 3, "seed": 5, "stop": None}
     with running.http as http:
         chat = {"model": "tiny", "messages": turns, "options": few, "tools": None, "format": None}
-        assert len(lines(http, "/api/chat", chat | {"stream": None})) > 1
+        assert lines(http, "/api/chat", chat | {"stream": None})[-1]["done"]
         plain = [turn | ({"content": ""} if turn["content"] is None else {}) for turn in turns]
         one, two = (http.post("/api/chat", json=chat | {"stream": False, "messages": m}).json() for m in (turns, plain))
         assert one["message"] == two["message"] and one["prompt_eval_count"] == two["prompt_eval_count"]
