@@ -171,7 +171,8 @@ def test_a_form_is_kept(engine, llama, tmp_path):
     ("options", "content", "said"),
     [
         (["--schema"], b'{"type": "text"}', "Invalid type"),
-        (["--schema"], b"[", "no JSON schema"),
+        (["--schema"], b"[", "engine: --schema {} is no JSON schema: Expecting value"),
+        (["--grammar"], b"", "engine: --grammar {} must be a text that is not empty."),
         (["--schema"], b"\xff", "is not UTF-8"),
         (["--schema"], b" " * (1 << 20) + b"{}", "larger than 1 MiB"),
         (["--schema"], None, "cannot be read"),
@@ -183,7 +184,7 @@ def test_refuses_a_form_in_one_line(refusal, llama, tmp_path, options, content, 
     file = tmp_path / "form"
     if content is not None:
         file.write_bytes(content)
-    assert said in refusal("generate", llama, "text", *REFERENCE, *options, file)
+    assert said.format(file) in refusal("generate", llama, "text", *REFERENCE, *options, file)
 
 
 def test_beams_are_the_best_and_come_best_first(engine, llama):

@@ -160,7 +160,9 @@ def test_a_hub_in_trouble_is_one_sentence(hub, refusal, monkeypatch):
     assert "HF_HUB_OFFLINE" in refusal("generate", "anna/tiny-GGUF", "a")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "cannot be reached" in refusal("pull", "anna/tiny-GGUF")
+    assert refusal("pull", "anna/tiny-GGUF").startswith("engine: The hub at http://127.0.0.1:9 cannot be reached")
+    said = "There is no file or folder models/tiny, nor is it in the cache. The hub at http://127.0.0.1:9 cannot be reached"
+    assert said in refusal("generate", "models/tiny", "a")
 
 
 def test_a_full_disk_is_one_sentence_and_what_came_stays(hub, engine, large):

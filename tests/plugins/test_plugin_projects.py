@@ -171,6 +171,23 @@ def test_names_that_will_not_do(name, said, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_what_could_not_be_written_whole_is_not_there(tmp_path, there):
+    """A limit of the operating system on the size of files stands for the disk."""
+    folder = tmp_path / "engine-shiny"
+    if there:
+        folder.mkdir()
+    code = (
+        "import resource, sys; from pathlib import Path; from engine.cli.plugin import write_project\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (700, -1))\n"
+        "try: write_project('shiny', Path(sys.argv[1]))\n"
+        "except Exception as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=False)
+    assert "cannot be written: File too large." in done.stdout, done
+    assert folder.exists() == there and not (there and list(folder.iterdir()))
+
+
 def test_nothing_is_written_over(starter):
     before = (starter / "README.md").read_text()
     with pytest.raises(UsageError, match="is there already, and is no empty folder"):

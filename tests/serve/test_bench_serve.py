@@ -185,7 +185,15 @@ def test_a_server_that_is_not_there(capsys):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     assert run(["bench-serve", f"http://127.0.0.1:{port}", "--model", "x", "--num-prompts", "2"]) == 2
-    assert "Every request failed" in capsys.readouterr().err
+    assert "Every request failed; the first: ConnectionRefusedError: " in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_the_server_s_sentence(running, capsys):
+    assert run(["bench-serve", running.url, "--model", "nobody", "--num-prompts", "2"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        said.startswith("engine: Every request failed; the first: 404, ") and "{" not in said and "'nobody'" in said
+    ), said
 
 
 def test_figures_are_those_of_the_times():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -18,10 +20,12 @@ from engine.chat.remote import Remote
 from engine.cli.main import run
 from engine.cli.serve import _configs
 from engine.console.options import EngineOptions
+from engine.errors import UsageError
 from engine.sampling import StructuredOutputs
 from engine.serve.models_file import Named
 from engine.serve.run import _open as open_model
-from engine.serve.settings import LoadOptions
+from engine.serve.run import listen
+from engine.serve.settings import LoadOptions, ServeOptions
 
 
 def test_the_chat_attaches(running):
@@ -169,3 +173,23 @@ def test_a_server_takes_its_cache_s_memory_before_it_is_used(talker):
         engine = open_model("tiny", config, print, opened)
         opened.callback(engine.close)
         engine._core._session._population.wait()  # there is one
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("no.such.host.invalid", "choose another --host."),
+        ("192.0.2.1", "Cannot assign requested address; choose another --host."),
+    ],
+)
+def test_a_host_that_is_not_here_is_told_as_such(host, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        listen(ServeOptions(host=host, port=0))
+
+
+def test_a_port_that_is_taken_is_told_in_the_system_s_words():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError) as told:
+            listen(ServeOptions(host="127.0.0.1", port=port))
+    assert str(told.value) == f"127.0.0.1:{port} cannot be listened on: Address already in use; choose another --port."

@@ -171,7 +171,9 @@ def _measure(
     with Wait("Asking") as wait:
         answers, seconds = asyncio.run(run(how, asks, times, lambda done: wait.update("Asking", done, len(asks))))
     if not any(answer.completed for answer in answers):
-        raise UsageError(f"Every request failed; the first: {answers[0].status} {answers[0].error or 'no text came'}.")
+        first = answers[0]
+        fault = first.error.rstrip(".") or "no text came"
+        raise UsageError(f"Every request failed; the first: {f'{first.status}, ' if first.status else ''}{fault}.")
     return {"rate": "inf" if math.isinf(rate) else rate, **summary(answers, seconds, wanted)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -61,17 +62,26 @@ def write_project(name: str, folder: Path) -> list[str]:
         raise UsageError(f"There is a backend {name} already; take another name.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already, and is no empty folder; name another by --folder.")
-    written = []
-    for source, place in _FILES.items():
-        path = place.replace(_EXAMPLE, name)
-        target = folder / path
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(starter(source, name))
-        except OSError as error:
-            raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from error
-        written.append(path)
-    return written
+    there = folder.exists()
+    try:
+        return [_write(folder, source, place, name) for source, place in _FILES.items()]
+    except UsageError:  # half of it would be in the way of the next try
+        for part in [*folder.iterdir()] if folder.is_dir() else ():
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        if not there and folder.is_dir():
+            folder.rmdir()
+        raise
+
+
+def _write(folder: Path, source: str, place: str, name: str) -> str:
+    path = place.replace(_EXAMPLE, name)
+    target = folder / path
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(starter(source, name))
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from error
+    return path
 
 
 def starter(file: str, name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from engine.errors import UsageError
+from engine.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
     from engine import BeamSearchParams, SamplingParams, StructuredOutputs
@@ -179,16 +179,23 @@ class FormOptions:
 
     def outputs(self) -> StructuredOutputs | None:
         """As a sampling parameter, the files read; None where no form is asked for."""
-        from engine import StructuredOutputs
-
         given = [name for name in ("schema", "regex", "grammar") if getattr(self, name) is not None]
         if len(given) > 1:
             raise UsageError(f"Give one of --schema, --regex and --grammar, not {len(given)}.")
         if self.regex is not None:
-            return StructuredOutputs(regex=self.regex)
+            return _form("--regex", regex=self.regex)
         if self.schema is not None:
-            return StructuredOutputs(json=_read(self.schema))
-        return None if self.grammar is None else StructuredOutputs(grammar=_read(self.grammar))
+            return _form(f"--schema {self.schema}", json=_read(self.schema))
+        return None if self.grammar is None else _form(f"--grammar {self.grammar}", grammar=_read(self.grammar))
+
+
+def _form(option: str, **given: Any) -> StructuredOutputs:
+    from engine import StructuredOutputs
+
+    try:
+        return StructuredOutputs(**given)
+    except RequestError as error:  # which calls it as requests do
+        raise UsageError(str(error).replace(str(error.field), option)) from error
 
 
 def _read(path: Path) -> str:

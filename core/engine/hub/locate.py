@@ -27,8 +27,12 @@ def located(model: str | Path, progress: Progress | None = None, say: Say | None
     if name is None:
         return Path(model)
     from .cache import find
+    from .remote import UnreachableError
 
-    return find(name) or pull(name, progress, say).path
+    try:
+        return find(name) or pull(name, progress, say).path
+    except UnreachableError as error:  # who mistyped a path learns that it was taken for a name
+        raise HubError(f"There is no file or folder {model}, nor is it in the cache. {error}") from error
 
 
 def located_here(model: str) -> Path:

@@ -14,6 +14,10 @@ from .variants import RepoFile
 _OF_DISKS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
 
 
+class UnreachableError(HubError):
+    """The hub does not answer."""
+
+
 @dataclass(frozen=True)
 class Repository:
     """A repository at a commit."""
@@ -72,11 +76,13 @@ def hub_errors(repo: str) -> Iterator[None]:
         if error.errno in _OF_DISKS:
             place = error.filename or constants.HF_HUB_CACHE
             raise HubError(f"{place} cannot be written: {error.strerror}; HF_HOME names another place.") from error
-        raise HubError(_unreachable(error)) from error
+        raise _unreachable(error) from error
     except Exception as error:  # of the HTTP client, which differs between versions of huggingface_hub
-        raise HubError(_unreachable(error)) from error
+        raise _unreachable(error) from error
 
 
-def _unreachable(error: Exception) -> str:
+def _unreachable(error: Exception) -> UnreachableError:
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return f"The hub at {endpoint()} cannot be reached ({reason}); models that engine list shows need no network."
+    return UnreachableError(
+        f"The hub at {endpoint()} cannot be reached ({reason}); models that engine list shows need no network."
+    )

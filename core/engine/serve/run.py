@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import resource
 import socket
 import time
@@ -121,8 +123,11 @@ def listen(options: ServeOptions) -> socket.socket:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
         listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG)
     except OSError as error:
+        names = isinstance(error, socket.gaierror)  # whose numbers are not the system's
+        reason = error.strerror if names or error.errno is None else os.strerror(error.errno)
+        other = "--host" if names or error.errno == errno.EADDRNOTAVAIL else "--port"
         raise UsageError(
-            f"{options.host}:{options.port} cannot be listened on: {error.strerror or error}; choose another --port."
+            f"{options.host}:{options.port} cannot be listened on: {reason}; choose another {other}."
         ) from error
     # asyncio sets TCP_NODELAY where the protocol is named; without it, an answer's body waits 40 ms for its head's receipt.
     return socket.socket(listening.family, listening.type, socket.IPPROTO_TCP, listening.detach())

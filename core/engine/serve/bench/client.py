@@ -68,7 +68,7 @@ class Target:
             pieces = 0
             async for event in _events(reader, headers):
                 if answer.status != 200 or "error" in event:
-                    answer.error = str(event.get("error", event))
+                    answer.error = _fault(event.get("error", event))
                     continue
                 if _text(event):
                     pieces += 1
@@ -95,6 +95,11 @@ def _parsed(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"The URL is {url!r}; it must be a server's, such as http://localhost:8000.")
     return parts
+
+
+def _fault(error: Any) -> str:
+    """The sentence of an error, in OpenAI's form or another."""
+    return str(error["message"] if isinstance(error, dict) and "message" in error else error)
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

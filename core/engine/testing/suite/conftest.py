@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.backend.joining import check_name
 from engine.backend.registry import open_device
 from engine.backend.v1 import collectives_of
+from engine.errors import BackendError
 from engine.testing.checks import ops_of
 from engine.testing.collectives import Subject
 from engine.testing.plugin import device_options
@@ -21,6 +23,14 @@ def pytest_ignore_collect(collection_path, config):
     if config.getoption("--engine-collectives"):
         return True if name.startswith("test_") and name != "test_collectives" else None
     return True if name.startswith("test_") and name not in _FILES[config.getoption("--mode")] else None
+
+
+def pytest_collection_modifyitems(config):
+    if name := config.getoption("--engine-collectives"):
+        try:
+            check_name(name)
+        except BackendError as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def pytest_report_header(config):
