@@ -110,6 +110,7 @@ def test_text_is_streamed_whole_and_the_rest_goes_to_stderr(engine, llama):
     done = engine("generate", llama, "Once", *settings)
     assert done.out == engine("generate", llama, "Once", *settings, "--json").json["text"] + "\n"
     assert "12 tokens, ended by length" in done.err and "tok/s" in done.err
+    assert "; 1 token, ended by length." in engine("generate", llama, "Once", *settings, "--max-tokens", 1).err
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,16 @@ def test_a_file_may_have_a_name_that_is_no_utf8(engine, llama, tmp_path):
     name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt")
     Path(name).write_text("a")
     assert engine("tokenize", llama, "--file", name).out == engine("tokenize", llama, "a").out
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(MemoryError(), "no more memory"), (RuntimeError("can't start new thread"), "no more thread")],
+)
+def test_what_a_limit_forbids_is_no_defect(engine, monkeypatch, fault, said):
+    def app(*_given, **_named):
+        raise fault
+
+    monkeypatch.setattr(main, "make_app", lambda *names: app)
+    done = engine("list")
+    assert (done.status, done.out) == (1, "") and done.err.startswith(f"engine: The system gives this process {said};")

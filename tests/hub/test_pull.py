@@ -153,6 +153,11 @@ def test_what_cannot_be_had_is_one_sentence(hub, refusal, name, said):
     assert said in refusal("pull", name)
 
 
+def test_a_bench_s_tokenizer_may_be_a_name(hub, refusal, tmp_path):
+    options = ("--model", "x", "--dataset-path", tmp_path / "none.json", "--tokenizer", "anna/nothing")
+    assert "nor the hub has anna/nothing" in refusal("bench-serve", "http://127.0.0.1:9", *options)
+
+
 def test_a_hub_in_trouble_is_one_sentence(hub, refusal, monkeypatch):
     hub.status = 418
     assert "418" in refusal("pull", "anna/tiny-GGUF")

@@ -41,7 +41,7 @@ def bench_serve(
         Path | None, typer.Option(metavar="FILE", help="Conversations in ShareGPT's form; their first turns are asked.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Of --dataset-path: whose tokens the answers are counted in.")
+        str | None, typer.Option(metavar="MODEL", help="Of --dataset-path: whose tokens the answers are counted in.")
     ] = None,
     scale: Annotated[
         float, typer.Option(help="Of --dataset-path: answers are asked for this part of their length.")
@@ -141,19 +141,20 @@ def _asks(
     spread: float,
     vocab: int,
     dataset: Path | None,
-    tokenizer: Path | None,
+    tokenizer: str | None,
     scale: float,
     most: int,
 ) -> list[Ask]:
     import numpy as np
 
+    from engine.console.opening import find_model
     from engine.formats import open_checkpoint
     from engine.serve.bench.load import conversation_asks, random_asks
 
     rng = np.random.default_rng([seed, 0])
     if dataset is None or tokenizer is None:
         return random_asks(rng, count, lengths, spread, vocab)
-    return conversation_asks(rng, count, dataset, open_checkpoint(tokenizer).tokenizer(), scale, most)
+    return conversation_asks(rng, count, dataset, open_checkpoint(find_model(tokenizer)).tokenizer(), scale, most)
 
 
 def _measure(

@@ -147,10 +147,11 @@ def _completion(completion: CompletionOutput) -> dict[str, Any]:
 
 def _summary(output: RequestOutput, timings: dict[str, Any]) -> str:
     completion = output.outputs[0]
-    parts = [f"loaded in {timings['load_s']:.2f} s", f"{len(output.prompt_token_ids)} prompt tokens"]
+    asked, given = len(output.prompt_token_ids), len(completion.token_ids)
+    parts = [f"loaded in {timings['load_s']:.2f} s", f"{asked} prompt token{'s' * (asked != 1)}"]
     if timings["ttft_s"] is not None:
         parts.append(f"first token after {timings['ttft_s']:.2f} s")
-    parts.append(f"{len(completion.token_ids)} tokens, ended by {completion.finish_reason}")
+    parts.append(f"{given} token{'s' * (given != 1)}, ended by {completion.finish_reason}")
     if timings["decode_tok_s"] is not None:
         parts.append(f"{timings['decode_tok_s']:.1f} tok/s")
     return "; ".join(parts) + "."

@@ -53,7 +53,7 @@ def choose_context(model: Path, context: int | None) -> int:
     """The tokens of a window: as asked for, or 512 or what the model has if that is less."""
     most = load_model(open_checkpoint(model)).config.max_context
     if context is not None and not 2 <= context <= most:
-        raise UsageError(f"The windows have {context} tokens, but the model allows 2 to {most}.")
+        raise UsageError(f"Windows of {context} are asked for, but the model allows 2 to {most} tokens.")
     return context or min(DEFAULT_CONTEXT, most)
 
 
@@ -70,7 +70,7 @@ def read_tokens(loaded: Loaded, text: str) -> list[int]:
     it what it puts around a text. RequestError unless there is something to predict."""
     ids = loaded.checkpoint.tokenizer().encode(text, add_special=True, parse_special=True)
     if len(ids) < 2:
-        raise RequestError(f"The text has {len(ids)} tokens; at least 2 are needed to predict one from another.")
+        raise RequestError("The text has fewer than 2 tokens, which are needed to predict one from another.")
     wrong = next((token for token in ids if token >= loaded.program.vocab), None)
     if wrong is not None:
         raise RequestError(
