@@ -112,7 +112,7 @@ def test_a_file_may_have_a_name_that_is_no_utf8(engine, llama, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [(MemoryError(), "no more memory"), (RuntimeError("can't start new thread"), "no more thread")],
+    [(MemoryError(), "no more memory"), (RuntimeError("can't start new thread"), "no more threads")],
 )
 def test_what_a_limit_forbids_is_no_defect(engine, monkeypatch, fault, said):
     def app(*_given, **_named):

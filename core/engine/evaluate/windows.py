@@ -70,7 +70,7 @@ def read_tokens(loaded: Loaded, text: str) -> list[int]:
     it what it puts around a text. RequestError unless there is something to predict."""
     ids = loaded.checkpoint.tokenizer().encode(text, add_special=True, parse_special=True)
     if len(ids) < 2:
-        raise RequestError("The text has fewer than 2 tokens, which are needed to predict one from another.")
+        raise RequestError("The text is too short: at least 2 tokens are needed to predict one from another.")
     wrong = next((token for token in ids if token >= loaded.program.vocab), None)
     if wrong is not None:
         raise RequestError(
