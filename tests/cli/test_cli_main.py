@@ -121,7 +121,7 @@ def _raising(error: BaseException):
     [
         (RequestError("It is\nrefused."), 2, "engine: It is refused.\n"),
         (ZeroDivisionError("by zero"), 1, "engine: ZeroDivisionError: by zero"),
-        (MemoryError(), 1, "engine: MemoryError: "),
+        (AssertionError(), 1, "engine: AssertionError: no reason given"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
