@@ -78,9 +78,6 @@ def _find(place: str) -> Any:
     return getattr(import_module(f"engine.cli.{module}"), name or module)
 
 
-_NO_THREAD = "can't start new thread"  # Python's words for it, in a RuntimeError
-
-
 def run(arguments: Sequence[str]) -> int:
     """The exit status: 0; 2 for wrong usage or bad input; 130 for Ctrl-C; 1 for a defect, a closed pipe or a full disk.
 
@@ -120,11 +117,8 @@ def _told(error: EngineError, known: Sequence[str]) -> str:
 
 def _unforeseen(error: Exception, arguments: Sequence[str]) -> int:
     """What no command turned into a sentence: the system's refusals, arguments that are no text, and defects."""
-    if isinstance(error, OSError) and (sentence := streams.refused(error)):
+    if sentence := streams.refused(error):
         return _fault(FAULT, sentence)
-    if isinstance(error, MemoryError) or str(error) == _NO_THREAD:
-        what = "threads" if str(error) == _NO_THREAD else "memory"
-        return _fault(FAULT, f"The system gives this process no more {what}; ulimit -a shows what it is allowed.")
     if isinstance(error, UnicodeError) and (shown := streams.not_utf8(arguments)):
         return _fault(WRONG_USAGE, f'The argument "{shown}" is not UTF-8, which only the name of a file may be.')
     reason = str(error) or "no reason given"

@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr as a command finds them, and what the system says when it refuses to read or to write."""
+"""stdin, stdout and stderr as a command finds them, and what the system says when it refuses to read, to write or to give."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TextIO
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_THREAD = "can't start new thread"  # Python's words for it, in a RuntimeError
 _NAMES = ("stdin", "stdout", "stderr")
 
 
@@ -39,8 +40,16 @@ def silence(stream: TextIO) -> None:
         os.close(number)
 
 
-def refused(error: OSError) -> str | None:
+def refused(error: Exception) -> str | None:
     """The sentence for what the system refused; None where that would be a defect."""
+    no_thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+    if no_thread or isinstance(error, MemoryError):
+        what = "threads" if no_thread else "memory"
+        return f"The system gives this process no more {what}; ulimit -a shows what it is allowed."
+    return _refused_io(error) if isinstance(error, OSError) else None
+
+
+def _refused_io(error: OSError) -> str | None:
     try:
         sys.stdout.flush()  # what a buffer could not write is still there, and fails again
     except OSError as again:
