@@ -24,7 +24,7 @@ def write(name: str, figures: dict[str, Any]) -> Path:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    code = ("--", ".", ":(top,exclude)benchmarks/results")  # what an earlier run has written changes no figure
+    code = ("--", ":(top)", ":(top,exclude)benchmarks/results")  # what an earlier run has written changes no figure
     dirty = subprocess.run(
         ["git", "status", "--porcelain", "-uno", *code], capture_output=True, text=True, check=False
     ).stdout.strip()
