@@ -222,7 +222,7 @@ ENGINE_INLINE void zip(V a, V b, V& low, V& high) {
 
 // ---- conversion of each lane's number ---------------------------------------------------------------------------
 
-// What takes other instructions than a compiler finds is in simd.h.
+// What takes other instructions than a compiler finds is in simd.h and simd_storage.h.
 template <class To, class From>
 ENGINE_INLINE To convert(From x) {
   static_assert(Traits<To>::kLanes == Traits<From>::kLanes, "lane by lane");
@@ -242,6 +242,20 @@ ENGINE_INLINE To convert(From x) {
     }
   }
 }
+
+// ---- functions of one register, carried over to pairs -----------------------------------------------------------
+
+#define ENGINE_CARRY1(name)                  \
+  template <class H>                         \
+  ENGINE_INLINE auto name(Pair<H> a) {       \
+    using Half = decltype(name(a.lo));       \
+    return Pair<Half>{name(a.lo), name(a.hi)}; \
+  }
+#define ENGINE_CARRY2(name)                               \
+  template <class H>                                      \
+  ENGINE_INLINE Pair<H> name(Pair<H> a, Pair<H> b) {      \
+    return {name(a.lo, b.lo), name(a.hi, b.hi)};          \
+  }
 
 }  // namespace ENGINE_ISA
 }  // namespace engine_cpu

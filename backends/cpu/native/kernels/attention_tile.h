@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "../simd.h"
+#include "../simd_storage.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {

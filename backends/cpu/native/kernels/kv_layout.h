@@ -16,7 +16,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "../simd.h"
+#include "../simd_storage.h"
 #include "../step.h"
 
 namespace engine_cpu {

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "../simd.h"
+#include "../simd_storage.h"
 
 namespace engine_cpu {
 namespace ENGINE_ISA {

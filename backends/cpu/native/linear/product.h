@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../buffer.h"
+#include "../simd_storage.h"
 #include "layout.h"
 #include "q8g32.h"
 

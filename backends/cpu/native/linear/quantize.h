@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../simd_storage.h"
 #include "../work_split.h"
 #include "q8g32.h"
 

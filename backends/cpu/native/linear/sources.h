@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "../simd_storage.h"
 #include "dot.h"
 #include "four_bits.h"
 #include "layout.h"

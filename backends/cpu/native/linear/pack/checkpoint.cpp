@@ -1,6 +1,7 @@
 // The formats of Hugging Face checkpoints (core/engine/formats/hfblocks.py), and numbers that are packed as they are.
 #include <iterator>
 
+#include "../../simd_storage.h"
 #include "units.h"
 
 namespace engine_cpu {

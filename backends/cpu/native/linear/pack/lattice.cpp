@@ -3,7 +3,7 @@
 #define ENGINE_ISA host
 #include <iterator>
 
-#include "../../simd.h"
+#include "../../simd_storage.h"
 #include "../four_bits.h"
 #include "units.h"
 

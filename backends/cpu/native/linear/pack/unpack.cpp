@@ -1,6 +1,6 @@
 // The packed layouts back to f32, exactly as the formats define their values.
 #define ENGINE_ISA host
-#include "../../simd.h"
+#include "../../simd_storage.h"
 #include "../four_bits.h"
 #include "../layout.h"
 
