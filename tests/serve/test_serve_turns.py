@@ -145,3 +145,88 @@ def test_nobody_gets_the_ids_of_others(start, writer):
     assert cached(mine) > 0 == cached(others)
     assert mine.prompt_tokens != others.prompt_tokens
     assert "Tell me" not in json.dumps(running.logs)
+
+
+CALLED = {"name": "weather", "arguments": '{"city": "ab"}'}
+CALL = {"function": {"name": "weather", "arguments": {"city": "ab"}}}
+ASKED = {"role": "user", "content": "Hm?"}
+THOUGHTS = {
+    "/v1/chat/completions": {
+        "messages": [
+            ASKED,
+            {"role": "assistant", "reasoning_content": "So.", "tool_calls": [{"id": "i", "function": CALLED}]},
+            {"role": "tool", "tool_call_id": "i", "content": "Sun."},
+        ]
+    },
+    "/v1/responses": {
+        "input": [
+            ASKED,
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]},
+            {"type": "function_call", "call_id": "i", **CALLED},
+            {"type": "function_call_output", "call_id": "i", "output": "Sun."},
+        ]
+    },
+    "/v1/messages": {
+        "max_tokens": 9,
+        "messages": [
+            ASKED,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "So.", "signature": ""},
+                    {"type": "tool_use", "id": "i", "name": "weather", "input": {"city": "ab"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "i", "content": "Sun."}]},
+        ],
+    },
+    "/api/chat": {
+        "stream": False,
+        "messages": [
+            ASKED,
+            {"role": "assistant", "thinking": "So.", "tool_calls": [CALL]},
+            {"role": "tool", "tool_name": "weather", "content": "Sun."},
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def thinking(start, tmp_path_factory):
+    """Its template shows thoughts and calls."""
+    shown = "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}{% for c in m.tool_calls or () %}("
+    template = tiny_models.TEMPLATE.replace("{{ m.content }}", shown + "{% endfor %}{{ m.content }}")
+    return start(model=tiny_models.write_talker(tmp_path_factory.mktemp("thinking"), template), max_model_len=128)
+
+
+def tokens(http, text):
+    return http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["count"]
+
+
+@pytest.mark.parametrize("path", THOUGHTS)
+def test_thoughts_go_back(thinking, path):
+    """The template is given them by whatever name, as its model wants them between the calls of an answer."""
+    with thinking.http as http:
+        expected = tokens(http, "<user>Hm?<assistant>[So.](<tool>Sun.<assistant>")
+        answer = http.post(path, json={"model": "tiny"} | THOUGHTS[path])
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    usage = found.get("usage", found)
+    told = next(usage[name] for name in ("prompt_tokens", "input_tokens", "prompt_eval_count") if name in usage)
+    assert told + usage.get("cache_read_input_tokens", 0) == expected
+
+
+def test_thoughts_belong_to_what_follows_them(thinking):
+    """In a list of items: to the answer, and to calls after it that have none of their own."""
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]}
+    call, said = {"type": "function_call", "call_id": "i", **CALLED}, {"role": "assistant", "content": "Ah"}
+    for items, shown in (
+        ([thought, said, call, call], "<assistant>[So.]((Ah"),
+        ([said, thought, call], "<assistant>Ah<assistant>[So.]("),
+        ([thought, ASKED, said], "<user>Hm?<assistant>Ah"),
+        ([{"type": "reasoning", "summary": []}, said], "<assistant>Ah"),
+    ):
+        with thinking.http as http:
+            expected = tokens(http, f"{shown}<user>Hm?<assistant>")
+            asked = {"model": "tiny", "input": [*items, ASKED], "max_output_tokens": 1}
+            assert http.post("/v1/responses", json=asked).json()["usage"]["input_tokens"] == expected

@@ -34,7 +34,7 @@ class Text(Body):
 
 
 class Thinking(Body):
-    """Taken, and not shown to the model again."""
+    """What the chat template shows to the model again is its own affair."""
 
     type: Literal["thinking"]
     thinking: str
@@ -127,8 +127,10 @@ class CountBody(Body):
                     yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
             texts = [part for part in parts if isinstance(part, Text)]
             calls = [_call(part) for part in parts if isinstance(part, ToolUse)]
-            if texts or calls:
-                yield {"role": turn.role, "content": _joined(texts)} | ({"tool_calls": calls} if calls else {})
+            thoughts = "".join(part.thinking for part in parts if isinstance(part, Thinking))
+            if texts or calls or thoughts:
+                said = {"role": turn.role, "content": _joined(texts), "reasoning_content": thoughts or None}
+                yield said | ({"tool_calls": calls} if calls else {})
 
 
 class MessagesBody(CountBody):

@@ -86,6 +86,8 @@ class Turn(AskedOfOllama):
 
     def message(self) -> dict[str, Any]:
         found: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.thinking:
+            found["reasoning_content"] = self.thinking
         if self.tool_name is not None:
             found["name"] = self.tool_name
         if self.tool_call_id is not None:

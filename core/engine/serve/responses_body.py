@@ -58,13 +58,18 @@ class Result(Body):
         return {"role": "tool", "tool_call_id": self.call_id, "content": _joined(self.output)}
 
 
+class ThoughtPart(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class Thought(Body):
-    """Taken, and not shown to the model again."""
+    """Part of the message that follows; what the chat template shows to the model again is its own affair."""
 
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Any] | None = None
-    content: list[Any] | None = None
+    content: Listed[ThoughtPart] | None = None
     status: str | None = None
 
 
@@ -180,10 +185,18 @@ class ResponsesBody(Body):
             yield {"role": "system", "content": self.instructions}
         items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         last: dict[str, Any] | None = None
-        for message in (item.message() for item in items if not isinstance(item, Thought)):
-            if last is not None and "tool_calls" in message and last["role"] == "assistant":
+        thoughts = ""
+        for item in items:
+            if isinstance(item, Thought):
+                thoughts += "".join(part.text for part in item.content or ())
+                continue
+            message = item.message()
+            if last is not None and "tool_calls" in message and last["role"] == "assistant" and not thoughts:
                 last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
                 continue
+            if thoughts and message["role"] == "assistant":
+                message["reasoning_content"] = thoughts
+            thoughts = ""
             if last is not None:
                 yield last
             last = message
