@@ -13,6 +13,7 @@ CHAT, PLAIN, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/respons
 MESSAGES, OLLAMA, EMBED = "/v1/messages", "/api/chat", "/v1/embeddings"
 BAD = {"type": "strin"}
 NOT_USED = "The grammar cannot be used: "
+CLOCK = {"name": "clock", "input_schema": {"type": "object"}}
 
 
 def schema(given):
@@ -91,6 +92,10 @@ REFUSED = [
     (RESPONSES, {"input": [{"type": "foo"}]}, "input.0.type",
      "The field input.0.type is wrong: input should be one of 'message', 'function_call', "),
     (RESPONSES, {"input": [5]}, "input.0", "The field input.0 is wrong: input should be an object."),
+    (RESPONSES, {"input": "a", "previous_response_id": "x"}, "previous_response_id",
+     "The field previous_response_id is not supported here."),
+    (RESPONSES, {"input": "a", "include": ["reasoning.encrypted_content"]}, "include",
+     "The field include is not supported here."),
     (RESPONSES, {"input": part({"type": "input_image", "image_url": "x"})}, "input.0.content.0.image_url",
      "The field input.0.content.0.image_url is not supported here."),
     (RESPONSES, {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": BAD}}}, "text.format",
@@ -108,6 +113,12 @@ REFUSED = [
      "The field messages.0.content.0.type is missing."),
     (MESSAGES, {"max_tokens": 5, "tools": [{"name": "f", "input_schema": BAD}], "tool_choice": {"type": "any"}}, "tools",
      NOT_USED),
+    (MESSAGES, {"max_tokens": 5, "tools": [CLOCK], "tool_choice": {"type": "tool"}}, "tool_choice.name",
+     "The field tool_choice.name is missing."),
+    (MESSAGES, {"max_tokens": 5, "tools": [CLOCK], "tool_choice": {"type": "any", "name": "clock"}}, "tool_choice.name",
+     "The field tool_choice.name is not supported here."),
+    (OLLAMA, {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, None,
+     "The field messages.0.images is not supported here."),
     (OLLAMA, {"options": {"num_predict": 0}}, None, "options.num_predict is 0; it must be an integer"),
     (OLLAMA, {"options": {"repeat_penalty": -1}}, None, "options.repeat_penalty is -1"),
     (OLLAMA, {"options": {"temperature": -1}}, None, "options.temperature is -1"),

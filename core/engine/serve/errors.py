@@ -184,7 +184,7 @@ def _invalid(errors: Sequence[Mapping[str, Any]], body: Any = None) -> ApiError:
         likely = [error for error in errors if _path(error, body)[:1] == field]
         first = max(likely, key=lambda error: (len(_path(error, body)), not error["type"].endswith("_type")))
     param, kind = ".".join(map(str, _path(first, body))) or None, first["type"]
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "none_required") or (kind == "too_long" and not first["ctx"]["max_length"]):
         return ApiError(400, f"The field {param} is not supported here.", param, "unknown_parameter")
     if param is None:
         return ApiError(400, "The body must be a JSON object, sent as application/json.")

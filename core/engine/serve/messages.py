@@ -76,8 +76,13 @@ class ToolOfMessages(Body):
 
 
 class Choice(Body):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(Body):
+    type: Literal["tool"]
+    name: str
     disable_parallel_tool_use: bool | None = None
 
 
@@ -94,7 +99,7 @@ class CountBody(Body):
     messages: Listed[Turn] = Field(min_length=1)
     system: str | Listed[Text] | None = None
     tools: Listed[ToolOfMessages] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: Annotated[Choice | NamedChoice, Field(discriminator="type")] | None = None
     thinking: WhetherToThink | None = None
 
     def fields(self, model: ServedModel) -> dict[str, Any]:
@@ -107,12 +112,12 @@ class CountBody(Body):
             found["reasoning_effort"] = "none"
         if self.tools:
             found["tools"] = [_tool(tool) for tool in self.tools]
-        if self.tool_choice is not None:
-            kind = self.tool_choice.type
-            named = {"type": "function", "function": {"name": self.tool_choice.name}}
-            found["tool_choice"] = named if kind == "tool" else {"any": "required"}.get(kind, kind)
-            if self.tool_choice.disable_parallel_tool_use:
-                found["parallel_tool_calls"] = False
+        if isinstance(self.tool_choice, NamedChoice):
+            found["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        elif self.tool_choice is not None:
+            found["tool_choice"] = {"any": "required"}.get(self.tool_choice.type, self.tool_choice.type)
+        if self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use:
+            found["parallel_tool_calls"] = False
         return found
 
     def _system(self) -> list[dict[str, Any]]:
