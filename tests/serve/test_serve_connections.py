@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import select
 import socket
@@ -102,6 +103,16 @@ def test_bodies_of_many_small_chunks_are_refused(running):
         client.sendall(CHUNKED + b"1\r\n \r\n" * 5000)
         answer = ended(client)
     assert answer.startswith(b"HTTP/1.1 400") and b"too many chunks; send them of 256 bytes at least." in answer
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/api/generate"])
+def test_bodies_that_are_encoded_are_refused(running, path):
+    with running.http as http:
+        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        refused = http.post(path, content=gzip.compress(BODY), headers=headers)
+        plain = http.post("/v1/completions", content=BODY, headers=headers | {"content-encoding": "identity"})
+    assert refused.status_code == 415 and "is encoded as gzip; send it as it is" in refused.text
+    assert plain.status_code == 200, plain.text
 
 
 def test_a_whole_url_as_target(running):

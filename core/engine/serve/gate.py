@@ -156,8 +156,8 @@ class Gate:
         return caller
 
     async def _whole(self, headers: Headers, receive: Receive, take: Callable[[int], None]) -> Receive:
-        """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 400 if it has too many parts, 408 if
-        it does not come, 503 if ``take`` has no room for it."""
+        """A ``receive`` that has the whole body at once. ApiError 413 if it is too large, 415 if it is encoded, 400 if it has
+        too many parts, 408 if it does not come, 503 if ``take`` has no room for it."""
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_body:
             if "expect" not in headers:  # else nothing comes before it is asked for
@@ -181,6 +181,8 @@ class Gate:
                         break
         except TimeoutError as error:
             raise ApiError(408, f"The body did not come within {_BODY_S:g} s.") from error
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            raise ApiError(415, f"The body is encoded as {encoding}; send it as it is.")
         body_bytes.set(len(body))
         given = bytes(body)
         if lane() is None:
