@@ -33,6 +33,8 @@ REFUSED = [
     (CHAT, {"max_tokens": 0}, "max_tokens", "max_tokens is 0; it must be an integer"),
     (CHAT, {"max_tokens": 100000}, "max_tokens", "100000 more are to be generated"),
     (CHAT, {"max_completion_tokens": 100000}, "max_completion_tokens", "100000 more are to be generated"),
+    (CHAT, {"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens",
+     "max_completion_tokens is another name of max_tokens; leave one out."),
     (CHAT, {"messages": part({"type": "text", "text": "x" * 3000}), "max_tokens": 1}, "messages", "The prompt has 3"),
     (CHAT, {"min_tokens": 9, "max_tokens": 5}, "min_tokens", "min_tokens (9) is above max_tokens (5)"),
     (CHAT, {"top_logprobs": 33, "logprobs": True}, "top_logprobs", "top_logprobs is 33; it must be an integer from 0 to 32"),

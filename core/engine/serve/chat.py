@@ -98,7 +98,8 @@ def _template_variables(body: ChatBody, model: ServedModel) -> dict[str, Any]:
 
 def _params(body: ChatBody, recommended: Mapping[str, float], form: StructuredOutputs | None) -> SamplingParams:
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(400, "max_tokens and max_completion_tokens are the same; leave one out.", "max_tokens")
+        said = "max_completion_tokens is another name of max_tokens; leave one out."
+        raise ApiError(400, said, "max_completion_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs; set it to true.", "top_logprobs")
     most = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
