@@ -16,6 +16,7 @@ TAKEN = [
     {"modalities": ["text"]},
     {"safety_identifier": "x", "prompt_cache_key": "y", "user": "z"},
     {"chat_template_kwargs": {"self": 1, "begin": 2, "variables": 3}},
+    {"messages": [{**ASK["messages"][0], "annotations": [], "refusal": None}]},
 ]
 REFUSED = [
     ({"store": True}, "store"),

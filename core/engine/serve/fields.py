@@ -95,6 +95,10 @@ class AskedOfOllama(Body):
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
+"""What clients send where nothing is given."""
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -263,7 +267,7 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """A message of a conversation. What OpenAI's answers have beside it is taken where it is null."""
+    """A message of a conversation. What OpenAI's answers have beside it is taken where it is null or empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Listed[TextPart] | None = None
@@ -272,7 +276,7 @@ class Message(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
-    annotations: None = None
+    annotations: Nothing = None
     audio: None = None
     function_call: None = None
 

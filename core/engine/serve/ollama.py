@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -19,7 +19,7 @@ from engine.runtime.outputs import RequestOutput
 
 from .chat import Chat, prepare
 from .errors import ApiError, named
-from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Tool
+from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Nothing, Tool
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream
@@ -59,9 +59,6 @@ _NAMES = {_RENAMED.get(name, name): f"options.{name}" for name in Options.model_
     "chat_template_kwargs": "think",
 }
 """What a request calls the chat's fields."""
-
-Nothing = Annotated[list[Any], Field(max_length=0)] | None
-"""What Ollama's own clients send where nothing is given."""
 
 
 class FunctionOfCall(AskedOfOllama):

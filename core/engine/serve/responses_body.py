@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, model_validator
 from pydantic import Tag as Named
 
-from .fields import Body, ChatBody, Effort, Few, Listed, Loose
+from .fields import Body, ChatBody, Effort, Few, Listed, Loose, Nothing
 
 
 class Part(Body):
@@ -153,7 +153,7 @@ class ResponsesBody(Body):
     store: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    include: Annotated[list[Any], Field(max_length=0)] | None = None
+    include: Nothing = None
     previous_response_id: None = None
     conversation: None = None
     prompt: None = None
