@@ -154,6 +154,24 @@ def test_a_refusal_names_the_field(running, fields, param):
     assert (answer.status_code, error["param"]) == (400, param) and f"The field {param} is " in error["message"]
 
 
+def test_an_event_is_one_line_of_text(running):
+    """To Ollama's client, too, and to all who read by httpx: a line ends at more than line feeds there."""
+    text = "a\u2028b\u0085\u2029c"
+    schema = {"type": "json_schema", "name": "x", "schema": {"const": text}}
+    with running.http as http:
+        for path, body in (
+            ("/v1/chat/completions", ASK | {"max_tokens": 40, "structured_outputs": {"json": {"const": text}}}),
+            ("/v1/responses", {"input": "x", "max_output_tokens": 40, "text": {"format": schema}}),
+            ("/api/chat", {"messages": ASK["messages"], "format": {"const": text}}),
+        ):
+            with http.stream("POST", path, json={"model": "tiny", "stream": True} | body) as answer:
+                events = [line.removeprefix("data: ") for line in answer.iter_lines() if '"' in line]
+            found = [json.loads(event) for event in events]
+            pieces = [e["choices"][0]["delta"] if "choices" in e else e.get("message", e) for e in found]
+            said = "".join(piece.get("content") or piece.get("delta", "") for piece in pieces)
+            assert json.loads(said) == text, path
+
+
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/api/version", "/metrics"])
 def test_head_is_get_without_a_body(running, path):
     """Load balancers ask so, and Ollama's client whether anybody is there."""

@@ -23,7 +23,7 @@ from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Nothi
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream
-from .sse import Event, answered
+from .sse import Event, answered, line
 
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
@@ -259,7 +259,7 @@ def _in_memory(model: ServedModel) -> dict[str, Any]:
 
 def _line(event: Event) -> bytes:
     """An object on a line of its own."""
-    return json.dumps(event, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    return f"{line(event)}\n".encode("utf-8", "replace")
 
 
 class _Form:

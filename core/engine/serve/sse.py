@@ -19,6 +19,8 @@ T = TypeVar("T")
 Event = dict[str, Any] | str
 _WRITE_S = 120.0
 """A client that takes nothing for so long has gone."""
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Those of Unicode that JSON may have as they are: clients that read a text by lines would cut an event there."""
 
 
 class EventStream(Response):
@@ -69,9 +71,14 @@ async def _sent(send: Send, message: dict[str, Any]) -> None:
         raise ClientGoneError from error
 
 
+def line(event: Event) -> str:
+    """An event as JSON on a line of its own."""
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+
+
 def encoded(event: Event) -> bytes:
     """An event as bytes of the stream."""
-    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    text = event if isinstance(event, str) else line(event)
     return f"data: {text}\n\n".encode("utf-8", "replace")
 
 
