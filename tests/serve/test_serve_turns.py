@@ -230,3 +230,43 @@ def test_thoughts_belong_to_what_follows_them(thinking):
             expected = tokens(http, f"{shown}<user>Hm?<assistant>")
             asked = {"model": "tiny", "input": [*items, ASKED], "max_output_tokens": 1}
             assert http.post("/v1/responses", json=asked).json()["usage"]["input_tokens"] == expected
+
+
+@pytest.fixture(scope="module")
+def strict(start, tmp_path_factory):
+    """Its template wants ids as Mistral's do, of nine characters, and in each result that of a call by its name."""
+    wanted = (
+        "{% for c in m.tool_calls or () %}{% if c.id is not defined or c.id|length != 9 %}{{ raise_exception('call') }}"
+        "{% endif %}{% set ns.ids = ns.ids + [c.id ~ c.function.name] %}{% endfor %}{% if m.role == 'tool' and "
+        "m.tool_call_id ~ m.name|default('clock') not in ns.ids %}{{ raise_exception('result') }}{% endif %}{{ m.content }}"
+    )
+    template = "{% set ns = namespace(ids=[]) %}{% if tools %}tools{% endif %}"
+    template += tiny_models.TEMPLATE.replace("{{ m.content }}", wanted)
+    return start(model=tiny_models.write_talker(tmp_path_factory.mktemp("strict"), template))
+
+
+def test_ids_of_calls_come_back_as_templates_want_them(strict):
+    """Anthropic's protocol has longer ones, and Ollama's none."""
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    asked = {"model": "tiny", "max_tokens": 90, "tools": [{"name": "clock", "input_schema": schema}]}
+    function = {"type": "function", "function": {"name": "clock", "parameters": schema}}
+    call = {"function": {"name": "clock", "arguments": {}}}
+    other = {"function": {"name": "weather", "arguments": {}}}
+    named = [{"role": "tool", "tool_name": name, "content": "12"} for name in ("clock", "weather", "clock")]
+    plain = [{"role": "tool", "content": "12"}] * 2
+    with strict.http as http:
+        forced = asked | {"messages": [ASKED], "tool_choice": {"type": "any"}}
+        [use] = http.post("/v1/messages", json=forced).json()["content"]
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": "12"}]}
+        told = [ASKED, {"role": "assistant", "content": [use]}, result]
+        answers = [http.post("/v1/messages", json=asked | {"messages": told})]
+        for calls, results in (
+            ([[call, other], [call]], named),
+            ([[other, call, call]], named),
+            ([[call, call]], plain),
+        ):
+            told = [ASKED, *({"role": "assistant", "tool_calls": some} for some in calls), *results]
+            options = {"num_predict": 2}
+            body = {"model": "tiny", "messages": told, "tools": [function], "stream": False, "options": options}
+            answers.append(http.post("/api/chat", json=body))
+    assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]

@@ -24,6 +24,8 @@ from .sse import Event, answered, encoded
 
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
 """What a request calls the chat's fields."""
+_CALL = "toolu_"
+"""How ids of calls begin there; templates know them without."""
 
 
 class Text(Body):
@@ -129,7 +131,7 @@ class CountBody(Body):
             for result in parts:
                 if isinstance(result, ToolResult):
                     content = ("Error: " if result.is_error else "") + _joined(result.content or "")
-                    yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
+                    yield {"role": "tool", "tool_call_id": result.tool_use_id.removeprefix(_CALL), "content": content}
             texts = [part for part in parts if isinstance(part, Text)]
             calls = [_call(part) for part in parts if isinstance(part, ToolUse)]
             thoughts = "".join(part.thinking for part in parts if isinstance(part, Thinking))
@@ -161,7 +163,8 @@ def _joined(content: str | list[Text]) -> str:
 
 def _call(part: ToolUse) -> dict[str, Any]:
     arguments = json.dumps(part.input, ensure_ascii=False)
-    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": arguments}}
+    function = {"name": part.name, "arguments": arguments}
+    return {"id": part.id.removeprefix(_CALL), "type": "function", "function": function}
 
 
 def _tool(tool: ToolOfMessages) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def _content(block: Block, text: str) -> dict[str, Any]:
         arguments = json.loads(text or "{}")
     except ValueError:  # cut short by max_tokens
         arguments = {}
-    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": arguments}
+    return {"type": "tool_use", "id": f"{_CALL}{block.id}", "name": block.name, "input": arguments}
 
 
 def _ending(output: RequestOutput, calls: bool) -> dict[str, Any]:

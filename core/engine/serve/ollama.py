@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -103,6 +105,21 @@ class Turn(AskedOfOllama):
         return found
 
 
+def _with_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls without an id have one, of nine characters as Mistral's templates want it, and so has the result of each: that of
+    the first call by its name, or of the first of all where it has none."""
+    numbers = count(1)
+    unanswered: defaultdict[str | None, deque[str]] = defaultdict(deque)
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            call["id"] = call["id"] or f"{next(numbers):09}"
+            for name in (call["function"]["name"], None):
+                unanswered[name].append(call["id"])
+        if message["role"] == "tool" and "tool_call_id" not in message and (ids := unanswered[message.get("name")]):
+            message["tool_call_id"] = ids.popleft()
+    return messages
+
+
 class Asked(AskedOfOllama):
     model: str
     stream: bool = True
@@ -132,7 +149,7 @@ class ChatAsked(Asked):
     tools: Listed[Tool] | None = None
 
     def chat(self) -> ChatBody:
-        messages = [turn.message() for turn in self.messages]
+        messages = _with_ids([turn.message() for turn in self.messages])
         tools = None if self.tools is None else [tool.model_dump(exclude_none=True) for tool in self.tools]
         goes_on = self.messages[-1].role == "assistant"
         return ChatBody(messages=messages, tools=tools, continue_final_message=goes_on, **self.fields())  # type: ignore[arg-type]
