@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import re
 import threading
 import time
@@ -292,6 +293,20 @@ def test_closing_in_the_middle_of_a_stream(llama):
     stream.close()
     with pytest.raises(EngineError):
         opened.generate([1, 5], GREEDY)
+
+
+def test_what_is_handed_in_while_it_closes_ends_as_well(llama):
+    opened = LLM(llama, **SMALL)
+    core, told, closing = opened.engine._core, queue.SimpleQueue(), threading.Event()
+    core._commands.put(closing.wait)
+    request = opened.engine.request(None, (1, 5), GREEDY, told.put)
+    opened.engine.admit_soon(request, lambda _: None)
+    core._stopping = True
+    closing.set()
+    assert told.get(timeout=1).outputs[0].finish_reason == "abort"
+    opened.close()
+    health = opened.engine.health()
+    assert (health.waiting, health.running, health.stalled_s) == (0, 0, 0)
 
 
 def test_chats(chatting):

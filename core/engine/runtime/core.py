@@ -164,14 +164,16 @@ class EngineCore:
             sentence = f"The step loop failed: {type(error).__name__}: {error}"
             self._failure = error if isinstance(error, EngineStoppedError) else EngineStoppedError(sentence)
         finally:
-            for request in {id(m.request): m.request for m in self._members.values()}.values():
-                self._abort(
-                    request.request_id, "error" if self._failure else "abort", str(self._failure or "shut down")
-                )
+            self._end_all()
             self._close_session()
             while (command := self._commands.take(wait=False)) is not None:
                 if not self._failure:
                     command()
+            self._end_all()  # what came meanwhile
+
+    def _end_all(self) -> None:
+        for request in {id(m.request): m.request for m in self._members.values()}.values():
+            self._end(request, "error" if self._failure else "abort", str(self._failure or "shut down"))
 
     def _turn(self) -> None:
         self._session = self._session or self._loaded.session()
