@@ -35,10 +35,17 @@ def sound(llm):
     assert (stats.waiting, stats.running) == (0, 0) and llm.engine.health().restarts == 0
 
 
-@pytest.mark.parametrize("priority", [[1, None], [1, "x"], [1, 2.5], [True, 1], [1, 1 << 40], [1], [1, 2, 3]])
+@pytest.mark.parametrize("priority", [[1, None], [1, "x"], [1, 2.5], [True, 1], [1, 1 << 40], [1], [1, 2, 3], 1, "12"])
 def test_priorities(llm, priority):
     with pytest.raises(RequestError, match="priorit"):
         llm.generate([[1, 5], [1, 6]], GREEDY, priority=priority)
+
+
+def test_integers_of_numpy_are_integers(llm, llama):
+    assert len(llm.generate([[1, 5], [1, 6]], GREEDY, priority=np.array([1, 2]))) == 2
+    assert llm.embed([1, 5], dimensions=np.int64(8)).shape == (1, 8)
+    with LLM(llama, **SMALL, max_num_seqs=np.int32(3), decode_slowdown=np.float32(2)) as opened:
+        assert type(opened.loaded.config.max_num_seqs) is int
 
 
 @pytest.mark.parametrize("params", [None, {}, "greedy"])

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ..backend.processors import find_processors
 from ..errors import ConfigError
 from ..program.rules import Rules, parse_rules
+from ..sampling.params import plain_number
 
 KV_DTYPES = ("f32", "f16", "bf16", "int16", "int8", "fp8")
 PREEMPTIONS = ("recompute", "swap")
@@ -109,6 +110,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if isinstance(self.model, str):
             object.__setattr__(self, "model", Path(self.model))
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
         for name in ("without", "keep"):
             if isinstance(given := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(given))

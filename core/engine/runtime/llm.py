@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..formats.pooling import Pooling
 from ..formats.tokenizer import Tokenizer
 from ..hub import located
 from ..sampling import BeamSearchParams, SamplingParams
+from ..sampling.params import plain_number
 from .config import EngineConfig
 from .conversations import Message, conversations, render
 from .engine import Engine, Params, check_kind
@@ -143,9 +144,7 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
-        ranks = [0] * len(texts) if priority is None else list(priority)
-        if len(ranks) != len(texts):
-            raise RequestError(f"There are {len(texts)} prompts but {len(ranks)} priorities; give one each.")
+        ranks = _ranks(priority, len(texts))
 
         def request(text: str | None, ids: Sequence[int], param: Params, rank: int) -> Request:
             return self.engine.request(text, ids, param, outputs.put, None, rank, stream=on_output is not None)
@@ -201,6 +200,18 @@ class LLM:
 
 def _tell(reading: Callable[[int, int], None], request: Request) -> None:
     reading(request.num_read, len(request.prompt_ids))
+
+
+def _ranks(given: Sequence[int] | None, count: int) -> list[int]:
+    """One priority a prompt."""
+    if given is None:
+        return [0] * count
+    if not isinstance(given, Iterable):
+        raise RequestError(f"priority is {given!r}; it must be a list of integers, one for each prompt.", "priority")
+    ranks = list(map(plain_number, given))
+    if len(ranks) != count:
+        raise RequestError(f"There are {count} prompts but {len(ranks)} priorities; give one each.", "priority")
+    return ranks
 
 
 def _params(given: P | Sequence[P] | None, default: P, count: int) -> list[P]:

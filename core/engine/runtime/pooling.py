@@ -11,6 +11,7 @@ import numpy as np
 from ..backend.v1 import Array
 from ..errors import EngineError, RequestError
 from ..formats.pooling import Embedding, Pooling
+from ..sampling.params import plain_number
 from ..scheduler import ScheduledStep
 from .outputs import RequestOutput
 
@@ -32,7 +33,8 @@ class PoolingParams:
             raise RequestError(f"pooling is {self.pooling!r}; it is one of {', '.join(KINDS)}.", "pooling")
         if self.normalize is not None and not isinstance(self.normalize, bool):
             raise RequestError(f"normalize is {self.normalize!r}; it is true or false.", "normalize")
-        given = self.dimensions
+        given = plain_number(self.dimensions)
+        object.__setattr__(self, "dimensions", given)
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise RequestError(f"dimensions is {given!r}; it is a whole number of at least 1.", "dimensions")
 
