@@ -253,6 +253,13 @@ def test_an_error_says_of_which_prompt_it_is(llm):
             llm.embed([[1, 5], wrong])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_names_the_parameter(llm, count):
+    with pytest.raises(RequestError, match="does not exist") as caught:
+        llm.generate([[1, 5]] * count, SamplingParams(stop_token_ids=[1 << 20]))
+    assert caught.value.field == "stop_token_ids"
+
+
 def test_more_tokens_than_there_is_room_for(llm):
     room = llm.loaded.max_model_len
     with pytest.raises(AdmissionError, match=r"100 more are wanted at least"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from numbers import Integral
 from typing import Any, TypedDict, TypeVar
 
@@ -86,4 +87,8 @@ def of_each(make: Callable[..., R], *prompts: Sequence[Any]) -> list[R]:
 
 def numbered(error: EngineError, index: int, count: int) -> EngineError:
     """The error of one of several prompts, which says of which."""
-    return error if count == 1 else type(error)(f"Prompt {index + 1} of {count}: {error}")
+    if count == 1:
+        return error
+    telling = copy(error)  # with what else it says
+    telling.args = (f"Prompt {index + 1} of {count}: {error}",)
+    return telling
