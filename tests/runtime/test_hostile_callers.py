@@ -332,8 +332,14 @@ def test_chats(chatting):
     for odd in (None, 5, "hi", {"role": "user", "content": "x"}, [], [1], [messages, None], nothing):
         with pytest.raises(RequestError, match=r"conversation|message"):
             chatting.chat(odd, GREEDY)
+    for odd in (None, 5, "hi", messages[0], [], [1]):
+        with pytest.raises(RequestError, match=r"is a list of messages, and not|A message is a mapping"):
+            chatting.render(odd)
+    with pytest.raises(RequestError, match=r"is a list of messages, and not \[\]"):
+        chatting.chat([messages, []], GREEDY)
     parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
     assert chatting.chat(parts, GREEDY)[0].prompt == chatting.chat(messages, GREEDY, tools=None)[0].prompt
+    assert chatting.render([{**parts[0], "content": tuple(parts[0]["content"])}]) == chatting.render(messages)
     image: Mapping[str, object] = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     with pytest.raises(RequestError, match="text alone"):
         chatting.chat([image], GREEDY)

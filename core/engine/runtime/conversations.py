@@ -13,8 +13,7 @@ Message = Mapping[str, Any]
 
 def conversations(messages: Any) -> list[Sequence[Message]]:
     """The one conversation that is given, or each of several."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise RequestError(f"A conversation is a list of messages, and not {messages!r}.")
+    _check(messages)
     several = [messages] if isinstance(messages[0], Mapping) else list(messages)
     if not all(isinstance(each, Sequence) and not isinstance(each, str) for each in several):
         raise RequestError("A conversation is a list of messages; give one of these, or a list of several.")
@@ -30,7 +29,13 @@ def render(loaded: Loaded, messages: Sequence[Message], template: Mapping[str, A
     for name, value in template.items():
         if value is not None and name != "add_generation_prompt" and not found.reads(name):
             raise RequestError(f"The chat template of {loaded.config.model} does not read {name}; leave it out.")
+    _check(messages)
     return found.render([_message(each) for each in messages], **template)
+
+
+def _check(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError(f"A conversation is a list of messages, and not {messages!r}.")
 
 
 def _message(given: Any) -> Message:
@@ -40,7 +45,7 @@ def _message(given: Any) -> Message:
     content = given.get("content")
     if content is None and not given.get("tool_calls"):
         raise RequestError(f"A message of the role {given.get('role')} has no content.")
-    if not isinstance(content, list):
+    if not isinstance(content, list | tuple):
         return given
     parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
     if not all(isinstance(part, str) for part in parts):
