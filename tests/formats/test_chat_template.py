@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from handmade import gguf_bytes, safetensors_bytes
 
 from engine.errors import FormatError, TemplateError
@@ -263,7 +264,24 @@ def test_template_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert (rendered(), rendered([WEATHER])) == ("2", "3")
     (tmp_path / "chat_template.jinja").write_text("4")
-    assert rendered() == "4"
+    assert (rendered(), rendered([WEATHER])) == ("4", "4")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("5")
+    assert (rendered(), rendered([WEATHER])) == ("4", "5")
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(FormatError, match="not valid UTF-8"):
         rendered()
+
+
+def test_templates_as_transformers_saves_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers, the peer of this test, is not installed")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({}))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()))
+    fast.chat_template = {"default": "plain\n", "tool_use": "with {{ tools | length }} tool"}
+    fast.save_pretrained(tmp_path)
+    template = open_checkpoint(tmp_path).chat_template()
+    assert template is not None
+    for tools in (None, [WEATHER]):
+        want = fast.apply_chat_template([ASSISTANT], tools=tools, tokenize=False)
+        assert template.render([ASSISTANT], tools=tools) == want

@@ -72,15 +72,13 @@ def _pipeline(path: Path) -> tokenizers.Tokenizer:
 
 
 def chat_template(folder: Path) -> ChatTemplate | None:
-    """The template of chat_template.jinja, or of tokenizer_config.json (one, or several with names)."""
+    """The template of chat_template.jinja with additional_chat_templates/tool_use.jinja, or of tokenizer_config.json (one, or
+    several with names)."""
     settings = _settings(folder)
     marks = _token_text(settings, "bos"), _token_text(settings, "eos")
-    file = folder / "chat_template.jinja"
+    file, tool_file = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
-        try:
-            return ChatTemplate(read_text(file).decode(), *marks)
-        except UnicodeDecodeError as error:
-            raise FormatError(f"{file} is not valid UTF-8.") from error
+        return ChatTemplate(_source(file), *marks, _source(tool_file) if tool_file.is_file() else None)
     template = settings.get("chat_template")
     if template is None:
         return None
@@ -94,6 +92,13 @@ def chat_template(folder: Path) -> ChatTemplate | None:
     if not isinstance(default, str) or not isinstance(tools, str | None):
         raise FormatError(f"chat_template in {folder} must have a template named default.")
     return ChatTemplate(default, *marks, tools)
+
+
+def _source(file: Path) -> str:
+    try:
+        return read_text(file).decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{file} is not valid UTF-8.") from error
 
 
 def _settings(folder: Path) -> dict[str, Any]:
