@@ -48,12 +48,14 @@ def folder_files(tmp_path_factory) -> dict[str, bytes]:
 
 @pytest.fixture
 def hub(home, gguf, large, folder_files, monkeypatch) -> Iterator:
-    from hub_server import Hub, Repo
+    from hub_server import BELOW, Hub, Repo
 
     others = {"tiny-Q4_K_M.gguf": gguf[: len(gguf) // 2], "tiny-BF16.gguf": 2 * gguf}  # only their sizes matter
     repos = {
         "anna/tiny-GGUF": Repo({"README.md": b"# tiny", "tiny-Q8_0.gguf": gguf, "mmproj-tiny.gguf": b"GGUF", **others}),
-        "anna/tiny": Repo({**folder_files, "onnx/model.onnx": b"no", "README.md": b"# tiny"}),
+        "anna/tiny": Repo(
+            {**folder_files, **BELOW, **dict.fromkeys(("onnx/model.onnx", "onnx/config.json", "README.md"), b"no")}
+        ),
         "anna/large-GGUF": Repo({"large-Q8_0.gguf": large}),
         "anna/gated": Repo({"gated-Q8_0.gguf": gguf}, gated=True),
         "anna/pictures": Repo({"README.md": b"no model", "unet.bin": b"x"}),

@@ -10,6 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c0ffee" + 34 * "0"
+BELOW = {
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "modules.json": b'[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
+    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+}
+"""What embeddings and templates with names have in folders of their own, as files of a repository."""
 
 
 @dataclass

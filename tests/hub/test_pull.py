@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hub_server import BELOW
+
+from engine.formats import open_checkpoint
 
 COMMAND = [sys.executable, "-m", "engine.cli.main"]
 GREEDY = ("--temperature", "0", "--backend", "cpu", "--max-tokens", "4")
@@ -71,9 +74,11 @@ def test_a_folder_is_pulled_whole_and_nothing_else(hub, engine, folder_files):
     done = engine("generate", "anna/tiny", "a", *GREEDY)  # a name that is not here is downloaded
     assert done.returncode == 0 and "Downloading anna/tiny" in done.stderr, done.stderr
     (one,) = listed(engine).values()
-    names = {path.name for path in Path(one["path"]).rglob("*") if path.is_file()}
+    folder = Path(one["path"])
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     wanted = {name for name in folder_files if name.endswith((".json", ".safetensors", ".jinja", ".model", ".txt"))}
-    assert names == wanted
+    assert names == wanted | set(BELOW)
+    assert open_checkpoint(folder).embedding().pooling == "mean"
     assert engine("rm", "anna/tiny").returncode == 0 and not listed(engine)
 
 

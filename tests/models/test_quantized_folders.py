@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from engine.errors import EngineError, UsageError
 from engine.formats import open_checkpoint
+from engine.formats.chat_template import ChatTemplate
 from engine.formats.hfblocks import NF4_TABLE as LEVELS
 from engine.quantize.mix import quant_type
 from engine.quantize.nf4 import dynamic_map
@@ -85,6 +86,21 @@ def test_a_model_of_odd_widths_alone_is_refused_before_a_file_is_written(tmp_pat
     with pytest.raises(EngineError, match="multiple of 64 inputs"):
         quantize_to_folder(open_checkpoint(folder), tmp_path / "out", "NF4")
     assert not (tmp_path / "out").exists()
+
+
+def test_templates_and_pooling_come_along(tmp_path):
+    folder, _ = source_of(tmp_path)
+    for name, text in (
+        ("chat_template.jinja", "a"),
+        ("additional_chat_templates/tool_use.jinja", "b"),
+        ("modules.json", '[{"type": "a.Pooling", "path": "1_Pooling"}]'),
+        ("1_Pooling/config.json", '{"pooling_mode_mean_tokens": true}'),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    quantized(folder, tmp_path / "out", "NF4")
+    found = open_checkpoint(tmp_path / "out")
+    assert found.embedding().pooling == "mean" and found.chat_template() == ChatTemplate("a", "<s>", "</s>", "b")
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -14,6 +14,8 @@ FOLDER = "safetensors"
 _TYPE = re.compile(r"(?:^|[-._])((?:IQ|TQ|Q)\d(?:_[A-Z0-9]+)*|MXFP4|NVFP4|BF16|FP16|F16|F32)(?=$|[-._])", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _BESIDE = (".json", ".model", ".txt", ".jinja")
+_BELOW = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
+"""What a folder's own folders may hold for it: templates with names, and how a text is embedded."""
 _WIDE = {"BF16", "FP16", "F16", "F32", FOLDER}
 _OVERHEAD, _ROOM = 1.1, 1 << 30  # of the file, and bytes: KV cache, activations, the program
 
@@ -51,7 +53,7 @@ def variants(files: Iterable[RepoFile]) -> list[Variant]:
     """All models of a repository that are complete, the smallest first."""
     files = list(files)
     found = _ggufs([file for file in files if file.path.lower().endswith(".gguf")])
-    folder = _folder([file for file in files if "/" not in file.path])
+    folder = _folder([file for file in files if "/" not in file.path or _is_below(PurePosixPath(file.path))])
     return sorted([*found, *folder], key=lambda variant: variant.size)
 
 
@@ -78,6 +80,10 @@ def _ggufs(files: Sequence[RepoFile]) -> list[Variant]:
 def _type(stem: str) -> str:
     found = _TYPE.findall(stem)
     return found[-1].upper() if found else ""
+
+
+def _is_below(path: PurePosixPath) -> bool:
+    return len(path.parts) == 2 and any(path.match(pattern) for pattern in _BELOW)
 
 
 def _folder(files: Sequence[RepoFile]) -> list[Variant]:

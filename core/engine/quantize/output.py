@@ -66,9 +66,15 @@ def replacing_folder(out: Path) -> Iterator[Path]:
         raise
 
 
+_OTHERS = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*.jinja", "*_Pooling/config.json")
+
+
 def copy_others(source: Path, target: Path) -> None:
-    """The files of a model's folder that are neither weights nor config.json: tokenizer, templates, generation settings."""
-    for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
+    """The files of a model's folder that are neither weights nor config.json: tokenizer, templates, how texts are embedded,
+    generation settings."""
+    for pattern in _OTHERS:
         for path in source.glob(pattern):
-            if path.name not in ("config.json", "model.safetensors.index.json"):
-                shutil.copyfile(path, target / path.name)
+            name = path.relative_to(source)
+            if str(name) not in ("config.json", "model.safetensors.index.json"):
+                (target / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, target / name)
