@@ -112,9 +112,16 @@ def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def to_gguf(folder: Path, path: Path, dtype: type[np.generic] = np.float32, vocab: bool = True, **keys: Any) -> Path:
-    """The checkpoint of a folder as a GGUF with weights in F32 or F16 (norms and biases always F32). ``keys``, without the
-    architecture before them, are added."""
+def to_gguf(
+    folder: Path,
+    path: Path,
+    dtype: type[np.generic] = np.float32,
+    vocab: bool = True,
+    split_experts: bool = False,
+    **keys: Any,
+) -> Path:
+    """The checkpoint of a folder as a GGUF with weights in F32 or F16 (norms and biases always F32), and experts in one tensor
+    or, as in the first files of Mixtral, each in one of its own. ``keys``, without the architecture before them, are added."""
     config = json.loads((folder / "config.json").read_text())
     tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     arch = "llama" if config["model_type"] == "mixtral" else config["model_type"]
@@ -124,10 +131,19 @@ def to_gguf(folder: Path, path: Path, dtype: type[np.generic] = np.float32, voca
         writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
     if vocab:
         _add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
-    for name, array in _renamed(config, tensors, interleaved=arch == "llama").items():
+    renamed = _renamed(config, tensors, interleaved=arch == "llama")
+    for name, array in (_split_experts(renamed) if split_experts else renamed).items():
         writer.add_tensor(name, np.ascontiguousarray(array, dtype if array.ndim > 1 else np.float32))
     finish(writer)
     return path
+
+
+def _split_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        experts = {name.replace("_exps", f".{e}"): member for e, member in enumerate(array)}
+        found |= experts if "_exps" in name else {name: array}
+    return found
 
 
 def finish(writer: gguf.GGUFWriter) -> None:

@@ -89,6 +89,11 @@ def test_a_gguf_in_f16(family, converted, backend):
     assert_same_logits(path, backend, checkpoints.in_half(model_of(family)))
 
 
+def test_a_gguf_with_a_tensor_an_expert(tmp_path, saved, backend):
+    path = tiny_models.to_gguf(saved("mixtral"), tmp_path / "model.gguf", split_experts=True)
+    assert_same_logits(path, backend, model_of("mixtral"))
+
+
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_sharded_checkpoints(family, tmp_path, backend):
     folder = save(family, tmp_path, max_shard_size="40KB")

@@ -92,7 +92,8 @@ class Weights:
 
     def _candidates(self, name: str) -> tuple[str, ...]:
         if self.checkpoint.kind == "gguf":
-            return (name,)
+            # the first files of Mixtral have a tensor an expert
+            return (name, name.replace("_exps.", f".{EXPERT}.")) if "_exps." in name else (name,)
         parts = name.split(".")
         layered = parts[0] == "blk"
         found = self.names.get(".".join(["blk", LAYER, *parts[2:]]) if layered else name, ())
