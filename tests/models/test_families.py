@@ -101,8 +101,15 @@ def test_sharded_checkpoints(family, tmp_path, backend):
     assert_same_logits(folder, backend, model_of(family))
 
 
-def test_linear_rope_scaling_in_gguf(tmp_path, saved, backend):
-    keys = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scale_linear": 4.0},  # as llama.cpp wrote it until October 2023
+    ],
+)
+def test_linear_rope_scaling_in_gguf(keys, tmp_path, saved, backend):
     path = tiny_models.to_gguf(saved("llama linear rope"), tmp_path / "model.gguf", **keys)
     assert_same_logits(path, backend, model_of("llama linear rope"))
 

@@ -170,9 +170,12 @@ def rope_from_gguf(
     prefix = f"{arch}.rope.scaling"
     theta = positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     inv_freq, scale = base_frequencies(rotary, theta), 1.0
-    kind = text(metadata, f"{prefix}.type", "none")
+    # The oldest files know the linear kind alone: they name none, and have the factor under a key of its own.
+    factor_keys = (f"{prefix}.factor", f"{arch}.rope.scale_linear")
+    found = next((key for key in factor_keys if metadata.get(key) is not None), None)
+    kind = text(metadata, f"{prefix}.type", "none" if found is None else "linear")
     if kind == "linear":
-        inv_freq = inv_freq / np.float32(positive(metadata, f"{prefix}.factor"))
+        inv_freq = inv_freq / np.float32(positive(metadata, found or factor_keys[0]))
     elif kind == "yarn":
         if metadata.get(f"{prefix}.factor") is None or metadata.get(f"{prefix}.original_context_length") is None:
             raise ModelError(f"Rope scaling 'yarn' needs {prefix}.factor and {prefix}.original_context_length.")
