@@ -368,6 +368,23 @@ def test_hf_special_and_added_tokens(tmp_path: Path) -> None:
     assert tokenizer.decode([257, 258]) == "<think>"
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json"])
+def test_hf_tokens_added_beside_tokenizer_json(tmp_path: Path, file: str) -> None:
+    """As by who trained with the tokenizer in Python and brought the base model's tokenizer.json."""
+    transformers = pytest.importorskip("transformers", reason="transformers, the peer of this test, is not installed")
+    ids = {"<|im_start|>": 259, "<|im_end|>": 260}
+    entries = {str(token): {"content": text, "special": True, "normalized": False} for text, token in ids.items()}
+    settings_ = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    _hf_folder(tmp_path, _byte_level_pipeline(), settings_)
+    told = ids if file == "added_tokens.json" else settings_ | {"added_tokens_decoder": entries}
+    (tmp_path / file).write_text(json.dumps(told))
+    ours = open_checkpoint(tmp_path).tokenizer()
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "<|im_start|>user\nHi <think><|im_end|> \n"
+    assert ours.encode(text, parse_special=True) == theirs.encode(text, add_special_tokens=False)
+    assert (ours.eos_ids, ours.vocab_size) == ({260}, 261)
+
+
 @pytest.mark.parametrize(
     ("wanted", "prefix", "suffix"),
     [({}, [256], []), ({"add_bos_token": False}, [], []), ({"add_eos_token": True}, [256], [257])],

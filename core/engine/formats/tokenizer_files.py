@@ -36,15 +36,15 @@ def sentencepiece_keys(path: Path, settings: Mapping[str, Any]) -> dict[str, Any
     keys = read_sentencepiece(path)
     texts: list[str] = keys["tokenizer.ggml.tokens"]
     types: list[int] = keys["tokenizer.ggml.token_type"].tolist()
-    for token, (text, special) in added_tokens(path.parent, settings).items():
+    for token, entry in _added_tokens(path.parent, settings).items():
         if token > len(texts):
             raise TokenizerError(
-                f"the added token {text!r} has the id {token}, but the ids before it end at {len(texts)}."
+                f"the added token {entry.content!r} has the id {token}, but the ids before it end at {len(texts)}."
             )
         if token == len(texts):
-            texts.append(text)
+            texts.append(entry.content)
             types.append(0)
-        texts[token], types[token] = text, _CONTROL if special else _USER_DEFINED
+        texts[token], types[token] = entry.content, _CONTROL if entry.special else _USER_DEFINED
     scores = np.zeros(len(texts), np.float32)
     scores[: len(keys["tokenizer.ggml.scores"])] = keys["tokenizer.ggml.scores"]
     keys |= {"tokenizer.ggml.token_type": np.array(types, np.int32), "tokenizer.ggml.scores": scores}
@@ -79,10 +79,7 @@ def byte_level_pipeline(folder: Path, settings: Mapping[str, Any], config: Mappi
         letters = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=prefix)
         pipeline.pre_tokenizer = letters if prefix else pre_tokenizers.Sequence([*splits, letters])
         pipeline.decoder = decoders.ByteLevel()
-        for token, (text, special) in added_tokens(folder, settings).items():
-            pipeline.add_tokens([AddedToken(text, special=special, normalized=False)])
-            if pipeline.token_to_id(text) != token:
-                raise TokenizerError(f"the added token {text!r} has the id {token}, which leaves a gap or is taken.")
+        add_listed(pipeline, folder, settings)
         marks = [settings.get(f"{mark}_token") for mark in ("bos", "eos", "unk", "pad")]
         known = [mark for mark in marks if isinstance(mark, str) and mark in ids]
         pipeline.add_special_tokens(known)
@@ -105,19 +102,36 @@ def _merges(path: Path) -> list[tuple[str, str]]:
     return merges
 
 
-def added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[int, tuple[str, bool]]:
-    """Id -> (text, whether it is a control token), in the order of the ids: of tokenizer_config.json, else of
-    added_tokens.json."""
+def add_listed(pipeline: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Adds the tokens that are listed beside a tokenizer's own file, and are not added there."""
+    known = {entry.content for entry in pipeline.get_added_tokens_decoder().values()}
+    new = {token: entry for token, entry in _added_tokens(folder, settings).items() if entry.content not in known}
+    pipeline.add_tokens(list(new.values()))
+    for token, entry in new.items():
+        if pipeline.token_to_id(entry.content) != token:
+            raise TokenizerError(
+                f"the added token {entry.content!r} has the id {token}, which leaves a gap or is taken."
+            )
+
+
+def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """By their ids, and in the order of these: of tokenizer_config.json, else of added_tokens.json."""
     listed = settings.get("added_tokens_decoder")
-    found: dict[int, tuple[str, bool]] = {}
+    found: dict[int, AddedToken] = {}
     try:
         if listed is not None:
-            found = {int(token): (entry["content"], entry.get("special") is True) for token, entry in listed.items()}
+            found = {int(token): _added_token(entry) for token, entry in listed.items()}
         elif (folder / "added_tokens.json").is_file():
             ids = read_object(folder / "added_tokens.json")
-            found = {int(token): (text, text.startswith("<") and text.endswith(">")) for text, token in ids.items()}
+            marks = {text: text.startswith("<") and text.endswith(">") for text in ids}
+            found = {int(ids[text]): AddedToken(text, special=mark, normalized=False) for text, mark in marks.items()}
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise FormatError(f"the added tokens of {folder} must be ids with texts.") from error
-    if any(not 0 <= token < _MAX_ID or not isinstance(text, str) or not text for token, (text, _) in found.items()):
+    if any(not 0 <= token < _MAX_ID or not entry.content for token, entry in found.items()):
         raise FormatError(f"the added tokens of {folder} must be ids with texts.")
     return dict(sorted(found.items()))
+
+
+def _added_token(entry: Mapping[str, Any]) -> AddedToken:
+    flags = {name: entry.get(name) is True for name in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+    return AddedToken(entry["content"], **flags)

@@ -13,15 +13,17 @@ from engine.errors import FormatError, TokenizerError
 from engine.formats.chat_template import ChatTemplate
 from engine.formats.jsonfile import read_object, read_text
 from engine.formats.tokenizer import BYTE_CHARACTERS, CONTINUES, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
-from engine.formats.tokenizer_files import byte_level_pipeline, from_sentencepiece
+from engine.formats.tokenizer_files import add_listed, byte_level_pipeline, from_sentencepiece
 
 
 def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[int]) -> Tokenizer:
-    """The tokenizer of a folder: tokenizer.json, else tokenizer.model, else vocab.json and merges.txt. `config` is
-    config.json, `eos_ids` the ends that the model's files list."""
+    """The tokenizer of a folder: tokenizer.json with what is listed beside it, else tokenizer.model, else vocab.json and
+    merges.txt. `config` is config.json, `eos_ids` the ends that the model's files list."""
     settings = _settings(folder)
     if (folder / "tokenizer.json").is_file():
         pipeline = _pipeline(folder / "tokenizer.json")
+        with native_errors("building the tokenizer"):
+            add_listed(pipeline, folder, settings)
     elif (folder / "tokenizer.model").is_file():
         return from_sentencepiece(folder / "tokenizer.model", settings)
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
