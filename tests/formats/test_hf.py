@@ -73,6 +73,24 @@ def test_shards(write_folder: Write) -> None:
     np.testing.assert_array_equal(tensors["b"].dense(), arrays["b"].astype(np.float32))
 
 
+def test_an_index_of_shards_that_are_gone(write_folder: Write) -> None:
+    """As transformers leaves it: where a save of one file follows one of several, these are deleted and their index is not."""
+    files = {INDEX: {"weight_map": {"z": "one.safetensors"}}, SINGLE: safetensors_of(_arrays())}
+    assert open_checkpoint(write_folder(files)).tensors.keys() == _arrays().keys()
+
+
+def test_an_index_of_more_than_the_one_file(write_folder: Write) -> None:
+    files = {
+        INDEX: {"weight_map": {"a": SINGLE, "z": "one.safetensors"}},
+        SINGLE: safetensors_of(_arrays()),
+    }
+    folder = write_folder(files)
+    with pytest.raises(FormatError, match=r"one\.safetensors is missing"):
+        open_checkpoint(folder)
+    (folder / "one.safetensors").write_bytes(safetensors_of({"z": np.zeros(3, np.float32)}))
+    assert open_checkpoint(folder).tensors.keys() == {*_arrays(), "z"}
+
+
 def test_ends_of_generation(write_folder: Write) -> None:
     files = {
         SINGLE: safetensors_of({}),

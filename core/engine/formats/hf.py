@@ -64,22 +64,30 @@ def _eos_ids(folder: Path, config: Mapping[str, Any], generation: Mapping[str, A
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    if (folder / _INDEX).is_file():
-        return _read_shards(folder)
-    if (folder / _SINGLE).is_file():
+    places = _places(folder / _INDEX) if (folder / _INDEX).is_file() else {}
+    shards = list(dict.fromkeys(places.values()))
+    # Saving one file, transformers deletes a folder's earlier shards and leaves their index.
+    left = _SINGLE not in shards and not all((folder / shard).is_file() for shard in shards)
+    if (folder / _SINGLE).is_file() and (left or not shards):
         return read_safetensors(folder / _SINGLE)
+    if shards:
+        return _read_shards(folder, shards, places)
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise FormatError(f"{folder} holds PyTorch pickles only, which are never loaded; convert it to safetensors.")
     raise FormatError(f"{folder} has neither {_SINGLE} nor {_INDEX}.")
 
 
-def _read_shards(folder: Path) -> dict[str, Tensor]:
-    index = folder / _INDEX
+def _places(index: Path) -> dict[str, str]:
+    """Tensors to the names of their files."""
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise FormatError(f"{index} must map tensors to files in weight_map.")
+    return {tensor: _plain_name(index, place) for tensor, place in places.items()}
+
+
+def _read_shards(folder: Path, shards: list[str], places: Mapping[str, str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for name in dict.fromkeys(_plain_name(index, place) for place in places.values()):
+    for name in shards:
         if not (folder / name).is_file():
             raise FormatError(f"{folder / name} is missing, though {_INDEX} lists it.")
         shard = read_safetensors(folder / name)

@@ -129,12 +129,14 @@ def _files(snapshot: Path) -> Iterator[Path]:
 
 
 def _whole(snapshot: Path) -> bool:
-    """Whether the folder has all weights that its index names."""
-    index = snapshot / "model.safetensors.index.json"
+    """Whether the folder has all weights that its index names, or one file instead of them."""
+    index, single = snapshot / "model.safetensors.index.json", snapshot / "model.safetensors"
     if not index.is_file():
         return True
     try:
         shards = set(json.loads(index.read_text())["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+    if single.is_file() and single.name not in shards:
+        return True
     return all(isinstance(shard, str) and (snapshot / shard).is_file() for shard in shards)
