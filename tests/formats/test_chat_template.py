@@ -253,6 +253,8 @@ def test_template_of_a_folder(tmp_path: Path) -> None:
         return template.render([ASSISTANT], tools=tools)
 
     assert open_checkpoint(tmp_path).chat_template() is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "0"}))
+    assert rendered() == "0"
     settings = {
         "bos_token": {"content": "<bos>"},
         "eos_token": "<eos>",

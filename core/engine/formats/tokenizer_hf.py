@@ -75,13 +75,16 @@ def _pipeline(path: Path) -> tokenizers.Tokenizer:
 
 def chat_template(folder: Path) -> ChatTemplate | None:
     """The template of chat_template.jinja with additional_chat_templates/tool_use.jinja, or of tokenizer_config.json (one, or
-    several with names)."""
+    several with names), or of chat_template.json, where older models that take images have it."""
     settings = _settings(folder)
     marks = _token_text(settings, "bos"), _token_text(settings, "eos")
     file, tool_file = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
         return ChatTemplate(_source(file), *marks, _source(tool_file) if tool_file.is_file() else None)
+    older = folder / "chat_template.json"
     template = settings.get("chat_template")
+    if template is None and older.is_file():
+        template = read_object(older).get("chat_template")
     if template is None:
         return None
     if isinstance(template, str):
