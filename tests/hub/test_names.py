@@ -86,6 +86,21 @@ def test_files_of_one_model():
     }  # fmt: skip
 
 
+def test_projectors_and_importance_matrices_are_no_models():
+    names = (
+        "mmproj-a-F16",
+        "a.mmproj-Q8_0",
+        "a-mmproj-model-f16",
+        "imatrix",
+        "a.imatrix",
+        "a_b-imatrix",
+        "imatrix_unsloth",
+    )
+    files = [RepoFile(f"{name}.gguf", 1) for name in names]
+    kept = [RepoFile("a.Q8_0.gguf", 8), RepoFile("a-Q4_K_M-imatrix.gguf", 4), RepoFile("minimatrix-Q6_K.gguf", 6)]
+    assert [variant.label for variant in variants([*files, *kept])] == ["Q4_K_M", "Q6_K", "Q8_0"]
+
+
 def test_two_models_of_one_type_are_told_apart_by_their_files():
     found = variants([RepoFile("a-Q8_0.gguf", 1), RepoFile("b-Q8_0.gguf", 2)])
     assert [variant.label for variant in found] == ["a-Q8_0", "b-Q8_0"]

@@ -12,6 +12,7 @@ from ..errors import HubError
 FOLDER = "safetensors"
 """The label of a Hugging Face folder."""
 _TYPE = re.compile(r"(?:^|[-._])((?:IQ|TQ|Q)\d(?:_[A-Z0-9]+)*|MXFP4|NVFP4|BF16|FP16|F16|F32)(?=$|[-._])", re.IGNORECASE)
+_PROJECTOR, _IMATRIX = (re.compile(rf"(?:^|[-._]){word}(?=$|[-._])", re.IGNORECASE) for word in ("mmproj", "imatrix"))
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _BESIDE = (".json", ".model", ".txt", ".jinja")
 _BELOW = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
@@ -61,7 +62,7 @@ def _ggufs(files: Sequence[RepoFile]) -> list[Variant]:
     groups: dict[tuple[str, int], list[RepoFile]] = {}
     for file in files:
         name = PurePosixPath(file.path)
-        if name.name.lower().startswith(("mmproj", "imatrix")):
+        if _is_no_model(name.stem):
             continue
         split = _SPLIT.fullmatch(name.stem)
         stem = str(name.parent / (name.stem if split is None else split["stem"]))
@@ -75,6 +76,11 @@ def _ggufs(files: Sequence[RepoFile]) -> list[Variant]:
         Variant(label if label and names.count(label) == 1 else PurePosixPath(stem).name, tuple(whole[stem]))
         for stem, label in types.items()
     ]
+
+
+def _is_no_model(stem: str) -> bool:
+    """Whether a file is a projector of images, or an importance matrix; a model made with one may name its type and it."""
+    return bool(_PROJECTOR.search(stem) or (_IMATRIX.search(stem) and not _type(stem)))
 
 
 def _type(stem: str) -> str:
