@@ -115,3 +115,14 @@ def test_a_tokenizer_of_no_known_kind_is_refused(tmp_path):
     path.write_text(json.dumps(described))
     with pytest.raises(EngineError, match="cuts text in a way"):
         written(tmp_path, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_a_scaling_that_is_added(family, tmp_path):
+    """A rope_scaling beside rope_parameters is the one that holds."""
+    folder = checkpoints.save_model((checkpoints if family == "qwen3" else more).model_of(family), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
+    found = written(folder, tmp_path / "model.gguf").metadata
+    assert found[f"{family}.rope.scaling.type"] == "yarn" and found[f"{family}.rope.scaling.factor"] == 4.0

@@ -86,3 +86,20 @@ def test_a_scaling_of_old_without_a_base(name: str, empty: Checkpoint) -> None:
     del data["rope_parameters"]
     data["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     assert read(empty, name, data) == read(empty, name, filled_in(name, data))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3"])
+def test_a_scaling_that_is_added(name: str, empty: Checkpoint) -> None:
+    """People add the rope_scaling of a model's page to the config.json that newer transformers wrote."""
+    data = filled_in(name, {})
+    plainly = read(empty, name, data)
+    data["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    assert read(empty, name, data) == read(empty, name, filled_in(name, data)) != plainly
+
+
+def test_a_scaling_that_is_added_keeps_the_base(empty: Checkpoint) -> None:
+    parameters = {"rope_type": "default", "rope_theta": 7e5}
+    scaling = {"type": "linear", "factor": 2.0}
+    data = filled_in("qwen3", {"rope_parameters": parameters}) | {"rope_scaling": scaling}
+    want = filled_in("qwen3", {"rope_parameters": scaling | {"rope_theta": 7e5}})
+    assert read(empty, "qwen3", data) == read(empty, "qwen3", want)

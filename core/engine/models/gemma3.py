@@ -50,9 +50,10 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
         return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
     if not isinstance(ropes, Mapping) or {"sliding_attention", "full_attention"} - set(ropes):
         raise ModelError("The configuration's rope_parameters must name sliding_attention and full_attention.")
+    scaling = {"sliding_attention": None, "full_attention": data.get("rope_scaling")}
     local, full = (
-        rope_from_hf({"rope_parameters": ropes[kind]}, c.head_dim, c.max_context, c.max_context)
-        for kind in ("sliding_attention", "full_attention")
+        rope_from_hf({"rope_parameters": ropes[kind], "rope_scaling": own}, c.head_dim, c.max_context, c.max_context)
+        for kind, own in scaling.items()
     )
     return replace(c, local_rope=local, rope=full)
 

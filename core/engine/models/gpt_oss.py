@@ -27,7 +27,7 @@ HF_DEFAULTS = {
     "num_experts_per_tok": 4,
     "sliding_window": 128,
     "rope_theta": 150000.0,
-    "rope_scaling": {  # a file's rope_parameters go before it
+    "rope_parameters": {
         "rope_type": "yarn",
         "factor": 32.0,
         "beta_fast": 32.0,

@@ -86,11 +86,17 @@ def longrope_scale(factor: float, original: int) -> float:
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``rope_parameters`` or ``rope_scaling`` of config.json, empty where it has neither."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        raise ModelError(f"The configuration's rope scaling is {scaling!r}; it must be an object with a rope_type.")
-    return scaling
+    """``rope_parameters`` of config.json, empty where it has none. ``rope_scaling`` goes before them, as in transformers: older
+    files have it, and people add it. The base and the share of a head stay those of ``rope_parameters``."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(key) or {}, Mapping):
+            raise ModelError(
+                f"The configuration's rope scaling is {config[key]!r}; it must be an object with a rope_type."
+            )
+    parameters, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if not scaling:
+        return parameters
+    return {name: parameters[name] for name in ("rope_theta", "partial_rotary_factor") if name in parameters} | scaling
 
 
 def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length: int) -> Rope:

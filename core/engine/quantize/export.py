@@ -18,7 +18,7 @@ from engine.formats.recommended import GGUF_KEYS
 from engine.models import FAMILIES, Model, load_model
 from engine.models.decoder import DecoderConfig
 from engine.models.family import Family
-from engine.models.rope import Rope, base_frequencies, yarn_scale
+from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_tokenizer import tokenizer_keys
 
@@ -168,8 +168,9 @@ def _theta(rope: Rope) -> float:
 
 def _scaling(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rotary settings of config.json, those of the layers without a window where both are told apart."""
-    found = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    return found.get("full_attention", found) if isinstance(found, Mapping) else {}
+    parameters = data.get("rope_parameters")
+    full = parameters.get("full_attention") if isinstance(parameters, Mapping) else None
+    return rope_scaling(data if full is None else {**data, "rope_parameters": full})
 
 
 def _rope_keys(rope: Rope, data: Mapping[str, Any]) -> dict[str, Any]:
