@@ -1,4 +1,4 @@
-"""The kit finds what backends get wrong: ten planted bugs, and mutations of the references' sources."""
+"""The kit finds what backends get wrong: planted bugs, and mutations of the references' sources."""
 
 from __future__ import annotations
 
@@ -83,6 +83,11 @@ def cut_off(reference):
     return write
 
 
+def changed(change):
+    """The reference with its outputs changed on the way out."""
+    return lambda reference: lambda **given: tuple(map(change, reference(**given)))
+
+
 DEVICES = {
     "off-by-one page": ("attention", lambda: spoilt("attention", with_arguments(off_by_one_page))),
     "missing mask": ("attention", lambda: spoilt("attention", with_arguments(no_mask))),
@@ -92,6 +97,9 @@ DEVICES = {
     "lost residual": ("linear", lambda: spoilt("linear", with_arguments(without_residual))),
     "stale KV": ("kv_write", lambda: spoilt("kv_write", stale)),
     "wrong rounding": ("kv_write", lambda: spoilt("kv_write", cut_off)),
+    "wider numbers": ("linear", lambda: spoilt("linear", changed(np.float64))),
+    "wider tokens": ("step_expand", lambda: spoilt("step_expand", changed(np.int64))),
+    "another shape": ("linear", lambda: spoilt("linear", changed(np.ravel))),
 }
 
 

@@ -66,11 +66,8 @@ def check_case(bench: Bench, provider: Provider, other: Case | None, rng: np.ran
 def _agrees(where: str, bench: Bench, case: Case, found: Result) -> None:
     wanted, states = bench.reference(case)
     for n, (got, want) in enumerate(zip(found.outputs, wanted, strict=True)):
-        array = got.reshape(want.shape) if got.size == want.size else got
-        if want.dtype == np.uint8:
-            close_q8(f"{where}: output {n}", bench.bound(case, n), array, want)
-        else:
-            close(f"{where}: output {n}", bench.bound(case, n), array, want)
+        near = close_q8 if want.dtype == np.uint8 else close
+        near(f"{where}: output {n}", bench.bound(case, n), got, want)
     tolerance, before = bench.spec.tolerance, bench.states(case)
     for name, want in states.items():
         close(f"{where}: state {name}", Bound(tolerance.absolute, tolerance.relative), found.states[name], want)

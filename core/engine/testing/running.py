@@ -224,6 +224,10 @@ class Bench:
     def _read(self, value: Any, about: Value) -> Array:
         array = self.device.copy_out(value)
         tag = about.dtype
+        stored = HOST_DTYPES.get(tag, HOST_DTYPES["u8"])  # packed activations are bytes
+        assert array.dtype == stored, (
+            f"{self.spec.name}, {self.case.name}: {about.name} is {array.dtype} and should be {stored}."
+        )
         return to_f32(array, tag) if tag in ("f16", "bf16") and self.spec.name != "quantize" else array
 
     def states(self, case: Case) -> dict[str, Array]:
