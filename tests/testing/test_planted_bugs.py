@@ -10,6 +10,7 @@ from arena_backend import ArenaDevice
 
 from engine.ops import OPS, dtypes
 from engine.testing.checks import check_op
+from engine.testing.memory import check_block_access, check_copies
 
 
 def rng():
@@ -143,3 +144,48 @@ def test_a_planted_bug_is_found(bug):
     op, device = DEVICES[bug]
     with pytest.raises(AssertionError):
         check_op(device(), OPS[op], rng())
+
+
+class Swapping(ArenaDevice):
+    """A device with block access, of which ``wrong`` has another form of one."""
+
+    def __init__(self, **wrong):
+        super().__init__()
+        self._wrong = wrong
+
+    def export_blocks(self, state, blocks):
+        return self._wrong.get("export", lambda view, blocks: view[blocks])(self.arena.view(state), blocks)
+
+    def import_blocks(self, state, blocks, rows):
+        given = self._wrong.get("into", lambda view, blocks, rows: view.__setitem__(blocks, rows))
+        given(self.arena.view(state), blocks, rows)
+        return self._wrong.get("gives", state)
+
+
+SWAPPING = {
+    "exports all": {"export": lambda view, blocks: view.copy()},
+    "exports a block beside": {"export": lambda view, blocks: view[blocks - 1]},
+    "exports in the order of memory": {"export": lambda view, blocks: view[np.sort(blocks)]},
+    "imports nothing": {"into": lambda view, blocks, rows: None},
+    "imports in the order of memory": {"into": lambda view, blocks, rows: view.__setitem__(np.sort(blocks), rows)},
+    "imports beyond": {"into": lambda view, blocks, rows: view.__setitem__(slice(blocks[0], None), rows[0])},
+    "gives nothing": {"gives": None},
+}
+
+
+def test_block_access_passes():
+    check_block_access(Swapping(), rng())
+
+
+@pytest.mark.parametrize("wrong", SWAPPING)
+def test_wrong_block_access_is_found(wrong):
+    with pytest.raises(AssertionError, match="_blocks"):
+        check_block_access(Swapping(**SWAPPING[wrong]), rng())
+
+
+def test_a_copy_that_is_the_value_s_memory_is_found():
+    device = ArenaDevice()
+    check_copies(device, rng())
+    device.copy_out = device.arena.view
+    with pytest.raises(AssertionError, match="changes after free"):
+        check_copies(device, rng())

@@ -15,9 +15,13 @@ from ..backend.v1 import (
     virtual_memory_of,
 )
 
+_CACHED = frozenset({"f32", "f16", "bf16", "int8", "int16", "u8"})
+"""Storage tags of states that have blocks."""
+
 
 def check_copies(device: Device, rng: np.random.Generator) -> None:
-    """``copy_out(copy_in(a))`` is ``a``, for every storage tag that the device names, odd sizes, strides and offsets."""
+    """``copy_out(copy_in(a))`` is ``a``, for every storage tag that the device names, odd sizes, strides and offsets, and stays
+    it when the value is freed."""
     for tag in sorted(device.describe().dtypes):
         for array in _arrays(HOST_DTYPES[tag], rng):
             value = device.copy_in(array)
@@ -26,6 +30,9 @@ def check_copies(device: Device, rng: np.random.Generator) -> None:
             assert found.dtype == array.dtype, f"{tag} {array.shape}: copy_out gives {found.dtype}."
             assert found.tobytes() == array.tobytes(), f"{tag} {array.shape}: copy_out gives other bytes."
             device.free(value)
+            del value
+            device.free(device.copy_in(np.zeros_like(array)))  # in the memory that was freed
+            assert found.tobytes() == array.tobytes(), f"{tag} {array.shape}: what copy_out gave changes after free."
 
 
 def check_copies_together(device: Device, rng: np.random.Generator) -> None:
@@ -112,6 +119,34 @@ def check_populate(device: Device, rng: np.random.Generator) -> None:
             device.free(value)
 
 
+def check_block_access(device: Device, rng: np.random.Generator) -> None:
+    """Where a device has block access: blocks are exported in their order, and imported there and nowhere else, but for block
+    0, which is nobody's."""
+    access = block_access_of(device)
+    if access is None:
+        return
+    taken, given = np.array([7, 1, 3], np.int32), np.array([2, 8, 7], np.int32)
+    for tag in sorted(device.describe().dtypes & _CACHED):
+        array = np.resize(_arrays(HOST_DTYPES[tag], rng)[3], (9, 5, 7))
+        state, want = device.copy_in(array), array.copy()
+        rows = access.export_blocks(state, taken)
+        assert rows.shape == (3, 5, 7), f"export_blocks of 3 blocks of {tag} gives the shape {rows.shape}."
+        assert rows.dtype == array.dtype, f"export_blocks of {tag} gives {rows.dtype}."
+        assert rows.tobytes() == array[taken].tobytes(), (
+            f"export_blocks of {tag} gives other bytes, or in another order."
+        )
+        written = access.import_blocks(state, given, rows)
+        assert written is state or device.describe().writes == "replace", (
+            "import_blocks gives another object, and the device writes into states."
+        )
+        want[given] = rows
+        found = device.copy_out(written)
+        assert found[1:].tobytes() == want[1:].tobytes(), (
+            f"import_blocks of {tag} leaves other bytes, there or in other blocks."
+        )
+        device.free(written)
+
+
 def check_virtual_memory(device: Device, rng: np.random.Generator) -> None:
     """Where a device has virtual memory and block access: entries have zeros when they are mapped, and hold what they are given,
     whatever is mapped and unmapped around them."""
@@ -122,7 +157,7 @@ def check_virtual_memory(device: Device, rng: np.random.Generator) -> None:
     assert granularity > 0 and granularity & (granularity - 1) == 0, (
         f"granules of {granularity} bytes are no power of two."
     )
-    for tag in sorted(device.describe().dtypes & {"f32", "f16", "bf16", "int8", "int16", "u8"}):
+    for tag in sorted(device.describe().dtypes & _CACHED):
         dtype, places = HOST_DTYPES[tag], np.array([4, 2, 40, 3], np.int32)
         size = 3 * granularity // dtype.itemsize
         rows = np.ascontiguousarray(np.resize(_arrays(dtype, rng)[3], (4, size + 1))[:, :size])
@@ -162,7 +197,7 @@ def check_fence(device: Device) -> None:
 def _arrays(dtype: np.dtype[np.generic], rng: np.random.Generator) -> list[Array]:
     def bytes_of(*shape: int) -> Array:
         raw = rng.integers(0, 256, (*shape, dtype.itemsize), dtype=np.uint8)
-        if dtype.kind == "f":
+        if dtype.kind == "f" or dtype == HOST_DTYPES["bf16"]:
             raw[..., -1] &= 0x3F  # no NaN, whose bits a device may not keep
         return raw.view(dtype)[..., 0]
 

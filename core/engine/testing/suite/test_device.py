@@ -29,6 +29,10 @@ def test_populated_memory_holds_what_it_held(device, rng):
     memory.check_populate(device, rng)
 
 
+def test_blocks_go_out_and_come_back(device, rng):
+    memory.check_block_access(device, rng)
+
+
 def test_virtual_memory_comes_and_goes(device, rng):
     memory.check_virtual_memory(device, rng)
 
