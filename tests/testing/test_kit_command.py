@@ -64,3 +64,30 @@ def test_collectives_by_name(tmp_path):
 def test_a_device_without_collectives_is_passed_over(tmp_path):
     done = kit(tmp_path, "--engine-backend", "reference", "-k", "collectives")
     assert done.returncode == 0 and "4 skipped" in done.stdout
+
+
+PICKY = """
+from engine.backend.v1 import Manifest, Probe
+from engine_reference import ReferenceDevice
+
+def open_device(index, options):
+    if options.get("lanes") != 4:
+        raise ValueError("It must be told of 4 lanes.")
+    return ReferenceDevice()
+
+manifest = Manifest("picky", "1.0", lambda: Probe(True, "It is picky."), open_device)
+"""
+
+
+def test_options_of_the_device_are_those_of_whole_programs_too(tmp_path, install):
+    install("engine.backends", "picky", "picky_backend:manifest", PICKY)
+    done = kit(tmp_path, "--engine-backend", "picky", "--engine-option", "lanes=4", "-k", "llama and reference")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("option", ["lanes", "lanes=four", "=4"])
+def test_an_option_that_cannot_be_read_is_told(tmp_path, option):
+    done = kit(tmp_path, "--engine-backend", "reference", "--engine-option", option, "-k", "fence")
+    said = done.stdout + done.stderr
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, said
+    assert f"--engine-option: {option!r} must be KEY=JSON" in said and "Traceback" not in said, said

@@ -8,6 +8,7 @@ them again.
 from __future__ import annotations
 
 import json
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--engine-backend", metavar="NAME", help="the backend to examine")
     group.addoption("--engine-collectives", metavar="NAME", help="the collectives over host arrays to examine")
     group.addoption("--mode", choices=MODES, default="test", help="what to examine: " + ", ".join(MODES))
-    group.addoption("--engine-option", action="append", default=[], metavar="KEY=JSON", help="an option of the device")
+    about = "an option of the device, in whole programs, too"
+    group.addoption("--engine-option", action="append", type=_option, default=[], metavar="KEY=JSON", help=about)
     group.addoption("--engine-seed", type=int, help="the seed of an earlier run")
     group.addoption("--engine-seconds", type=float, default=30.0, help="how long --mode fuzz goes on")
     group.addoption("--engine-model", type=Path, help="a model for --mode perf")
@@ -38,5 +40,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 def device_options(config: pytest.Config) -> dict[str, Any]:
     """The device's options as the command line gives them."""
-    pairs = (text.partition("=") for text in config.getoption("--engine-option"))
-    return {key: json.loads(value) for key, _, value in pairs}
+    return dict(config.getoption("--engine-option"))
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        key = ""
+    if not key:
+        raise ArgumentTypeError(f"{text!r} must be KEY=JSON, such as threads=2 or dtype='\"bf16\"'.")
+    return key, found

@@ -9,6 +9,7 @@ from engine.backend.joining import check_name
 from engine.backend.registry import open_device
 from engine.backend.v1 import collectives_of
 from engine.errors import BackendError
+from engine.runtime import load
 from engine.testing.checks import ops_of
 from engine.testing.collectives import Subject
 from engine.testing.plugin import device_options
@@ -62,6 +63,17 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def device(pytestconfig):
     return _open(pytestconfig)
+
+
+@pytest.fixture(autouse=True)
+def _options_of_programs(pytestconfig, monkeypatch):
+    """Whole programs open the device as a user would; the kit's options are theirs, too."""
+    given, examined = device_options(pytestconfig), pytestconfig.getoption("--engine-backend")
+
+    def opened(name, options, index=0):
+        return open_device(name, {**options, **given} if name == examined else options, index)
+
+    monkeypatch.setattr(load, "open_device", opened)
 
 
 @pytest.fixture(scope="session")
