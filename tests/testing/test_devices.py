@@ -15,10 +15,23 @@ from engine.backend.registry import discover, open_device
 from engine.errors import BackendError
 from engine.program.weights import MappedWeight
 from engine.testing.checkpoints import KINDS, write_checkpoint
+from engine.testing.models import answers
 
 SLOW = """
 from engine.testing.devices import slow_backend
 manifest = slow_backend({arguments})
+"""
+BROKEN = """
+from engine.backend.v1 import Manifest, Probe
+from engine.testing.devices import NullDevice
+
+class Broken(NullDevice):
+    def compile(self, segment, limits, states):
+        def run(frame):
+            raise ValueError("the bus is gone")
+        return run
+
+manifest = Manifest("broken", "1.1", lambda: Probe(True, "It breaks."), lambda index, options: Broken(), False)
 """
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1)
 
@@ -112,3 +125,9 @@ def test_only_the_layers_on_it_are_slow(models, install):
     _, one, _ = timed(models["llama"], place="layer 0: slow; rest: reference")
     _, both, _ = timed(models["llama"], place="layers 0-1: slow; rest: reference")
     assert one >= 6 * 0.03 and both >= 12 * 0.03
+
+
+def test_the_kit_says_what_a_device_failed_with(models, install):
+    install("engine.backends", "broken", "broken_backend:manifest", BROKEN)
+    with pytest.raises(AssertionError, match=r"prompt 0: .*the bus is gone"):
+        answers(models["llama"], "broken", [[5, 6]])

@@ -50,11 +50,16 @@ def tolerance_of(info: DeviceInfo) -> float:
 def answers(
     model: Path, backend: str, prompts: Sequence[Sequence[int]], new: int = _NEW, **settings: Any
 ) -> list[RequestOutput]:
-    """Greedy continuations of ``new`` tokens with the log-probabilities of prompts and answers, all prompts at once."""
+    """Greedy continuations of ``new`` tokens with the log-probabilities of prompts and answers, all prompts at once.
+    AssertionError where the device fails."""
     settings = {"kv_cache_dtype": "f32", "max_num_seqs": 8, "max_model_len": 96, "warm_up": False, **settings}
     params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, logprobs=2, prompt_logprobs=0)
     with LLM(model, backend=backend, **settings) as llm:
-        return llm.generate([list(p) for p in prompts], params)
+        found = llm.generate([list(p) for p in prompts], params)
+    for n, output in enumerate(found):
+        ended = output.outputs[0]
+        assert ended.finish_reason != "error", f"prompt {n}: {ended.stop_reason}"
+    return found
 
 
 def compare_answers(got: Sequence[RequestOutput], want: Sequence[RequestOutput], tolerance: float) -> Agreement:
