@@ -10,7 +10,7 @@ from arena_backend import ArenaDevice
 
 from engine.ops import OPS, dtypes
 from engine.testing.checks import check_op
-from engine.testing.memory import check_block_access, check_copies
+from engine.testing.memory import check_block_access, check_copies, check_description
 
 
 def rng():
@@ -189,3 +189,23 @@ def test_a_copy_that_is_the_value_s_memory_is_found():
     device.copy_out = device.arena.view
     with pytest.raises(AssertionError, match="changes after free"):
         check_copies(device, rng())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"writes": "in place"},
+        {"ranks": "fibers"},
+        {"max_in_flight": 0},
+        {"roles": {"act": "f32"}},
+        {"dtypes": frozenset({"f32", "i32", "int4"})},
+    ],
+    ids=str,
+)
+def test_a_description_of_what_there_is_not_is_found(wrong):
+    device = ArenaDevice()
+    check_description(device)
+    info = replace(device.describe(), **wrong)
+    device.describe = lambda: info
+    with pytest.raises(AssertionError, match=next(iter(wrong))):
+        check_description(device)

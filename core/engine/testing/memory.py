@@ -19,6 +19,17 @@ _CACHED = frozenset({"f32", "f16", "bf16", "int8", "int16", "u8"})
 """Storage tags of states that have blocks."""
 
 
+def check_description(device: Device) -> None:
+    """What ``describe`` says is among what there is: a word that nobody knows is as good as none, and is not noticed later."""
+    info = device.describe()
+    assert info.writes in ("into", "replace"), f"writes is {info.writes!r}; it must be into or replace."
+    assert info.ranks in ("processes", "threads"), f"ranks is {info.ranks!r}; it must be processes or threads."
+    assert info.max_in_flight >= 1, f"max_in_flight is {info.max_in_flight}; it must be at least 1."
+    assert info.roles.keys() == {"act", "residual"}, f"roles are {sorted(info.roles)}; they must be act and residual."
+    unknown = sorted(info.dtypes - HOST_DTYPES.keys())
+    assert not unknown, f"dtypes has {unknown[0]!r}, which is no storage tag; these are {', '.join(HOST_DTYPES)}."
+
+
 def check_copies(device: Device, rng: np.random.Generator) -> None:
     """``copy_out(copy_in(a))`` is ``a``, for every storage tag that the device names, odd sizes, strides and offsets, and stays
     it when the value is freed."""

@@ -11,6 +11,10 @@ def test_it_has_the_eight_methods(device: Device):
     assert not missing, f"the device lacks {missing[0]}."
 
 
+def test_its_description_can_be_read(device):
+    memory.check_description(device)
+
+
 def test_what_goes_in_comes_out(device, rng):
     memory.check_copies(device, rng)
 
