@@ -200,7 +200,7 @@ def test_a_copy_that_is_the_value_s_memory_is_found():
         {"roles": {"act": "f32"}},
         {"dtypes": frozenset({"f32", "i32", "int4"})},
     ],
-    ids=str,
+    ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_description_of_what_there_is_not_is_found(wrong):
     device = ArenaDevice()
