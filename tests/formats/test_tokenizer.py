@@ -319,6 +319,23 @@ def test_descriptions_that_are_wrong(
     assert str(caught.value).endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|call|>"], ["<|end|>", "<|call|>"]),
+        (["<|eot_id|>", "<|end_of_text|>"], ["<|eot_id|>", "<|end_of_text|>"]),
+        (["<end_of_turn>", "<eos>", "[EOT]", "[EOS]", "</s>"], ["<end_of_turn>", "<eos>", "[EOT]", "[EOS]"]),
+    ],
+)
+def test_ends_that_a_gguf_leaves_to_be_known(
+    write_gguf: Callable[..., Path], texts: list[str], ends: list[str]
+) -> None:
+    data = _byte_level_gguf(tokens=("[str]", [*BYTE_CHARACTERS.values(), "ab", *texts]))
+    tokenizer = open_checkpoint(write_gguf(data=data)).tokenizer()
+    assert {tokenizer.token_text(token) for token in tokenizer.eos_ids} == set(ends)
+
+
 def test_no_byte_is_dropped_silently(write_gguf: Callable[..., Path]) -> None:
     texts = [text for byte, text in BYTE_CHARACTERS.items() if byte != 0xC3] + ["ab"]
     tokenizer = open_checkpoint(write_gguf(data=_byte_level_gguf(tokens=("[str]", texts)))).tokenizer()
