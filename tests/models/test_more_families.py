@@ -298,6 +298,14 @@ def test_gemma_of_old(saved, tmp_path):
         assert_is(rewrite(saved("gemma"), target, lambda config, keys=keys: config.update(keys)), "gemma")
 
 
+def test_a_gguf_of_gemma2_of_old(saved, tmp_path):
+    """The first files name no caps, and the models have theirs."""
+    unsaid = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    path = to_gguf(saved("gemma2"), tmp_path / "model.gguf", "gemma2", model_of("gemma2").config, unsaid)
+    config = load_model(open_checkpoint(path)).config
+    assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+
+
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "cohere2", "gpt_neox", "gpt_oss"])
 def test_buffers_of_old(family, saved, tmp_path):
     """What earlier savings leave beside the weights; a weight that is not known is refused all the same."""

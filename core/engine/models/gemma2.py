@@ -28,20 +28,27 @@ HF_NAMES = {
     "blk.{i}.ffn_norm.weight": "model.layers.{i}.pre_feedforward_layernorm.weight",
     "blk.{i}.post_ffw_norm.weight": "model.layers.{i}.post_feedforward_layernorm.weight",
 }
+_UNSAID = {"attn": 50.0, "final": 30.0}
+"""The caps of GGUF files from before there were keys for them."""
 LARGEST = 46
 """Layers of the size whose scores are scaled by the width of the residual a head."""
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     c = with_scales(c, checkpoint, LARGEST)
-    return replace(c, attention_softcap=softcap(checkpoint, "attn"), logit_softcap=softcap(checkpoint, "final"))
+    attention, final = (softcap(checkpoint, where, _UNSAID[where]) for where in ("attn", "final"))
+    return replace(c, attention_softcap=attention, logit_softcap=final)
 
 
-def softcap(checkpoint: Checkpoint, where: str) -> float:
-    """Of the scores ("attn") or of the logits ("final"); 0 for none, as a null says."""
+def softcap(checkpoint: Checkpoint, where: str, unsaid: float = 0.0) -> float:
+    """Of the scores ("attn") or of the logits ("final"); 0 for none, as config.json's null says. ``unsaid``: where a GGUF has
+    no key."""
     key = f"{where}_logit_softcapping"
-    key = f"{checkpoint.architecture}.{key}" if checkpoint.kind == "gguf" else key
-    return positive(checkpoint.metadata, key) if checkpoint.metadata.get(key) is not None else 0.0
+    if checkpoint.kind == "gguf":
+        key = f"{checkpoint.architecture}.{key}"
+    else:
+        unsaid = 0.0
+    return positive(checkpoint.metadata, key) if checkpoint.metadata.get(key) is not None else unsaid
 
 
 def with_scales(c: DecoderConfig, checkpoint: Checkpoint, largest: int) -> DecoderConfig:
