@@ -213,6 +213,13 @@ def test_a_gguf_gives_the_same_logits(name, absorbed, tmp_path, saved, cpu):
     assert_same_logits(gguf_of(name, saved(name), tmp_path / "model.gguf", absorbed), cpu, name)
 
 
+@pytest.mark.parametrize(("name", "score"), [("v3", "sigmoid"), ("v2 lite", "softmax")])
+def test_a_gguf_that_does_not_name_its_scores(name, score, tmp_path, saved):
+    """V2's first files, and GLM 4.7 Flash's, whose routers have a correction bias."""
+    path = gguf_of(name, saved(name), tmp_path / "m.gguf", absorbed=True, keys={"expert_gating_func": None})
+    assert load_model(open_checkpoint(path)).config.routing["score"] == score
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int16", "int8"])
 def test_everything_is_on_the_device_and_chunks_change_no_bit(name, dtype, saved, cpu):

@@ -163,7 +163,7 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         replace(c, rope=rope),
         groups=integer(data, f"{arch}.expert_group_count", 1),
         groups_kept=integer(data, f"{arch}.expert_group_used_count", 1),
-        score=_score(data, f"{arch}.expert_gating_func"),
+        score=_score(checkpoint),
         weights_scale=positive(data, f"{arch}.expert_weights_scale", 1.0),
         renormalize=flag(data, f"{arch}.expert_weights_norm", False),
         attention_scale=scale,
@@ -184,9 +184,12 @@ def _product(data: Mapping[str, Any], count: str, width: str) -> int:
     return found * integer(data, width) if found else 0
 
 
-def _score(data: Mapping[str, Any], key: str) -> str:
-    """GGUF's numbers of scores; files from before there were several have none."""
-    kind = integer(data, key, 1)
+def _score(checkpoint: Checkpoint) -> str:
+    """GGUF's numbers of scores. Files without one are V2's, from before there were several, and the first of GLM 4.7 Flash,
+    which have the correction bias that only sigmoids have."""
+    key = f"{checkpoint.architecture}.expert_gating_func"
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in checkpoint.tensors)
+    kind = integer(checkpoint.metadata, key, 2 if corrected else 1)
     if kind not in (1, 2):
         raise ModelError(f"The configuration's {key} is {kind}; it must be 1 (softmax) or 2 (sigmoid).")
     return "softmax" if kind == 1 else "sigmoid"
