@@ -281,6 +281,17 @@ def test_the_published_files_of_v3(saved, tmp_path, cpu):
     np.testing.assert_allclose(got, logits_of(model_of("v3 yarn, plain q"), ids), rtol=0, atol=2e-4)
 
 
+def test_a_gguf_with_a_layer_of_multi_token_prediction(saved, tmp_path):
+    """Its block_count counts that layer."""
+    keys = {"block_count": 4, "nextn_predict_layers": 1}
+    checkpoint = open_checkpoint(gguf_of("v3", saved("v3"), tmp_path / "m.gguf", absorbed=True, keys=keys))
+    extra = {"blk.3.nextn.eh_proj.weight": checkpoint.tensors["blk.2.attn_output.weight"]}
+    for tensors in (checkpoint.tensors, checkpoint.tensors | extra):
+        model = load_model(replace(checkpoint, tensors=tensors))
+        model.program(16, "f32")
+        assert model.config.layers == 3
+
+
 @pytest.mark.parametrize("precision", ["f16", "q8_0, kv_b", "q8_0, k_b and v_b"])
 def test_in_fewer_bits(precision, saved, tmp_path, cpu):
     """kv_b is taken apart in the format of the file, and W_UK decoded where that is in blocks."""
@@ -343,6 +354,7 @@ def test_configurations_that_are_refused(name, keys, word, saved, tmp_path):
     [
         ({"attention.key_length_mla": 8}, "rotary"),
         ({"expert_gating_func": 3}, "expert_gating_func"),
+        ({"nextn_predict_layers": 3}, "nextn_predict_layers"),
         ({"expert_count": 16}, "has 16"),
         ({"expert_used_count": 9}, "9 experts"),
         ({"attention.kv_lora_rank": 25}, "attn_kv_a_mqa"),

@@ -92,8 +92,14 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
 
 def unused(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Layers of multi-token prediction come after the model's own, which do not need them."""
-    count = integer(checkpoint.metadata, "num_nextn_predict_layers", 0, low=0, high=64)
-    return tuple(f"model.layers.{c.layers + n}." for n in range(count))
+    layer = "blk" if checkpoint.kind == "gguf" else "model.layers"
+    return tuple(f"{layer}.{c.layers + n}." for n in range(_predicting(checkpoint)))
+
+
+def _predicting(checkpoint: Checkpoint) -> int:
+    """How many layers of multi-token prediction there are: config.json does not count them as layers, GGUF files do."""
+    key = f"{checkpoint.architecture}.nextn_predict_layers" if checkpoint.kind == "gguf" else "num_nextn_predict_layers"
+    return integer(checkpoint.metadata, key, 0, low=0, high=64)
 
 
 def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
@@ -146,6 +152,9 @@ def _renormalized(data: Mapping[str, Any], third: bool) -> bool:
 
 def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
     data, arch = checkpoint.metadata, checkpoint.architecture
+    layers = c.layers - _predicting(checkpoint)
+    if layers < 1:
+        raise ModelError(f"The configuration's {arch}.nextn_predict_layers leaves none of its {c.layers} layers.")
     rotary = integer(data, f"{arch}.rope.dimension_count")
     # Files with attn_kv_b name a head's own sizes; later ones name those of the cache, and these beside them.
     key = integer(data, f"{arch}.attention.key_length_mla", c.head_dim)
@@ -160,7 +169,7 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         rope = replace(rope, scale=positive(data, f"{prefix}.attn_factor", 1.0))
         scale *= (1 + positive(data, f"{prefix}.yarn_log_multiplier") * math.log(factor)) ** 2
     return _completed(
-        replace(c, rope=rope),
+        replace(c, rope=rope, layers=layers),
         groups=integer(data, f"{arch}.expert_group_count", 1),
         groups_kept=integer(data, f"{arch}.expert_group_used_count", 1),
         score=_score(checkpoint),
