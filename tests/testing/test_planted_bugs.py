@@ -33,6 +33,13 @@ def off_by_one_page(given):
     return given | {"page_table": np.roll(table, 1, axis=1)}
 
 
+def fifth_as_fourth(given):
+    """A decode step's sequences from the fifth on have the fourth's table."""
+    seqs = np.arange(len(given["page_table"]))
+    decodes = len(given["q"]) == len(seqs)
+    return given | {"page_table": given["page_table"][np.minimum(seqs, 3)]} if decodes else given
+
+
 def no_mask(given):
     """Every query sees as far as the last one of its sequence."""
     lengths = np.diff(given["query_offsets"])
@@ -91,6 +98,7 @@ def changed(change):
 
 DEVICES = {
     "off-by-one page": ("attention", lambda: spoilt("attention", with_arguments(off_by_one_page))),
+    "more sequences than four": ("attention", lambda: spoilt("attention", with_arguments(fifth_as_fourth))),
     "missing mask": ("attention", lambda: spoilt("attention", with_arguments(no_mask))),
     "wrong rope pairing": ("rope", lambda: spoilt("rope", with_arguments(other_pairing))),
     "swapped scales": ("attention", lambda: spoilt("attention", with_arguments(swapped_scales))),
