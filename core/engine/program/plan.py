@@ -230,9 +230,10 @@ def check_device(plan: Plan, info: DeviceInfo, place: str = "device") -> None:
         if plan.state_places[state.name] != place:
             continue
         if state.dtype not in info.dtypes:
+            option = "--kv-dtype" if state.group is not None else "--backend"
             raise ConfigError(
                 f"The state {state.name} is kept in {state.dtype}, and the device {info.name} holds"
-                f" {_listed(sorted(info.dtypes))}; choose another --kv-dtype."
+                f" {_listed(sorted(info.dtypes))}; choose another {option}."
             )
         size = state_bytes(state)
         if info.largest_allocation and size > info.largest_allocation and state.group not in plan.pages:
