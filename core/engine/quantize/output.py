@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,15 @@ def check_target(out: Path, source: Path, size: int, force: bool) -> None:
         raise UsageError(f"The output takes {size / 1e6:,.1f} MB, but {folder} has {free / 1e6:,.1f} MB left.")
 
 
+def _part(out: Path) -> Path:
+    """A name beside ``out``, of this writer alone: another process may be writing the same result."""
+    return out.with_name(f"{out.name}.{secrets.token_hex(4)}.part")
+
+
 @contextmanager
 def replacing(out: Path) -> Iterator[BinaryIO]:
-    """A file to write to, named ``out`` with ``.part`` after it until all is written; nothing is left of it after a fault."""
-    part = out.with_name(out.name + ".part")
+    """A file to write to, which takes ``out``'s name when all is written; nothing is left of it after a fault."""
+    part = _part(out)
     try:
         with part.open("wb") as file:
             yield file
@@ -46,13 +52,12 @@ def replacing(out: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing_folder(out: Path) -> Iterator[Path]:
-    """A new folder, named ``out`` with ``.part`` after it until all is written; nothing is left of it after a fault. What it
-    replaces must be a model's folder."""
+    """A new folder, which takes ``out``'s name when all is written; nothing is left of it after a fault. What it replaces must
+    be a model's folder."""
     if out.exists() and not (out / "config.json").is_file():
         raise UsageError(f"{out} is no model's folder, and is not replaced; give another name.")
-    part = out.with_name(out.name + ".part")
+    part = _part(out)
     try:
-        shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         yield part
         if out.exists():
