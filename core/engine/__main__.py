@@ -18,6 +18,10 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(130)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what a class meets as it is made
+            sys.exit(130)
+        raise
 
 
 def _raised_again(discarded: UnraisableHookArgs) -> None:

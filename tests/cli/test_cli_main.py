@@ -197,6 +197,23 @@ def test_ctrl_c_while_it_is_being_imported():
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("module", ["typer", "engine.cli.generate"])
+def test_ctrl_c_while_a_class_is_being_made(module):
+    """Python 3.11 makes a RuntimeError of it."""
+    code = (
+        "import sys, engine.__main__ as m\n"
+        "class Attribute:\n"
+        "    def __set_name__(self, *given): raise KeyboardInterrupt\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *rest):\n"
+        f"        if name == {module!r}: type('Made', (), {{'attribute': Attribute()}})\n"
+        "sys.meta_path.insert(0, Finder()); sys.argv[1:] = ['generate', '--help']\n"
+        "m.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_that_python_would_discard_ends_the_command():
     """Raised where a weak reference ends, it is printed, and the program goes on."""
     code = (

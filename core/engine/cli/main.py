@@ -100,6 +100,8 @@ def run(arguments: Sequence[str]) -> int:
         ended = message if message[-1:] in ".?!" else f"{message}."
         return _fault(WRONG_USAGE, f"{ended} See engine {' '.join((*known, '--help'))}.")
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # see engine.__main__
+            return INTERRUPTED
         return _unforeseen(error, arguments)
     return int(status or 0)
 
