@@ -97,6 +97,31 @@ TEXTS = {
         "",
         [("weather", ARGUMENTS), ("clock", "{}")],
     ),
+    "tag in a text before": (
+        f"I write <tool_call>, and then <tool_call>\n{CALL}\n</tool_call>",
+        "I write <tool_call>, and then",
+        [("weather", ARGUMENTS)],
+    ),
+    "mark in a text before": (
+        f"A [TOOL_CALLS] is [1]. [TOOL_CALLS] [{CALL}]",
+        "A [TOOL_CALLS] is [1].",
+        [("weather", ARGUMENTS)],
+    ),
+    "an unknown tool before": (
+        f'<tool_call>{{"name": "x", "arguments": {{"a": "<tool_call>{{}}"}}}}</tool_call>\n<tool_call>{CALL}',
+        '<tool_call>{"name": "x", "arguments": {"a": "<tool_call>{}"}}</tool_call>',
+        [("weather", ARGUMENTS)],
+    ),
+    "a mark of each": (
+        f'[TOOL_CALLS]{CALL}[TOOL_CALLS]{{"name": "clock", "arguments": {{}}}}',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "a list in a tag": (
+        f'<tool_call>[{CALL}, {{"name": "clock", "arguments": {{}}}}]</tool_call>',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
     "list that is none": ("[1, 2] are numbers", "[1, 2] are numbers", []),
 }
 
