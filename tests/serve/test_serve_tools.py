@@ -122,6 +122,31 @@ TEXTS = {
         "",
         [("weather", ARGUMENTS), ("clock", "{}")],
     ),
+    "a brace that is missing": (
+        f'<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "a brace that is missing in a list": (
+        f'[TOOL_CALLS][{CALL[:-1]}, {{"name": "clock", "arguments": {{}}}}]',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "no JSON, then a call": (
+        f"<tool_call>{{'name': 'clock'</tool_call> <tool_call>{CALL}",
+        "<tool_call>{'name': 'clock'</tool_call>",
+        [("weather", ARGUMENTS)],
+    ),
+    "a name alone, broken": (
+        '<tool_call>{"name": "clock" or so}</tool_call>',
+        '<tool_call>{"name": "clock" or so}</tool_call>',
+        [],
+    ),
+    "escapes that are no character": (
+        '<tool_call>{"name": "clock", "arguments": "\\ud800"}',
+        "",
+        [("clock", '"\\ud800"')],
+    ),
     "list that is none": ("[1, 2] are numbers", "[1, 2] are numbers", []),
 }
 

@@ -74,18 +74,24 @@ class CallObject:
         self._arguments: str | None = None
 
     def read(self, text: str, known: Set[str]) -> tuple[PartialCall | None, int | None]:
-        """The call, and where its object ends, None if it has not yet. No call where its name is not known, or not there
+        """The call, and where its object ends, None if it has not yet; it ends, too, where neither a member nor its brace
+        follows, which some leave out. No call where its name is not known, or not there
         yet. ``text`` is that of the time before, or more."""
-        end = self._whole.end(text)
         while (value := self._next(text)) is not None and (stop := value.end(text)) is not None:
             self._take(text[value.start : stop])
             self._at, self._key, self._named, self._value = stop, None, None, None
+        broken = self._broken(text)
+        end = self._at if broken else self._whole.end(text)
         arguments = self._arguments
         if arguments is None and value is not None and self._named in _ARGUMENTS and text.startswith("{", value.start):
             arguments = text[value.start :]
-        if self._name is None or self._name not in known or (arguments is None and end is None):
+        if self._name is None or self._name not in known or (arguments is None and (broken or end is None)):
             return None, end
         return PartialCall(self._name, arguments if arguments is not None else "{}"), end
+
+    def _broken(self, text: str) -> bool:
+        """Whether what stands at ``_at`` is no part of the object."""
+        return self._key is None and text[self._at : self._at + 1] not in ("", "}")
 
     def _next(self, text: str) -> _Value | None:
         """The value of the member that is being read. None where it has not begun, or no member follows."""
@@ -126,6 +132,8 @@ class CallObject:
 def _string(text: str) -> str:
     """What a JSON string says, or itself where its escapes are none."""
     try:
-        return str(json.loads(text, strict=False))
+        said = str(json.loads(text, strict=False))
+        said.encode()  # half of a surrogate pair is no text
+        return said
     except ValueError:
         return text
