@@ -1,8 +1,19 @@
 """What a model's text says: reasoning, content and tool calls, taken apart while it comes."""
 
-from .calls import TAG, read_calls
+from .calls import TAG, marks_are_special, read_calls
 from .json_parts import PartialCall
 from .reader import Parts, Reader, Reading
 from .reasoning import CLOSE, OPEN, split_reasoning
 
-__all__ = ["CLOSE", "OPEN", "TAG", "PartialCall", "Parts", "Reader", "Reading", "read_calls", "split_reasoning"]
+__all__ = [
+    "CLOSE",
+    "OPEN",
+    "TAG",
+    "PartialCall",
+    "Parts",
+    "Reader",
+    "Reading",
+    "marks_are_special",
+    "read_calls",
+    "split_reasoning",
+]

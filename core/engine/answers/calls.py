@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
+from typing import TYPE_CHECKING
 
 from .json_parts import SPACE, CallObject, PartialCall
+
+if TYPE_CHECKING:
+    from engine.formats.tokenizer import Tokenizer
 
 TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
 MARKS = (TAG, "[TOOL_CALLS]", "<|python_tag|>")  # and Mistral, Llama 3
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _LONGEST = max(map(len, MARKS))
 _BEGIN = re.compile(r"\s*(?:\[[\s;,]*)?")
+
+
+def marks_are_special(tokenizer: Tokenizer) -> bool:
+    """Whether calls can be told only in a text that shows special tokens."""
+    return any(tokenizer.token_id(mark) in tokenizer.control_ids for mark in MARKS)
 
 
 def read_calls(text: str, known: Set[str], finished: bool) -> tuple[str, tuple[PartialCall, ...]]:

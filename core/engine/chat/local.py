@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.answers import OPEN, read_calls, split_reasoning
+from engine.answers import OPEN, marks_are_special, read_calls, split_reasoning
 from engine.console.processes import shown as listed
 from engine.errors import RequestError, UsageError
 from engine.hub.names import short_name
@@ -70,7 +70,8 @@ class Local:
             )
         options = {name: value for name, value in ask.options.items() if value is not None}
         most = min(room, options.pop("max_tokens", room))
-        params = SamplingParams(**options, max_tokens=most, structured_outputs=ask.form)
+        marked = bool(ask.tools) and marks_are_special(self._llm.engine.tokenizer)
+        params = SamplingParams(**options, max_tokens=most, structured_outputs=ask.form, skip_special_tokens=not marked)
         inside = text.rstrip().endswith(OPEN)
         output: RequestOutput | None = None
         try:

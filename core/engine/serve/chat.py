@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.answers import OPEN, Parts, Reader, Reading
+from engine.answers import OPEN, Parts, Reader, Reading, marks_are_special
 from engine.runtime.outputs import CompletionOutput
 from engine.sampling import SamplingParams, StructuredOutputs
 
@@ -46,6 +46,8 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
 async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     asked = wanted(body, model)
     params = _params(body, model.recommended, asked.form)
+    if asked.tools and marks_are_special(model.llm.engine.tokenizer):
+        params = replace(params, skip_special_tokens=False)
     text, ids = await prompt(model, body, caller)
     room = model.max_model_len - len(ids)
     if params.max_tokens is None and room < 1:
