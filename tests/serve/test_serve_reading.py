@@ -1,0 +1,255 @@
+"""Tool calls and reasoning: what streams adds up to the whole answer, whatever the text is cut into."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from engine.answers import Reader, Reading
+from engine.runtime.outputs import CompletionOutput
+from engine.serve.chat import Chat
+from engine.serve.deltas import Delta
+
+CALL = '{"name": "weather", "arguments": {"city": "a \\"}{ b", "days": [1, {"x": null}]}}'
+ARGUMENTS = '{"city": "a \\"}{ b", "days": [1, {"x": null}]}'
+TEXTS = {
+    "Qwen, Hermes": (f"I will look.\n<tool_call>\n{CALL}\n</tool_call>", "I will look.", [("weather", ARGUMENTS)]),
+    "two": (
+        f'<tool_call>{CALL}</tool_call>\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "Llama 3": ('{"name": "weather", "parameters": {"city": "b"}}', "", [("weather", '{"city": "b"}')]),
+    "Llama 3, marked": ('<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}', "", [("clock", "{}")]),
+    "Llama 3, two": (f'{CALL}; {{"name": "clock", "parameters": {{}}}}', "", [("weather", ARGUMENTS), ("clock", "{}")]),
+    "Mistral": (f"[TOOL_CALLS] [{CALL}]", "", [("weather", ARGUMENTS)]),
+    "Mistral, after text": (f"I will look. [TOOL_CALLS] [{CALL}]", "I will look.", [("weather", ARGUMENTS)]),
+    "a mark alone": ("so [TOOL_CALLS] are marks", "so [TOOL_CALLS] are marks", []),
+    "Mistral, unmarked": (
+        f' [{CALL}, {{"name": "clock", "arguments": {{}}}}]',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "arguments as a string": (
+        '<tool_call>{"name": "clock", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        [("clock", '{"a": 1}')],
+    ),
+    "arguments as a list": ('{"name": "clock", "parameters": [1, {"a": 2}]}', "", [("clock", '[1, {"a": 2}]')]),
+    "escapes that are none": (
+        '{"name": "\\q", "arguments": "\\q"}',
+        '{"name": "\\q", "arguments": "\\q"}',
+        [],
+    ),
+    "arguments with an escape that is none": ('{"name": "clock", "arguments": "\\q"}', "", [("clock", '"\\q"')]),
+    "no arguments": ('{"name": "clock", "arguments": null}', "", [("clock", "{}")]),
+    "name last": ('{"arguments": {"a": 1}, "name": "clock"}', "", [("clock", '{"a": 1}')]),
+    "cut": ('<tool_call>\n{"name": "weather", "arguments": {"city": "lo', "", [("weather", '{"city": "lo')]),
+    "text": ("Just a text, with {braces} and <tool_ no call.", "Just a text, with {braces} and <tool_ no call.", []),
+    "JSON": ('{"a": [1, 2, {"name": "weather"}]}', '{"a": [1, 2, {"name": "weather"}]}', []),
+    "unknown": ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+    "tagged unknown": ("<tool_call>{}</tool_call> x", "<tool_call>{}</tool_call> x", []),
+    "tag in an argument": (
+        '{"name": "clock", "arguments": {"x": "<tool_call>"}}',
+        "",
+        [("clock", '{"x": "<tool_call>"}')],
+    ),
+    "mark in an argument": (
+        '{"name": "clock", "arguments": {"x": "[TOOL_CALLS]"}}',
+        "",
+        [("clock", '{"x": "[TOOL_CALLS]"}')],
+    ),
+    "JSON, then a call": (f'{{"a": 1}} <tool_call>{CALL}</tool_call>', '{"a": 1}', [("weather", ARGUMENTS)]),
+    "text between": (
+        f'<tool_call>{CALL}</tool_call>\nNow the other < one:\n<tool_call>{{"name": "clock", "arguments": {{}}}}</tool_call> ok',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "one that is none between": (
+        f'<tool_call>{CALL}<tool_call>{{"name": "x"}}<tool_call>no<tool_call>{{"name": "clock"}}',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "tag in a text before": (
+        f"I write <tool_call>, and then <tool_call>\n{CALL}\n</tool_call>",
+        "I write <tool_call>, and then",
+        [("weather", ARGUMENTS)],
+    ),
+    "mark in a text before": (
+        f"A [TOOL_CALLS] is [1]. [TOOL_CALLS] [{CALL}]",
+        "A [TOOL_CALLS] is [1].",
+        [("weather", ARGUMENTS)],
+    ),
+    "an unknown tool before": (
+        f'<tool_call>{{"name": "x", "arguments": {{"a": "<tool_call>{{}}"}}}}</tool_call>\n<tool_call>{CALL}',
+        '<tool_call>{"name": "x", "arguments": {"a": "<tool_call>{}"}}</tool_call>',
+        [("weather", ARGUMENTS)],
+    ),
+    "a mark of each": (
+        f'[TOOL_CALLS]{CALL}[TOOL_CALLS]{{"name": "clock", "arguments": {{}}}}',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "a list in a tag": (
+        f'<tool_call>[{CALL}, {{"name": "clock", "arguments": {{}}}}]</tool_call>',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "a brace that is missing": (
+        f'<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>\n{{"name": "clock", "arguments": {{}}}}\n</tool_call>',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "a brace that is missing in a list": (
+        f'[TOOL_CALLS][{CALL[:-1]}, {{"name": "clock", "arguments": {{}}}}]',
+        "",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "no JSON, then a call": (
+        f"<tool_call>{{'name': 'clock'</tool_call> <tool_call>{CALL}",
+        "<tool_call>{'name': 'clock'</tool_call>",
+        [("weather", ARGUMENTS)],
+    ),
+    "a name alone, broken": (
+        '<tool_call>{"name": "clock" or so}</tool_call>',
+        '<tool_call>{"name": "clock" or so}</tool_call>',
+        [],
+    ),
+    "escapes that are no character": (
+        '<tool_call>{"name": "clock", "arguments": "\\ud800"}',
+        "",
+        [("clock", '"\\ud800"')],
+    ),
+    "list that is none": ("[1, 2] are numbers", "[1, 2] are numbers", []),
+}
+
+
+def streamed(reader, text, cuts):
+    """The deltas of a text that comes in pieces, put together as a client does."""
+    delta, reading, content, reasoning, calls = Delta(), Reading(reader), "", "", []
+    for cut in cuts:
+        parts = reading.read(text[:cut], finished=cut == cuts[-1])
+        assert parts == reader.read(text[:cut], finished=cut == cuts[-1])
+        new = delta.advance(parts)
+        content += new.get("content", "")
+        reasoning += new.get("reasoning_content", "")
+        for call in new.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                assert call["id"].isalnum() and len(call["id"]) == 9
+                calls.append((call["function"]["name"], ""))
+            name, before = calls[call["index"]]
+            calls[call["index"]] = (name, before + call["function"]["arguments"])
+    return reasoning, content, calls
+
+
+def random_cuts(text):
+    rng = np.random.default_rng()
+    return [*sorted(rng.integers(0, len(text) + 1, rng.integers(0, 12)).tolist()), len(text)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_calls_of_all_families(name):
+    text, content, calls = TEXTS[name]
+    reader = Reader(frozenset({"weather", "clock"}))
+    for cuts in ([len(text)], range(1, len(text) + 1), random_cuts(text), random_cuts(text)):
+        assert streamed(reader, text, list(cuts)) == ("", content, calls)
+
+
+def test_any_text_streams_as_it_is_read_whole():
+    """Random pieces of what calls and reasoning are made of."""
+    rng = np.random.default_rng()
+    pieces = [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        CALL,
+        '{"name": "clock"',
+        ', "arguments": {',
+        "}",
+        "{",
+    ]
+    pieces += [
+        "[TOOL_CALLS]",
+        "[",
+        "]",
+        " ",
+        "\n",
+        "text",
+        '"',
+        "\\",
+        ",",
+        "<",
+        "<|python_tag|>",
+        ";",
+        '"name": "weather"',
+    ]
+    for _ in range(3000):
+        text = "".join(rng.choice(pieces, rng.integers(1, 8)))
+        reader = Reader(
+            frozenset({"weather", "clock"}) if rng.random() < 0.8 else frozenset(), inside=rng.random() < 0.3
+        )
+        whole = reader.read(text, finished=True)
+        expected = (whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls])
+        assert streamed(reader, text, list(range(1, len(text) + 1))) == expected, text
+        assert streamed(reader, text, random_cuts(text)) == expected, text
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "reasoning", "content"),
+    [
+        ("<think>\nso\n</think>\n\nIt is.", False, "so", "It is."),
+        ("so\n</think>\nIt is.", True, "so", "It is."),
+        ("so it goes on <", True, "so it goes on <", ""),
+        ("no </think> here", False, "", "no </think> here"),
+        ("<thin air", False, "", "<thin air"),
+    ],
+)
+def test_reasoning(text, inside, reasoning, content):
+    for cuts in ([len(text)], range(1, len(text) + 1), random_cuts(text)):
+        assert streamed(Reader(inside=inside), text, list(cuts)) == (reasoning, content, [])
+
+
+class Counted:
+    """A pattern that counts the characters it goes over."""
+
+    def __init__(self, pattern, counts):
+        self._pattern, self._counts = pattern, counts
+
+    def match(self, text, at=0):
+        found = self._pattern.match(text, at)
+        self._counts.append(found.end() - at if found else 0)
+        return found
+
+    def search(self, text, at=0):
+        found = self._pattern.search(text, at)
+        self._counts.append((found.end() if found else len(text)) - at)
+        return found
+
+    def finditer(self, text, at=0):
+        for found in self._pattern.finditer(text, at):
+            self._counts.append(found.end() - found.start())
+            yield found
+
+
+@pytest.mark.parametrize("begin", ["<tool_call>\n", "[TOOL_CALLS] [", "", "<think>so</think>"])
+def test_what_has_been_read_of_a_call_is_not_read_again(monkeypatch, begin):
+    counts = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("engine.answers."):
+            for key, value in list(vars(module).items()):
+                if isinstance(value, re.Pattern):
+                    monkeypatch.setattr(module, key, Counted(value, counts))
+    listed = ", ".join(f'{{"key {n}": [{n}, "\\"text {n}\\"", null]}}' for n in range(700))
+    members = ", ".join(f'"{n}": {n}' for n in range(700))
+    text = f'{begin}{{"name": "weather", {members}, "arguments": {{"list": [{listed}], "text": "{"x" * 10000}"}}}}'
+    chat = Chat(None, None, Reader(frozenset({"weather"})), 0)
+    for cut in range(0, len(text), 8):
+        chat.parts(CompletionOutput(0, text[:cut], (), None, None))
+    parts = chat.parts(CompletionOutput(0, text, (), None, None, "stop"))
+    assert json.loads(parts.calls[0].arguments)["text"] == "x" * 10000
+    assert sum(counts) < 10 * len(text)
