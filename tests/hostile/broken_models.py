@@ -260,7 +260,7 @@ _folder(
     "safetensors weight that nothing uses", lambda f: f.tensors.update({"model.layers.7.mlp": np.ones(4, np.float32)})
 )
 _folder("index of a file that is not there", lambda f: _set(
-    f.files, "model.safetensors.index.json", {"weight_map": {WEIGHT: "model-00001-of-00002.safetensors"}}
+    f.files, "model.safetensors.index.json", {"weight_map": {WEIGHT: "model.safetensors", "other": "model-00002.safetensors"}}
 ))  # fmt: skip
 _folder("index that leads out of the folder", lambda f: _set(
     f.files, "model.safetensors.index.json", {"weight_map": {WEIGHT: "../../model.safetensors"}}
