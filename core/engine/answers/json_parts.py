@@ -75,8 +75,8 @@ class CallObject:
 
     def read(self, text: str, known: Set[str]) -> tuple[PartialCall | None, int | None]:
         """The call, and where its object ends, None if it has not yet; it ends, too, where neither a member nor its brace
-        follows, which some leave out. No call where its name is not known, or not there
-        yet. ``text`` is that of the time before, or more."""
+        follows, which some leave out. No call where its name is not known, or not there yet. ``text`` is that of the time
+        before, or more."""
         while (value := self._next(text)) is not None and (stop := value.end(text)) is not None:
             self._take(text[value.start : stop])
             self._at, self._key, self._named, self._value = stop, None, None, None

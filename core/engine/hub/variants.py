@@ -14,8 +14,9 @@ FOLDER = "safetensors"
 _TYPE = re.compile(r"(?:^|[-._])((?:IQ|TQ|Q)\d(?:_[A-Z0-9]+)*|MXFP4|NVFP4|BF16|FP16|F16|F32)(?=$|[-._])", re.IGNORECASE)
 _PROJECTOR, _IMATRIX = (re.compile(rf"(?:^|[-._]){word}(?=$|[-._])", re.IGNORECASE) for word in ("mmproj", "imatrix"))
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})")
-_BESIDE = (".json", ".model", ".txt", ".jinja")
-_BELOW = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
+BESIDE = (".json", ".model", ".txt", ".jinja")
+"""How the files end that a folder has beside its weights."""
+BELOW = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
 """What a folder's own folders may hold for it: templates with names, and how a text is embedded."""
 _WIDE = {"BF16", "FP16", "F16", "F32", FOLDER}
 _OVERHEAD, _ROOM = 1.1, 1 << 30  # of the file, and bytes: KV cache, activations, the program
@@ -89,14 +90,14 @@ def _type(stem: str) -> str:
 
 
 def _is_below(path: PurePosixPath) -> bool:
-    return len(path.parts) == 2 and any(path.match(pattern) for pattern in _BELOW)
+    return len(path.parts) == 2 and any(path.match(pattern) for pattern in BELOW)
 
 
 def _folder(files: Sequence[RepoFile]) -> list[Variant]:
     """Files with settings come first: what a download has begun is then known to be incomplete."""
     weights = [file for file in files if file.path.endswith(".safetensors")]
     named = [file for file in weights if file.path.startswith("model")]
-    beside = [file for file in files if file.path.endswith(_BESIDE)]
+    beside = [file for file in files if file.path.endswith(BESIDE)]
     config = [file for file in beside if file.path == "config.json"]
     if not config or not weights:
         return []

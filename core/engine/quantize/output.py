@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import UsageError
+from engine.hub.variants import BELOW, BESIDE
 
 
 def check_target(out: Path, source: Path, size: int, force: bool) -> None:
@@ -71,13 +72,10 @@ def replacing_folder(out: Path) -> Iterator[Path]:
         raise
 
 
-_OTHERS = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*.jinja", "*_Pooling/config.json")
-
-
 def copy_others(source: Path, target: Path) -> None:
     """The files of a model's folder that are neither weights nor config.json: tokenizer, templates, how texts are embedded,
     generation settings."""
-    for pattern in _OTHERS:
+    for pattern in (*(f"*{end}" for end in BESIDE), *BELOW):
         for path in source.glob(pattern):
             name = path.relative_to(source)
             if str(name) not in ("config.json", "model.safetensors.index.json"):
