@@ -258,6 +258,21 @@ def write_talker(folder: Path, template: str = TEMPLATE, letters: int = 1) -> Pa
     return folder
 
 
+MARKED = ("I look. ", "[TOOL_CALLS]", '[{"name": "weather", "arguments": {"city": "a"}}]')
+
+
+def write_marking(folder: Path) -> Path:
+    """A talker whose tokens have those of MARKED, the second of which is special, as Mistral's and Llama 3's marks are."""
+    write_talker(folder, "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE)
+    written = json.loads((folder / "tokenizer.json").read_text())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for text in MARKED:  # in place of the last that are merged
+        token = written["model"]["vocab"].pop("".join(written["model"]["merges"].pop()))
+        written["added_tokens"].append({"id": token, "content": text, "special": text == MARKED[1], **plain})
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    return folder
+
+
 def _never_end(tensors: dict[str, np.ndarray]) -> None:
     """Gives the end a probability of next to nothing, by a dimension that is positive in every token's state."""
     tensors["model.embed_tokens.weight"][:, 0] = 1

@@ -232,33 +232,21 @@ def test_several_calls_in_place_of_a_form(tagged):
     assert len(calls) > 1 and {name for name, _ in calls} <= {"weather", "clock"}
 
 
-SAID = ("I look. ", "[TOOL_CALLS]", '[{"name": "weather", "arguments": {"city": "a"}}]')
-
-
 @pytest.fixture(scope="module")
 def marking(start, tmp_path_factory):
-    """Its tokens have those of SAID, the second of which is special, as Mistral's and Llama 3's marks are."""
-    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + tiny_models.TEMPLATE
-    folder = tiny_models.write_talker(tmp_path_factory.mktemp("marking"), template)
-    written = json.loads((folder / "tokenizer.json").read_text())
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    for text in SAID:  # in place of the last that are merged
-        token = written["model"]["vocab"].pop("".join(written["model"]["merges"].pop()))
-        written["added_tokens"].append({"id": token, "content": text, "special": text == SAID[1], **plain})
-    (folder / "tokenizer.json").write_text(json.dumps(written))
-    return start(model=folder)
+    return start(model=tiny_models.write_marking(tmp_path_factory.mktemp("marking")))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_mark_that_is_a_special_token(marking, stream):
-    tokens = [marking.engine.tokenizer.token_id(text) for text in SAID]
+    tokens = [marking.engine.tokenizer.token_id(text) for text in tiny_models.MARKED]
     bias = {str(token): 100 - place for place, token in enumerate(tokens)}
     fields = {"logit_bias": bias, "temperature": 0, "max_tokens": 3, "stream": stream}
     once = {"no_repeat_ngram_size": 1}
     content, calls, _ = said(ask(marking, extra_body=once, **fields), stream)
     assert (content, calls) == ("I look.", [("weather", '{"city": "a"}')])
     without = {"tools": openai.omit, "extra_body": once}
-    assert said(ask(marking, **fields, **without), stream)[0] == SAID[0] + SAID[2]
+    assert said(ask(marking, **fields, **without), stream)[0] == tiny_models.MARKED[0] + tiny_models.MARKED[2]
 
 
 @pytest.mark.parametrize("kind", ["tooled", "tagged"])
