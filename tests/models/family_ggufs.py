@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import tiny_models
 from safetensors.numpy import load_file
+from younger_families import younger_keys, younger_tensors
 
 
 def to_gguf(
@@ -29,7 +30,7 @@ def to_gguf(
         if value is not None:
             writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
     tiny_models._add_vocab(writer, json.loads((folder / "tokenizer.json").read_text()))
-    tensors = split_experts(split(load_file(folder / "model.safetensors")))
+    tensors = apart(arch, split(load_file(folder / "model.safetensors")))
     for name, array in {**converted(arch, config, tensors), **rope_factors(config)}.items():
         kind = gguf.GGMLQuantizationType[form if array.ndim > 1 else "F32"]
         writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(array, np.float32), kind), raw_dtype=kind)
@@ -80,7 +81,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
     if arch in ("gemma2", "gemma3"):
         # A key that GGUF defines for any architecture; without it the size of the model tells the scale.
         keys["attention.scale"] = config.query_pre_attn_scalar**-0.5
-    return keys
+    return keys | younger_keys(arch, config)
 
 
 def yarn_keys(rope: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +91,11 @@ def yarn_keys(rope: dict[str, Any]) -> dict[str, Any]:
     own |= {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
     kept = {f"rope.scaling.{key}": rope[name] for name, key in own.items() if rope.get(name) is not None}
     return {"rope.scaling.type": "yarn"} | kept
+
+
+def apart(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A folder's tensors with those apart that lie in one there, and are several in a GGUF."""
+    return younger_tensors(arch, tensors) if arch != "gpt-oss" else split_experts(tensors)
 
 
 def split_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -134,9 +140,10 @@ def converted(arch: str, config: Any, tensors: dict[str, np.ndarray]) -> dict[st
 
 def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarray:
     """What llama.cpp's converter does to the numbers."""
-    if arch == "llama" and ".q_proj." in name:
+    neighbours = arch in ("llama", "smollm3", "granite", "granitemoe")
+    if neighbours and ".q_proj." in name:
         return tiny_models.interleave(array, config.num_attention_heads)
-    if arch == "llama" and ".k_proj." in name:
+    if neighbours and ".k_proj." in name:
         return tiny_models.interleave(array, config.num_key_value_heads)
     if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import test_more_families as more
 import tiny_models
-from family_ggufs import converted, published_keys, rope_factors, split_experts
+from family_ggufs import apart, converted, published_keys, rope_factors
 from safetensors.numpy import load_file
 from session_logits import load_for_logits, logits
 from test_more_families import saved  # noqa: F401 - a fixture
@@ -38,7 +38,7 @@ def written(folder: Path, path: Path):
 def test_tensors_and_keys_are_the_published_ones(family, saved, tmp_path):  # noqa: F811
     arch, config = more.FAMILIES[family][1], more.model_of(family).config
     found = written(saved(family), tmp_path / "model.gguf")
-    want = converted(arch, config, split_experts(load_file(saved(family) / "model.safetensors"))) | rope_factors(config)
+    want = converted(arch, config, apart(arch, load_file(saved(family) / "model.safetensors"))) | rope_factors(config)
     assert set(found.tensors) == set(want)
     for name, array in want.items():
         np.testing.assert_array_equal(found.tensors[name].dense(), array, err_msg=name)

@@ -1,12 +1,14 @@
 """Folders of models that see as well as read: their language model alone, by the tokens of transformers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import tiny_models
 import torch
 import transformers
+from family_ggufs import to_gguf
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
 
@@ -32,23 +34,39 @@ VISION = {
     "num_attention_heads": 2,
     "image_size": 28,
 }
+PATCHES = VISION | {"patch_size": 14}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4}
+# transformers' class without its end, its text's model_type, the configuration of its vision, what else it has
 WITH_TOWERS = {
-    "gemma3": (transformers.Gemma3ForConditionalGeneration, transformers.Gemma3Config, {"mm_tokens_per_image": 4}),
-    "mistral3": (transformers.Mistral3ForConditionalGeneration, transformers.Mistral3Config, {}),
+    "gemma3": ("Gemma3", "gemma3_text", PATCHES | {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4}),
+    "mistral3": ("Mistral3", "mistral", PATCHES | {"model_type": "pixtral"}, {}),
+    "qwen2_vl": ("Qwen2VL", "qwen2_vl_text", QWEN_VISION | {"embed_dim": 32, "hidden_size": 64}, {}),
+    "qwen2_5_vl": ("Qwen2_5_VL", "qwen2_5_vl_text", QWEN_VISION | {"out_hidden_size": 64}, {}),
+    "qwen3_vl": (
+        "Qwen3VL",
+        "qwen3_vl_text",
+        QWEN_VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        {},
+    ),
+}
+SECTIONS = {
+    "head_dim": 16,
+    "sliding_window": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
 }
 TOKENS = 40
+NEW_NAMES = "model.language_model."
+OLD_NAMES = {"gemma3": "language_model.model.", "mistral3": "language_model.model."}
+OLD_NAMES |= {"qwen2_vl": "model.", "qwen2_5_vl": "model.", "qwen3_vl": NEW_NAMES}
 
 
 @pytest.fixture(params=WITH_TOWERS)
 def model(request):
-    make, configuration, more = WITH_TOWERS[request.param]
+    name, kind, vision, more = WITH_TOWERS[request.param]
     torch.manual_seed(np.random.default_rng().integers(1 << 30).item())
-    text = SIZES | {"model_type": "gemma3_text" if request.param == "gemma3" else "mistral"}
-    vision = VISION | {
-        "patch_size": 14,
-        "model_type": "siglip_vision_model" if request.param == "gemma3" else "pixtral",
-    }
-    return enlarged(make(configuration(text_config=text, vision_config=vision, **more)))
+    text = SIZES | {"model_type": kind} | (SECTIONS if kind.startswith("qwen") else {})
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision, **more)
+    return enlarged(getattr(transformers, f"{name}ForConditionalGeneration")(config))
 
 
 def enlarged(whole):
@@ -62,17 +80,57 @@ def enlarged(whole):
 @pytest.mark.parametrize("new_names", [False, True])
 def test_the_language_model_alone(model, tmp_path, new_names):
     model.save_pretrained(tmp_path)
-    names = ("model.language_model.", "language_model.model.")
-    here, there = names if new_names else names[::-1]
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors = {name.replace(there, here): tensor for name, tensor in tensors.items()}
-    assert any(name.startswith(here) for name in tensors) and any("vision_tower." in name for name in tensors)
+    plain = {
+        re.sub(r"^(model\.language_model|language_model\.model|model)\.(?!vis|multi)", "@", n): t
+        for n, t in tensors.items()
+    }
+    here = NEW_NAMES if new_names else OLD_NAMES[model.config.model_type]
+    tensors = {name.replace("@", here): tensor for name, tensor in plain.items()}
+    assert any(name.startswith(here) for name in tensors) and any("vis" in name for name in tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     ids = np.random.default_rng().integers(3, tiny_models.VOCAB, TOKENS).tolist()
     with torch.no_grad():
         want = model(input_ids=torch.tensor([ids])).logits[0].numpy()
     assert np.abs(want).max() > 1
     got = logits(load_for_logits(tmp_path, "reference"), ids, (TOKENS,))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["qwen2_vl", "qwen2_5_vl"], indirect=True)
+def test_a_configuration_from_before_text_config(model, tmp_path):
+    """As those on the hub, with the first name of a rope of three sections."""
+    model.save_pretrained(tmp_path)
+    described = json.loads((tmp_path / "config.json").read_text())
+    text = described.pop("text_config")
+    rope = {"rope_theta": text.pop("rope_parameters")["rope_theta"]}
+    rope["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    (tmp_path / "config.json").write_text(json.dumps(text | rope | described))
+    ids = np.random.default_rng().integers(3, tiny_models.VOCAB, TOKENS).tolist()
+    with torch.no_grad():
+        want = model(input_ids=torch.tensor([ids])).logits[0].numpy()
+    got = logits(load_for_logits(tmp_path, "reference"), ids, (TOKENS,))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["qwen2_vl", "qwen3_vl"], indirect=True)
+def test_a_gguf_of_the_language_model(model, tmp_path):
+    """Its vision lies in a file of its own."""
+    model.save_pretrained(tmp_path)
+    tiny_models.write_tokenizer(tmp_path)
+    tensors = {
+        "model." + name.removeprefix(NEW_NAMES).removeprefix("model.") if name != "lm_head.weight" else name: tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+        if "visual." not in name
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    arch = model.config.model_type.replace("_", "")
+    sections = {"rope.dimension_sections": [2, 3, 3, 0]}
+    path = to_gguf(tmp_path, tmp_path / "model.gguf", arch, model.config.text_config, sections)
+    ids = np.random.default_rng().integers(3, tiny_models.VOCAB, TOKENS).tolist()
+    with torch.no_grad():
+        want = model(input_ids=torch.tensor([ids])).logits[0].numpy()
+    got = logits(load_for_logits(path, "reference"), ids, (TOKENS,))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)
 
 

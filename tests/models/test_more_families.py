@@ -13,6 +13,7 @@ from checkpoints import SIZES, in_half, logits_of, saved_once
 from family_ggufs import to_gguf
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
+from younger_families import YOUNGER, YOUNGER_GGUF_KEYS
 
 from engine import LLM, SamplingParams
 from engine.errors import ModelError
@@ -141,6 +142,7 @@ FAMILIES = {
         GPT_OSS | {"attention_bias": False, "swiglu_limit": 0.7, "swiglu_alpha": 1.1, "tie_word_embeddings": True},
     ),
     "starcoder2 whole": ("Starcoder2", None, {"use_bias": False, "tie_word_embeddings": False}),
+    **YOUNGER,
 }
 # Keys of GGUF beyond those that every file of a family has.
 GGUF_KEYS = {
@@ -160,6 +162,7 @@ GGUF_KEYS = {
     "gpt_neox in sequence": {"rope.dimension_count": 4},
     "falcon 7b": {"attention.head_count_kv": 1},
     "gemma3 wider than its context": {"attention.sliding_window_pattern": [True, False]},
+    **YOUNGER_GGUF_KEYS,
 }
 WITH_GGUF = [name for name, (_, arch, _) in FAMILIES.items() if arch is not None]
 # A cache longer than the original context chooses the long factors at load; transformers does at each call.
@@ -194,6 +197,9 @@ def model_of(family):
                 parameter.copy_(0.2 * noise)  # the embeddings are scaled, and are the head
             else:
                 parameter.copy_(1.3 * noise / 64**0.5)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     return model
 
 

@@ -13,16 +13,34 @@ from engine.formats.checkpoint import Tensor
 
 _TEXT_CONFIG = "text_config"
 # The model_type of each, where its text_config does not say.
-_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+_TYPES: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+}
+_FLAT = ("qwen2_vl", "qwen2_5_vl")
+"""Those whose first files have no text_config, but its keys among their own."""
 _KEPT = ("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
 """Keys of the whole that hold for its language model, too."""
 _PREFIXES = ("language_model.", "model.language_model.")
-_TOWERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_TOWERS = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "visual.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+    "model.visual.",
+)
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration of the language model in a model of more than text; None where ``config`` is of text alone."""
-    own, kind = config.get(_TEXT_CONFIG), _TYPES.get(str(config.get("model_type")))
+    whole = str(config.get("model_type"))
+    own, kind = config.get(_TEXT_CONFIG), _TYPES.get(whole)
+    if own is None and whole in _FLAT:
+        own = {key: value for key, value in config.items() if key not in ("model_type", "vision_config")}
     if kind is None or not isinstance(own, Mapping):
         return None
     kept = {key: config[key] for key in _KEPT if config.get(key) is not None}

@@ -192,9 +192,10 @@ def _hf_windows(data: Mapping[str, Any], family: Family, layers: int, context: i
     if not flag(data, "use_sliding_window", True):
         return ()
     window = integer(data, "sliding_window", 0, low=0, high=1 << 30)
-    every = integer(data, "sliding_window_pattern", family.full_every, low=0)
-    found = _windows(family, window, layers, context, every)
     types = data.get("layer_types")
+    # where layers are told one by one, the pattern says nothing more, and may be a text (EXAONE's "LLLG")
+    every = integer(data, "sliding_window_pattern", family.full_every, low=0) if types is None else family.full_every
+    found = _windows(family, window, layers, context, every)
     if not found:
         return ()
     if types is None:

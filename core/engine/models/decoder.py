@@ -44,10 +44,14 @@ class DecoderConfig:
     """A layer's sliding window, 0 for none; empty when no layer has one."""
     local_rope: Rope | None = None
     """The rotary embedding of layers with a window, where it is another; without ``rope`` they alone have one."""
+    without_rope: tuple[int, ...] = ()
+    """Layers without a rotary embedding where the others have one."""
     attention_scale: float | None = None
     """None: 1 / sqrt(head_dim)."""
     attention_softcap: float = 0.0
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Of what attention and feed-forward add to the residual."""
     norm_offset: float = 0.0
     """Added to the weights of RMS norms."""
     swiglu_alpha: float = 1.702
@@ -131,7 +135,7 @@ def attend(
     window = c.window(i)
     local = window > 0 and c.local_rope is not None
     rope = c.local_rope if local else c.rope
-    if rope is not None:
+    if rope is not None and i not in c.without_rope:
         inv_freq = b.constant("rope_local.inv_freq" if local else "rope.inv_freq", rope.inv_freq)
         q = b.rope(q, inv_freq, c.heads, c.head_dim, rope.interleaved, rope.scale)
         k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
@@ -159,6 +163,25 @@ def _up(b: Builder, w: Weights, name: str, h: Value, width: int) -> Value:
             " the checkpoint is inconsistent."
         )
     return b.linear(h, weight, w.maybe(name + ".bias"), axes=("mlp", "embed"))
+
+
+def fused_mlp_block(
+    b: Builder,
+    c: DecoderConfig,
+    w: Weights,
+    i: int,
+    h: Value,
+    names: tuple[str, str, str, str] = ("ffn_up", "ffn_gate_rows", "ffn_up_rows", "ffn_down"),
+    width: int = 0,
+) -> Value:
+    """Gated feed-forward whose gate's rows lie above those of up in one matrix. ``names`` are of that matrix, of its parts, and
+    of the one after the activation; both formats call the first one up."""
+    (both, *parts, down), width = (f"blk.{i}.{name}.weight" for name in names), width or c.mlp
+    rows = (slice(0, width), slice(width, 2 * width))
+    gate, up = (
+        b.linear(h, select(name, w(both), own), axes=("mlp", "embed")) for name, own in zip(parts, rows, strict=True)
+    )
+    return b.linear(b.gated_act(gate, up, c.act), w(down), axes=("embed", "mlp"))
 
 
 def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:

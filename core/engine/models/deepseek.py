@@ -19,10 +19,13 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import TransposedHeadWeight, of_heads, select
 from . import llama
-from .decoder import DecoderConfig, mlp_block, moe_block, output_head
+from .decoder import DecoderConfig, output_head
+from .experts import ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
 from .fields import flag, integer, positive, text
 from .rope import rope_scaling, yarn_scale
 from .weights import Weights
+
+__all__ = ["HF_DEFAULTS", "HF_KEYS", "HF_NAMES", "build", "configure", "unused"]
 
 HF_KEYS = {"head_dim": "qk_rope_head_dim", "num_experts": "n_routed_experts"}
 # By architecture.
@@ -50,7 +53,7 @@ _ATTENTION = {
     "attn_output.weight": "o_proj.weight",
     "attn_output.bias": "o_proj.bias",
 }
-_EXPERTS = {
+EXPERTS = {
     "ffn_gate_inp.weight": "gate.weight",
     "exp_probs_b.bias": "gate.e_score_correction_bias",
     **{f"ffn_{name}_exps.weight": f"experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
@@ -64,16 +67,15 @@ HF_NAMES = {
     **{name: own for name, own in llama.HF_NAMES.items() if "attn_" not in name},
     "blk.{i}.attn_norm.weight": llama.HF_NAMES["blk.{i}.attn_norm.weight"],
     **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.self_attn.{own}" for name, own in _ATTENTION.items()},
-    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.mlp.{own}" for name, own in _EXPERTS.items()},
+    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.mlp.{own}" for name, own in EXPERTS.items()},
 }
 _LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepseekConfig(DecoderConfig):
+class DeepseekConfig(ExpertsConfig):
     """``q_rank`` 0: queries without a latent of their own. A head's query and key have ``nope`` dimensions without
-    position and ``rotary`` with it. The first ``dense`` layers have no experts. ``shared``: how wide those that all
-    tokens share are together, 0 for none. ``routing``: attributes of moe_route."""
+    position and ``rotary`` with it."""
 
     q_rank: int
     kv_rank: int
@@ -81,25 +83,10 @@ class DeepseekConfig(DecoderConfig):
     rotary: int
     v_dim: int
     latent_eps: float
-    dense: int
-    shared: int
-    routing: Mapping[str, Any]
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
     return _from_gguf(c, checkpoint) if checkpoint.kind == "gguf" else _from_hf(c, checkpoint)
-
-
-def unused(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Layers of multi-token prediction come after the model's own, which do not need them."""
-    layer = "blk" if checkpoint.kind == "gguf" else "model.layers"
-    return tuple(f"{layer}.{c.layers + n}." for n in range(_predicting(checkpoint)))
-
-
-def _predicting(checkpoint: Checkpoint) -> int:
-    """How many layers of multi-token prediction there are: config.json does not count them as layers, GGUF files do."""
-    key = f"{checkpoint.architecture}.nextn_predict_layers" if checkpoint.kind == "gguf" else "num_nextn_predict_layers"
-    return integer(checkpoint.metadata, key, 0, low=0, high=64)
 
 
 def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
@@ -113,13 +100,11 @@ def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         scale *= yarn_scale(positive(scaling, "factor"), positive(scaling, "mscale_all_dim")) ** 2
     interleaved = not third or flag(data, "rope_interleave", True)
     grouped = third or _topk_method(data) == "group_limited_greedy"
-    groups = integer(data, "n_group", 1) if grouped else 1
+    groups, kept = (integer(data, key, 1) if grouped else 1 for key in ("n_group", "topk_group"))
+    score = "sigmoid" if third else "softmax"
     return _completed(
         replace(c, rope=None if c.rope is None else replace(c.rope, interleaved=interleaved)),
-        groups=groups,
-        groups_kept=integer(data, "topk_group", 1) if grouped else 1,
-        score="sigmoid" if third else "softmax",
-        weights_scale=positive(data, "routed_scaling_factor", 1.0),
+        routing=routing(c, score, positive(data, "routed_scaling_factor", 1.0), groups, kept),
         renormalize=_renormalized(data, third),
         attention_scale=scale,
         q_rank=integer(data, "q_lora_rank", 0, low=0),
@@ -129,7 +114,7 @@ def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         v_dim=integer(data, "v_head_dim"),
         latent_eps=_LATENT_EPS,
         dense=integer(data, "first_k_dense_replace", 0, low=0),
-        shared=_product(data, "n_shared_experts", "moe_intermediate_size"),
+        shared=shared_width(data, "n_shared_experts", "moe_intermediate_size"),
     )
 
 
@@ -152,9 +137,6 @@ def _renormalized(data: Mapping[str, Any], third: bool) -> bool:
 
 def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
     data, arch = checkpoint.metadata, checkpoint.architecture
-    layers = c.layers - _predicting(checkpoint)
-    if layers < 1:
-        raise ModelError(f"The configuration's {arch}.nextn_predict_layers leaves none of its {c.layers} layers.")
     rotary = integer(data, f"{arch}.rope.dimension_count")
     # Files with attn_kv_b name a head's own sizes; later ones name those of the cache, and these beside them.
     key = integer(data, f"{arch}.attention.key_length_mla", c.head_dim)
@@ -169,11 +151,8 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         rope = replace(rope, scale=positive(data, f"{prefix}.attn_factor", 1.0))
         scale *= (1 + positive(data, f"{prefix}.yarn_log_multiplier") * math.log(factor)) ** 2
     return _completed(
-        replace(c, rope=rope, layers=layers),
-        groups=integer(data, f"{arch}.expert_group_count", 1),
-        groups_kept=integer(data, f"{arch}.expert_group_used_count", 1),
-        score=_score(checkpoint),
-        weights_scale=positive(data, f"{arch}.expert_weights_scale", 1.0),
+        replace(c, rope=rope, layers=gguf_layers(c, checkpoint)),
+        routing=gguf_routing(c, checkpoint),
         renormalize=flag(data, f"{arch}.expert_weights_norm", False),
         attention_scale=scale,
         q_rank=integer(data, f"{arch}.attention.q_lora_rank", 0, low=0),
@@ -183,41 +162,12 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         v_dim=integer(data, f"{arch}.attention.value_length_mla", value),
         latent_eps=c.eps,
         dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),
-        shared=_product(data, f"{arch}.expert_shared_count", f"{arch}.expert_feed_forward_length"),
+        shared=shared_width(data, f"{arch}.expert_shared_count", f"{arch}.expert_feed_forward_length"),
     )
 
 
-def _product(data: Mapping[str, Any], count: str, width: str) -> int:
-    """A width times a count that may be absent."""
-    found = integer(data, count, 0, low=0)
-    return found * integer(data, width) if found else 0
-
-
-def _score(checkpoint: Checkpoint) -> str:
-    """GGUF's numbers of scores. Files without one are V2's, from before there were several, and the first of GLM 4.7 Flash,
-    which have the correction bias that only sigmoids have."""
-    key = f"{checkpoint.architecture}.expert_gating_func"
-    corrected = any(name.endswith(".exp_probs_b.bias") for name in checkpoint.tensors)
-    kind = integer(checkpoint.metadata, key, 2 if corrected else 1)
-    if kind not in (1, 2):
-        raise ModelError(f"The configuration's {key} is {kind}; it must be 1 (softmax) or 2 (sigmoid).")
-    return "softmax" if kind == 1 else "sigmoid"
-
-
-def _completed(
-    c: DecoderConfig, groups: int, groups_kept: int, score: str, weights_scale: float, **own: Any
-) -> DeepseekConfig:
-    routing: dict[str, Any] = {"score": score, "scale": weights_scale}
-    if groups > 1:
-        best = 1 if score == "softmax" else 2  # V2 goes by a group's best expert, V3 by its two best
-        size = c.experts // groups
-        if size * groups != c.experts or best > size or groups_kept > groups or c.experts_used > groups_kept * size:
-            raise ModelError(
-                f"{c.experts_used} experts a token cannot come from {groups_kept} of {groups} groups of {c.experts} experts;"
-                " the checkpoint is inconsistent."
-            )
-        routing |= {"groups": groups, "groups_kept": groups_kept, "group_best": best}
-    return DeepseekConfig(**vars(c) | {"cache": "latent"} | own, routing=routing)
+def _completed(c: DecoderConfig, **own: Any) -> DeepseekConfig:
+    return DeepseekConfig(**vars(c) | {"cache": "latent"} | own)
 
 
 def build(b: Builder, c: DeepseekConfig, w: Weights) -> Program:
@@ -226,7 +176,7 @@ def build(b: Builder, c: DeepseekConfig, w: Weights) -> Program:
         h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
         x = b.add(x, _attention(b, c, w, i, h))
         h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, mlp_block(b, c, w, i, h) if i < c.dense or not c.experts else _experts(b, c, w, i, h))
+        x = b.add(x, feed_forward(b, c, w, i, h))
     return output_head(b, c, w, x)
 
 
@@ -289,9 +239,3 @@ def _absorbed(c: DeepseekConfig, w: Weights, i: int) -> tuple[WeightRef, WeightR
     up_k_rows = of_heads(p + "attn_uk.weight", both, c.heads, size, slice(0, c.nope))
     up_v = of_heads(p + "attn_uv.weight", both, c.heads, size, slice(c.nope, size))
     return TransposedHeadWeight(p + "attn_uk.weight", up_k_rows), up_v
-
-
-def _experts(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> Value:
-    bias = w.maybe(f"blk.{i}.exp_probs_b.bias")
-    routed = moe_block(b, c, w, i, h, correction_bias=bias, **c.routing)
-    return b.add(routed, mlp_block(b, c, w, i, h, "_shexp", c.shared)) if c.shared else routed

@@ -3,16 +3,14 @@ layers, and a rotary embedding of its own on these."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import gemma2
 from .decoder import DecoderConfig
 from .fields import positive
-from .rope import Rope, base_frequencies, rope_from_hf
+from .rope import Rope, base_frequencies, rope_of_kinds
 from .weights import Weights
 
 HF_KEYS = gemma2.HF_KEYS
@@ -44,17 +42,10 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     if checkpoint.kind == "gguf":
         theta = positive(data, f"{checkpoint.architecture}.rope.freq_base_swa", LOCAL_THETA)
         return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
-    ropes = data.get("rope_parameters")
-    if ropes is None:  # files from before rope_parameters keep the two apart
+    if data.get("rope_parameters") is None:  # files from before rope_parameters keep the two apart
         theta = positive(data, "rope_local_base_freq", LOCAL_THETA)
         return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
-    if not isinstance(ropes, Mapping) or {"sliding_attention", "full_attention"} - set(ropes):
-        raise ModelError("The configuration's rope_parameters must name sliding_attention and full_attention.")
-    scaling = {"sliding_attention": None, "full_attention": data.get("rope_scaling")}
-    local, full = (
-        rope_from_hf({"rope_parameters": ropes[kind], "rope_scaling": own}, c.head_dim, c.max_context, c.max_context)
-        for kind, own in scaling.items()
-    )
+    local, full = rope_of_kinds(data, c.head_dim, c.max_context)
     return replace(c, local_rope=local, rope=full)
 
 

@@ -79,7 +79,11 @@ def _moe(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
 
 
 # Hugging Face files keep the gate's rows and those of up in turn, in one tensor.
-_IN_TURN = {"gate": ("gate_up", 0, 2), "up": ("gate_up", 1, 2), "down": ("down", 0, 1)}
+_IN_TURN = {
+    "gate": ("gate_up", slice(0, None, 2)),
+    "up": ("gate_up", slice(1, None, 2)),
+    "down": ("down", slice(None)),
+}
 
 
 def _expert_weight(w: Weights, i: int, part: str) -> WeightRef:
@@ -87,15 +91,15 @@ def _expert_weight(w: Weights, i: int, part: str) -> WeightRef:
     name = f"blk.{i}.ffn_{part}_exps.weight"
     if w.checkpoint.kind == "gguf":
         return w(name)
-    both, first, step = _IN_TURN[part]
+    both, rows = _IN_TURN[part]
     stored = w(f"blk.{i}.ffn_{both}_exps.weight")
-    return (expert_rows if stored.format == "MXFP4" else turned_experts)(name, stored, first, step)
+    return (expert_rows if stored.format == "MXFP4" else turned_experts)(name, stored, rows)
 
 
 def _expert_bias(w: Weights, i: int, part: str) -> WeightRef:
     name = f"blk.{i}.ffn_{part}_exps.bias"
     if w.checkpoint.kind == "gguf":
         return w(name)
-    both, first, step = _IN_TURN[part]
+    both, rows = _IN_TURN[part]
     stored = w(f"blk.{i}.ffn_{both}_exps.bias")
-    return ConstantWeight(name, np.ascontiguousarray(stored.dense()[..., first::step]))
+    return ConstantWeight(name, np.ascontiguousarray(stored.dense()[..., rows]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..program.build import Builder, Program
 from . import llama
 from .decoder import DecoderConfig, attention_block, mlp_block, output_head
@@ -18,9 +20,13 @@ HF_NAMES = {
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    return layers(b, c, w, qk_norm="row")
+
+
+def layers(b: Builder, c: DecoderConfig, w: Weights, qk_norm: Literal["head", "row"]) -> Program:
     x = b.embed(w("token_embd.weight"))
     for i in b.layers(c.layers):
-        h = attention_block(b, c, w, i, x, qk_norm="row")
+        h = attention_block(b, c, w, i, x, qk_norm)
         x = b.add(x, b.rms_norm(h, w(f"blk.{i}.post_attention_norm.weight"), c.eps))
         h = mlp_block(b, c, w, i, x)
         x = b.add(x, b.rms_norm(h, w(f"blk.{i}.post_ffw_norm.weight"), c.eps))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ..backend.v1 import Value
 from ..program.build import Builder, Program
-from ..program.weights import select
 from . import llama
-from .decoder import DecoderConfig, fused_attention_block, output_head
+from .decoder import DecoderConfig, fused_attention_block, fused_mlp_block, output_head
 from .weights import Weights
 
 HF_DEFAULTS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
@@ -27,13 +25,5 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
         h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
         x = b.add(x, fused_attention_block(b, c, w, i, h))
         h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, _mlp(b, c, w, i, h))
+        x = b.add(x, fused_mlp_block(b, c, w, i, h))
     return output_head(b, c, w, x)
-
-
-def _mlp(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
-    """The gate's rows lie above those of up, in one matrix that both formats name after the latter."""
-    both, p = w(f"blk.{i}.ffn_up.weight"), f"blk.{i}."
-    gate = b.linear(h, select(p + "ffn_gate_rows.weight", both, slice(0, c.mlp)), axes=("mlp", "embed"))
-    up = b.linear(h, select(p + "ffn_up_rows.weight", both, slice(c.mlp, 2 * c.mlp)), axes=("mlp", "embed"))
-    return b.linear(b.gated_act(gate, up, c.act), w(p + "ffn_down.weight"), axes=("embed", "mlp"))

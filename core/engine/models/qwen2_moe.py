@@ -13,7 +13,7 @@ from .fields import flag
 from .weights import Weights
 
 # Without layer_types, max_window_layers means what it does for Qwen 2; to transformers, windows on every other layer below it.
-HF_DEFAULTS = {**qwen2.HF_DEFAULTS, "num_experts_per_tok": 4}
+HF_DEFAULTS = {**qwen2.DEFAULTS, "num_experts_per_tok": 4}
 HF_NAMES = {
     **{
         name: own for name, own in qwen3_moe.HF_NAMES.items() if "attn_q_norm" not in name and "attn_k_norm" not in name

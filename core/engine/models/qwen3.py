@@ -7,7 +7,10 @@ from . import llama, qwen2
 from .decoder import DecoderConfig, attention_block, mlp_block, output_head
 from .weights import Weights
 
-HF_DEFAULTS = qwen2.HF_DEFAULTS
+HF_DEFAULTS = {
+    "qwen3": qwen2.DEFAULTS,
+    "qwen3_vl_text": {"max_position_embeddings": 128000, "rope_theta": 500000.0, "head_dim": 128},
+}
 HF_NAMES = {
     **llama.HF_NAMES,
     "blk.{i}.attn_q_norm.weight": "model.layers.{i}.self_attn.q_norm.weight",

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
-from . import qwen3
+from . import qwen2, qwen3
 from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, output_head
 from .weights import Weights
 
-HF_DEFAULTS = {**qwen3.HF_DEFAULTS, "num_experts_per_tok": 8}
+HF_DEFAULTS = {**qwen2.DEFAULTS, "num_experts_per_tok": 8}
 HF_NAMES = {
     **qwen3.HF_NAMES,
     "blk.{i}.ffn_gate_inp.weight": "model.layers.{i}.mlp.gate.weight",

@@ -28,10 +28,16 @@ from .weights import Weights
 FAMILIES: Sequence[Family] = (
     Family("llama", ("llama",), ("llama",), interleaved=True),
     Family("mixtral", (), ("mixtral",), interleaved=True, windowed=True, eps=1e-5),
-    Family("qwen2", ("qwen2",), ("qwen2",), windowed=True, full_first=True),
-    Family("qwen3", ("qwen3",), ("qwen3",), windowed=True, full_first=True),
+    Family(
+        "qwen2",
+        ("qwen2", "qwen2vl"),
+        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
+        windowed=True,
+        full_first=True,
+    ),
+    Family("qwen3", ("qwen3", "qwen3vl"), ("qwen3", "qwen3_vl_text"), windowed=True, full_first=True),
     Family("mistral", (), ("mistral",), interleaved=True, windowed=True),
-    Family("qwen3_moe", ("qwen3moe",), ("qwen3_moe",), windowed=True),
+    Family("qwen3_moe", ("qwen3moe", "qwen3vlmoe"), ("qwen3_moe",), windowed=True),
     Family("olmo2", ("olmo2",), ("olmo2",), eps=1e-5),
     Family("qwen2_moe", ("qwen2moe",), ("qwen2_moe",), windowed=True, full_first=True),
     Family("gemma", ("gemma",), ("gemma",), acts=("gelu_tanh", "gelu")),
@@ -47,6 +53,18 @@ FAMILIES: Sequence[Family] = (
     Family("cohere2", ("cohere2",), ("cohere2",), interleaved=True, windowed=True, full_every=4, eps=1e-5),
     Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
     Family("gpt_oss", ("gpt-oss",), ("gpt_oss",), windowed=True, full_every=2, eps=1e-5),
+    Family("smollm3", ("smollm3",), ("smollm3",), interleaved=True),
+    Family("granite", ("granite",), ("granite", "granitemoehybrid"), interleaved=True),
+    Family("granite_moe", ("granitemoe",), ("granitemoe", "granitemoeshared"), interleaved=True),
+    Family("olmo3", (), ("olmo3",), windowed=True, full_every=4, eps=1e-5),
+    Family("olmoe", ("olmoe",), ("olmoe",), eps=1e-5),
+    Family("exaone4", ("exaone4",), ("exaone4",), windowed=True, full_every=4, eps=1e-5),
+    Family("glm", ("chatglm",), ("glm",), interleaved=True),
+    Family("glm4", ("glm4",), ("glm4",), interleaved=True),
+    Family("glm4_moe", ("glm4moe",), ("glm4_moe",), eps=1e-5),
+    Family("ernie4_5", ("ernie4_5",), ("ernie4_5",), interleaved=True, eps=1e-5),
+    Family("ernie4_5_moe", ("ernie4_5-moe",), ("ernie4_5_moe",), interleaved=True, eps=1e-5),
+    Family("seed_oss", ("seed_oss",), ("seed_oss",)),
 )
 
 
@@ -138,8 +156,8 @@ def _check_causal(checkpoint: Checkpoint) -> None:
 
 def _family(checkpoint: Checkpoint) -> Family:
     name = checkpoint.architecture
-    if name == "llama" and checkpoint.kind == "gguf":
-        return _named(_llama_of_gguf(checkpoint.metadata))
+    if name in _SHARED_NAMES and checkpoint.kind == "gguf":
+        return _named(_SHARED_NAMES[name](checkpoint.metadata))
     known = [
         (each, family) for family in FAMILIES for each in (family.gguf if checkpoint.kind == "gguf" else family.hf)
     ]
@@ -154,7 +172,20 @@ def _llama_of_gguf(metadata: Mapping[str, Any]) -> str:
     """GGUF files of Mixtral and Mistral call themselves llama, and name a number of experts or a window."""
     if integer(metadata, "llama.expert_count", 0, low=0):
         return "mixtral"
-    return "mistral" if integer(metadata, "llama.attention.sliding_window", 0, low=0, high=1 << 30) else "llama"
+    return "mistral" if _window(metadata, "llama") else "llama"
+
+
+def _olmo_of_gguf(metadata: Mapping[str, Any]) -> str:
+    """GGUF files of OLMo 3 call themselves olmo2, and name a window."""
+    return "olmo3" if _window(metadata, "olmo2") else "olmo2"
+
+
+def _window(metadata: Mapping[str, Any], arch: str) -> int:
+    return integer(metadata, f"{arch}.attention.sliding_window", 0, low=0, high=1 << 30)
+
+
+_SHARED_NAMES = {"llama": _llama_of_gguf, "olmo2": _olmo_of_gguf}
+"""Names in GGUF files that several families have."""
 
 
 def _named(name: str) -> Family:

@@ -108,7 +108,7 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
     rotary = int(head_dim * share)
     inv_freq = base_frequencies(rotary, theta)
     kind = text(scaling, "rope_type", text(scaling, "type", "default"))
-    if kind == "default":
+    if kind in ("default", "mrope"):  # of text all of mrope's sections have the same position
         return Rope(inv_freq, interleaved=False)
     if kind == "linear":
         return Rope(inv_freq / np.float32(positive(scaling, "factor")), interleaved=False)
@@ -130,6 +130,20 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
     raise ModelError(
         f"Rope scaling {kind!r} is not supported; default, linear, dynamic, llama3, yarn and longrope are."
     )
+
+
+def rope_of_kinds(config: Mapping[str, Any], head_dim: int, context: int) -> tuple[Rope, Rope]:
+    """Of layers with a window and of those without, whose ``rope_parameters`` config.json keeps apart; ``rope_scaling`` is of the
+    latter alone."""
+    ropes = config.get("rope_parameters")
+    if not isinstance(ropes, Mapping) or {"sliding_attention", "full_attention"} - set(ropes):
+        raise ModelError("The configuration's rope_parameters must name sliding_attention and full_attention.")
+    scaling = {"sliding_attention": None, "full_attention": config.get("rope_scaling")}
+    local, full = (
+        rope_from_hf({"rope_parameters": ropes[kind], "rope_scaling": own}, head_dim, context, context)
+        for kind, own in scaling.items()
+    )
+    return local, full
 
 
 def _llama3(scaling: Mapping[str, Any], inv_freq: Array, original: int) -> Array:

@@ -50,7 +50,8 @@ class Weights:
         """The weight, or a ModelError that names what the checkpoint lacks."""
         found = self.maybe(name)
         if found is None:
-            raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the tensor {self._source(name) or name}.")
+            lacking = (self._source(name) or name).replace(EXPERT, "0")
+            raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the tensor {lacking}.")
         return found
 
     def maybe(self, name: str) -> FileWeight | None:

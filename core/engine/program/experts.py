@@ -15,52 +15,52 @@ from .weights import DerivedWeight
 
 @dataclass(frozen=True)
 class _ExpertPart(DerivedWeight):
-    """Of each expert's outputs every ``step``-th from ``first`` on."""
+    """``part`` of each expert's outputs, with a positive step."""
 
-    first: int
-    step: int
+    part: slice
 
 
 class ExpertRows(_ExpertPart):
-    """Of a weight [experts, M, K] every ``step``-th row of each expert from ``first`` on."""
+    """Of a weight [experts, M, K] a part of each expert's rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         experts, rows, depth = self.source.shape
-        return (experts, len(range(self.first, rows, self.step)), depth)
+        return (experts, len(range(rows)[self.part]), depth)
 
     def rows(self, start: int = 0, stop: int | None = None) -> Array:
         """A copy of the rows asked for, made anew each time."""
-        found = []
+        count = self.source.shape[1]
+        chosen, found = range(count)[self.part], []
         for expert, low, high in _parts(self.shape, start, stop):
-            first = expert * self.source.shape[1] + self.first
-            found.append(self.source.rows(first + self.step * low, first + self.step * (high - 1) + 1)[:: self.step])
+            first, last = (expert * count + chosen[row] for row in (low, high - 1))
+            found.append(self.source.rows(first, last + 1)[:: chosen.step])
         return np.concatenate(found)
 
     def dense(self) -> Array:
-        return np.ascontiguousarray(self.source.dense()[:, self.first :: self.step])
+        return np.ascontiguousarray(self.source.dense()[:, self.part])
 
 
 class TurnedExperts(_ExpertPart):
-    """Of a tensor [experts, K, M] every ``step``-th column from ``first`` on, as the rows of each expert."""
+    """Of a tensor [experts, K, M] a part of each expert's columns, as its rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         experts, depth, columns = self.source.shape
-        return (experts, len(range(self.first, columns, self.step)), depth)
+        return (experts, len(range(columns)[self.part]), depth)
 
     def rows(self, start: int = 0, stop: int | None = None) -> Array:
         """A copy of the rows asked for, made anew each time."""
         width = FORMATS[self.format].block_bytes
         stored = self.source.rows().reshape(*self.source.shape, width)
         found = [
-            np.ascontiguousarray(stored[expert, :, self.first :: self.step][:, low:high].swapaxes(0, 1))
+            np.ascontiguousarray(stored[expert, :, self.part][:, low:high].swapaxes(0, 1))
             for expert, low, high in _parts(self.shape, start, stop)
         ]
         return np.concatenate(found).reshape(-1, self.shape[2] * width)
 
     def dense(self) -> Array:
-        return np.ascontiguousarray(self.source.dense()[:, :, self.first :: self.step].swapaxes(1, 2))
+        return np.ascontiguousarray(self.source.dense()[:, :, self.part].swapaxes(1, 2))
 
 
 def _parts(shape: tuple[int, ...], start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
@@ -71,18 +71,19 @@ def _parts(shape: tuple[int, ...], start: int, stop: int | None) -> Iterator[tup
         yield expert, max(start - expert * count, 0), min(stop - expert * count, count)
 
 
-def expert_rows(name: str, source: WeightRef, first: int, step: int) -> ExpertRows:
-    """ModelError for what is no weight of several experts."""
-    if len(source.shape) != 3 or source.shape[1] <= first:
+def expert_rows(name: str, source: WeightRef, part: slice) -> ExpertRows:
+    """ModelError for what is no weight of several experts, or has none of these rows."""
+    if len(source.shape) != 3 or not range(source.shape[1])[part]:
         raise ModelError(f"{source.name} has the shape {list(source.shape)}; it must be [experts, outputs, inputs].")
-    return ExpertRows(name, source, first, step)
+    return ExpertRows(name, source, part)
 
 
-def turned_experts(name: str, source: WeightRef, first: int, step: int) -> TurnedExperts:
+def turned_experts(name: str, source: WeightRef, part: slice) -> TurnedExperts:
     """ModelError for what is no such tensor, or is stored in blocks, which cannot be turned."""
-    if len(source.shape) != 3 or source.shape[2] <= first or source.format not in ("F32", "F16", "BF16"):
+    whole = len(source.shape) == 3 and source.format in ("F32", "F16", "BF16")
+    if not whole or not range(source.shape[2])[part]:
         raise ModelError(
             f"{source.name} is stored as {source.format} {list(source.shape)}; experts that lie transposed in their file must"
             " be F32, F16 or BF16 [experts, inputs, outputs]."
         )
-    return TurnedExperts(name, source, first, step)
+    return TurnedExperts(name, source, part)

@@ -16,7 +16,7 @@ from engine.formats.gguf import Metadata
 from engine.formats.gguf_writer import encode_value
 from engine.formats.recommended import GGUF_KEYS
 from engine.models import FAMILIES, Model, load_model
-from engine.models.decoder import DecoderConfig
+from engine.models.experts import ExpertsConfig
 from engine.models.family import Family
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
@@ -27,12 +27,21 @@ _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "s
 _ARCHITECTURES = {family.name: family.gguf[0] for family in FAMILIES if family.gguf} | {
     "mixtral": "llama",
     "mistral": "llama",
+    "olmo3": "olmo2",
 }
 _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
-    "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss",
+    "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
+    "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
+_EXPERT_WIDTHS = {
+    "moe_intermediate_size": "expert",
+    "shared_expert_intermediate_size": "expert_shared",
+    "shared_intermediate_size": "expert_shared",
+}
+_IN_ONE = ("gpt_oss", "granite", "granite_moe", "ernie4_5_moe")
+"""Families some of whose Hugging Face files have in one tensor what is several in GGUF files, or in another shape."""
 _GROUPED = ("gpt_neox", "falcon")
 """Families whose Hugging Face files keep q, k and v of a KV head together, where GGUF files have all q, all k, all v."""
 
@@ -127,10 +136,12 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys["rope.freq_base_swa"] = _theta(c.local_rope)
     if c.experts:
         keys |= {"expert_count": c.experts, "expert_used_count": c.experts_used}
-        for own, name in (("moe_intermediate_size", "expert"), ("shared_expert_intermediate_size", "expert_shared")):
+        for own, name in _EXPERT_WIDTHS.items():
             if isinstance(data.get(own), int):
                 keys[f"{name}_feed_forward_length"] = data[own]
         keys.setdefault("expert_feed_forward_length", c.mlp)
+    if isinstance(c, ExpertsConfig):
+        keys |= _expert_keys(c, keys["expert_feed_forward_length"])
     if c.windows:
         keys |= _window_keys(model)
     if c.attention_softcap:
@@ -141,9 +152,26 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys["attention.scale"] = c.attention_scale
     if arch in ("command-r", "cohere2"):
         keys["logit_scale"] = c.logit_scale
+    if arch in ("granite", "granitemoe"):
+        keys |= {"embedding_scale": c.embedding_scale, "residual_scale": c.residual_scale}
+        keys["logit_scale"] = 1 / c.logit_scale
     if arch == "gptneox":
         keys["use_parallel_residual"] = c.parallel_residual
     return {f"{arch}.{key}": value for key, value in keys.items()}
+
+
+def _expert_keys(c: ExpertsConfig, width: int) -> dict[str, Any]:
+    keys: dict[str, Any] = {"leading_dense_block_count": c.dense, "interleave_moe_layer_step": 1}
+    keys["expert_shared_count"] = c.shared // width
+    if c.routing["score"] == "sigmoid":
+        keys |= {
+            "expert_gating_func": 2,
+            "expert_weights_scale": c.routing["scale"],
+            "expert_weights_norm": c.renormalize,
+        }
+    if "groups" in c.routing:
+        keys |= {"expert_group_count": c.routing["groups"], "expert_group_used_count": c.routing["groups_kept"]}
+    return keys
 
 
 def _window_keys(model: Model) -> dict[str, Any]:
@@ -217,7 +245,7 @@ def _check_same(
     shapes = {ref.name: Tensor(ref.name, ref.shape, f32, np.zeros(0, np.uint8)) for ref in tensors}
     written = replace(model.checkpoint, kind="gguf", architecture=arch, metadata=keys, tensors=shapes | found)
     again = load_model(written).config
-    for field in fields(DecoderConfig):
+    for field in fields(model.config):
         # norms of Gemma are stored with their offset added; a head that is stored is used, tied or not
         if field.name in ("norm_offset", "may_tie"):
             continue
@@ -242,7 +270,7 @@ def _alike(a: object, b: object) -> bool:
 
 def _tensors(model: Model) -> Iterator[WeightRef]:
     """The weights by canonical name, laid out as GGUF files have them."""
-    if model.family == "gpt_oss":
+    if model.family in _IN_ONE:
         yield from _of_program(model)
         return
     names = import_module(f"engine.models.{model.family}").HF_NAMES
@@ -255,9 +283,9 @@ def _tensors(model: Model) -> Iterator[WeightRef]:
 
 
 def _of_program(model: Model) -> Iterator[WeightRef]:
-    """Where a file keeps several matrices in turn, those that the family's program takes out of it, which have GGUF's names."""
+    """Where a file keeps several matrices in one, those that the family's program takes out of it, which have GGUF's names."""
     found = {ref.name: ref for call in model.program(16, "f16").calls for ref in call.weights.values()}
-    yield from (ref for name, ref in found.items() if not name.startswith("rope"))
+    yield from (_laid_out(model, name, ref) for name, ref in found.items() if not name.startswith("rope"))
 
 
 def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:

@@ -1,0 +1,96 @@
+"""Experts as DeepSeek has them, and others after it: first layers without, experts that all tokens share, a correction of the
+scores for the choice, groups, and layers of multi-token prediction that are not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..backend.v1 import Value, WeightRef
+from ..errors import ModelError
+from ..formats import Checkpoint
+from ..program.build import Builder
+from ..program.weights import ConstantWeight
+from .decoder import DecoderConfig, mlp_block, moe_block
+from .fields import integer, positive
+from .weights import Weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(DecoderConfig):
+    """The first ``dense`` layers have no experts. ``shared``: how wide those that all tokens share are together, 0 for none.
+    ``routing``: attributes of moe_route."""
+
+    dense: int
+    shared: int
+    routing: Mapping[str, Any]
+
+
+def unused(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Layers of multi-token prediction come after the model's own, which do not need them."""
+    layer = "blk" if checkpoint.kind == "gguf" else "model.layers"
+    return tuple(f"{layer}.{c.layers + n}." for n in range(predicting(checkpoint)))
+
+
+def predicting(checkpoint: Checkpoint) -> int:
+    """How many layers of multi-token prediction there are: config.json does not count them as layers, GGUF files do."""
+    key = f"{checkpoint.architecture}.nextn_predict_layers" if checkpoint.kind == "gguf" else "num_nextn_predict_layers"
+    return integer(checkpoint.metadata, key, 0, low=0, high=64)
+
+
+def gguf_layers(c: DecoderConfig, checkpoint: Checkpoint) -> int:
+    """The layers that are run. ModelError where none is left."""
+    layers = c.layers - predicting(checkpoint)
+    if layers < 1:
+        arch = checkpoint.architecture
+        raise ModelError(f"The configuration's {arch}.nextn_predict_layers leaves none of its {c.layers} layers.")
+    return layers
+
+
+def shared_width(data: Mapping[str, Any], count: str, width: str) -> int:
+    """Of all shared experts together: a width times a count that may be absent."""
+    found = integer(data, count, 0, low=0)
+    return found * integer(data, width) if found else 0
+
+
+def _score(checkpoint: Checkpoint) -> str:
+    """GGUF's numbers of scores. Files without one are V2's, from before there were several, and the first of GLM 4.7 Flash,
+    which have the correction bias that only sigmoids have."""
+    key = f"{checkpoint.architecture}.expert_gating_func"
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in checkpoint.tensors)
+    kind = integer(checkpoint.metadata, key, 2 if corrected else 1)
+    if kind not in (1, 2):
+        raise ModelError(f"The configuration's {key} is {kind}; it must be 1 (softmax) or 2 (sigmoid).")
+    return "softmax" if kind == 1 else "sigmoid"
+
+
+def gguf_routing(c: DecoderConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    groups, kept = (integer(data, f"{arch}.expert_group_{key}", 1) for key in ("count", "used_count"))
+    return routing(c, _score(checkpoint), positive(data, f"{arch}.expert_weights_scale", 1.0), groups, kept)
+
+
+def routing(c: DecoderConfig, score: str, scale: float, groups: int = 1, groups_kept: int = 1) -> dict[str, Any]:
+    """ModelError where so many experts a token cannot come from so many groups."""
+    found: dict[str, Any] = {"score": score, "scale": scale}
+    if groups > 1:
+        best = 1 if score == "softmax" else 2  # V2 goes by a group's best expert, V3 by its two best
+        size = c.experts // groups
+        if size * groups != c.experts or best > size or groups_kept > groups or c.experts_used > groups_kept * size:
+            raise ModelError(
+                f"{c.experts_used} experts a token cannot come from {groups_kept} of {groups} groups of {c.experts} experts;"
+                " the checkpoint is inconsistent."
+            )
+        found |= {"groups": groups, "groups_kept": groups_kept, "group_best": best}
+    return found
+
+
+def feed_forward(b: Builder, c: ExpertsConfig, w: Weights, i: int, h: Value) -> Value:
+    if i < c.dense or not c.experts:
+        return mlp_block(b, c, w, i, h)
+    bias: WeightRef | None = w.maybe(f"blk.{i}.exp_probs_b.bias")
+    if bias is not None and len(bias.shape) == 2:  # ERNIE's is a row
+        bias = ConstantWeight(bias.name, bias.dense().reshape(-1))
+    routed = moe_block(b, c, w, i, h, correction_bias=bias, **c.routing)
+    return b.add(routed, mlp_block(b, c, w, i, h, "_shexp", c.shared)) if c.shared else routed

@@ -1,0 +1,62 @@
+"""GLM 4.5 and 4.6 (arXiv 2508.06471): rotary embedding on half of each head, norms of q and k in some sizes, and DeepSeek V3's
+experts after first layers without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..formats import Checkpoint
+from ..program.build import Builder, Program
+from . import deepseek, qwen3
+from .decoder import DecoderConfig, QKNorm, attention_block, output_head
+from .experts import ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
+from .fields import flag, integer, positive
+from .weights import Weights
+
+__all__ = ["HF_DEFAULTS", "HF_KEYS", "HF_NAMES", "build", "configure", "unused"]
+
+HF_KEYS = {"num_experts": "n_routed_experts"}
+HF_DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "partial_rotary_factor": 0.5,
+    "num_experts_per_tok": 8,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+}
+HF_NAMES = {
+    **{name: own for name, own in qwen3.HF_NAMES.items() if "ffn_norm" not in name},
+    "blk.{i}.post_attention_norm.weight": qwen3.HF_NAMES["blk.{i}.ffn_norm.weight"],
+    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.mlp.{own}" for name, own in deepseek.EXPERTS.items()},
+}
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    if checkpoint.kind == "gguf":
+        c = replace(c, layers=gguf_layers(c, checkpoint), renormalize=flag(data, f"{arch}.expert_weights_norm", True))
+        return ExpertsConfig(
+            **vars(c),
+            dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),
+            shared=shared_width(data, f"{arch}.expert_shared_count", f"{arch}.expert_feed_forward_length"),
+            routing=gguf_routing(c, checkpoint),
+        )
+    groups, kept = (integer(data, key, 1) for key in ("n_group", "topk_group"))
+    return ExpertsConfig(
+        **vars(replace(c, renormalize=flag(data, "norm_topk_prob", True))),
+        dense=integer(data, "first_k_dense_replace", low=0),
+        shared=shared_width(data, "n_shared_experts", "moe_intermediate_size"),
+        routing=routing(c, "sigmoid", positive(data, "routed_scaling_factor", 1.0), groups, kept),
+    )
+
+
+def build(b: Builder, c: ExpertsConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in b.layers(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        kind: QKNorm = "none" if w.maybe(f"blk.{i}.attn_q_norm.weight") is None else "head"
+        x = b.add(x, attention_block(b, c, w, i, h, kind))
+        h = b.rms_norm(x, w(f"blk.{i}.post_attention_norm.weight"), c.eps)
+        x = b.add(x, feed_forward(b, c, w, i, h))
+    return output_head(b, c, w, x)

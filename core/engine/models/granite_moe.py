@@ -1,0 +1,60 @@
+"""Granite 3 with experts: gate and up of each lie in one tensor of Hugging Face files, the gate's rows first, and so do those of
+experts that all tokens share."""
+
+from __future__ import annotations
+
+from ..backend.v1 import Value, WeightRef
+from ..formats import Checkpoint
+from ..program.build import Builder, Experts, Program
+from ..program.experts import expert_rows
+from . import granite, llama
+from .decoder import DecoderConfig, attention_block, mlp_block, output_head, router
+from .weights import Weights
+
+HF_DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+_MOE = "model.layers.{i}.block_sparse_moe."
+_SHARED = "model.layers.{i}.shared_mlp."
+HF_NAMES = {
+    **{name: own for name, own in llama.HF_NAMES.items() if "ffn_" not in name},
+    "blk.{i}.ffn_norm.weight": llama.HF_NAMES["blk.{i}.ffn_norm.weight"],
+    "blk.{i}.ffn_gate_inp.weight": _MOE + "router.layer.weight",
+    "blk.{i}.ffn_gate_up_exps.weight": _MOE + "input_linear.weight",
+    "blk.{i}.ffn_down_exps.weight": _MOE + "output_linear.weight",
+    "blk.{i}.ffn_gate_up_shexp.weight": _SHARED + "input_linear.weight",
+    "blk.{i}.ffn_down_shexp.weight": _SHARED + "output_linear.weight",
+}
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    return granite.with_factors(c, checkpoint)
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    c = granite.rescaled(c)
+    x = b.embed(w("token_embd.weight"), c.embedding_scale)
+    for i in b.layers(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        x = b.add(x, attention_block(b, c, w, i, h))
+        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
+        x = b.add(x, _experts(b, c, w, i, h))
+    return output_head(b, c, w, x)
+
+
+def _experts(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    gate, up = (_expert_half(w, i, part) for part in ("gate", "up"))
+    experts = Experts(gate, up, w(f"blk.{i}.ffn_down_exps.weight"))
+    routed = b.moe(h, router(c, w, i), None, experts, c.experts_used)
+    down = w.maybe(f"blk.{i}.ffn_down_shexp.weight")
+    if down is None:
+        return routed
+    block = mlp_block if w.checkpoint.kind == "gguf" else granite.gate_up_block
+    return b.add(routed, block(b, c, w, i, h, "_shexp", down.shape[-1]))
+
+
+def _expert_half(w: Weights, i: int, part: str) -> WeightRef:
+    name = f"blk.{i}.ffn_{part}_exps.weight"
+    if w.checkpoint.kind == "gguf":
+        return w(name)
+    both = w(f"blk.{i}.ffn_gate_up_exps.weight")
+    half = both.shape[1] // 2 if len(both.shape) == 3 else 0
+    return expert_rows(name, both, slice(0, half) if part == "gate" else slice(half, 2 * half))

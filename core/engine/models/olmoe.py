@@ -1,0 +1,36 @@
+"""OLMoE (arXiv 2409.02060): Llama's shape with norms of all of q and k, and routed experts, whose weights are shares of all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import ModelError
+from ..formats import Checkpoint
+from ..program.build import Builder, Program
+from .decoder import DecoderConfig, attention_block, moe_block, output_head
+from .fields import flag
+from .qwen3_moe import HF_NAMES
+from .weights import Weights
+
+__all__ = ["HF_DEFAULTS", "HF_NAMES", "build", "configure"]
+
+HF_DEFAULTS = {"max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8}
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    """GGUF files have no key for it: their experts' weights are shares of all experts."""
+    if checkpoint.metadata.get("clip_qkv") is not None:
+        raise ModelError(
+            "The configuration's clip_qkv must be null: q, k and v are not clipped, as in OLMoE's own models."
+        )
+    return replace(c, renormalize=checkpoint.kind == "hf" and flag(checkpoint.metadata, "norm_topk_prob", False))
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    x = b.embed(w("token_embd.weight"))
+    for i in b.layers(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
+        x = b.add(x, attention_block(b, c, w, i, h, qk_norm="row"))
+        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
+        x = b.add(x, moe_block(b, c, w, i, h))
+    return output_head(b, c, w, x)

@@ -1,0 +1,95 @@
+"""What files of the families of 2025 say in other ways, and what is refused; their logits are held to transformers' in
+test_more_families.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checkpoints import save_model
+from family_ggufs import to_gguf
+from safetensors.numpy import load_file, save_file
+from session_logits import load_for_logits, logits
+from test_more_families import GGUF_KEYS, assert_is, model_of, random_ids, rewrite, saved  # noqa: F401 - a fixture
+
+from engine.errors import ModelError
+from engine.formats import open_checkpoint
+from engine.models import load_model
+
+
+def test_a_pattern_in_letters_beside_layer_types(saved, tmp_path):  # noqa: F811
+    """EXAONE 4 32B has both."""
+    assert_is(rewrite(saved("exaone4"), tmp_path, lambda c: c.update(sliding_window_pattern="LLLG")), "exaone4")
+
+
+def test_olmo3_of_old(saved, tmp_path):  # noqa: F811
+    """One scaling, which holds for the layers without a window alone, beside the base of all."""
+
+    def old(config):
+        scaling = config.pop("rope_parameters")["full_attention"]
+        config |= {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
+
+    assert_is(rewrite(saved("olmo3 yarn"), tmp_path, old), "olmo3 yarn")
+
+
+def test_a_folder_of_glm_with_a_layer_of_multi_token_prediction(saved, tmp_path):  # noqa: F811
+    extra = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
+    folder = rewrite(
+        saved("glm4_moe"), tmp_path, lambda c: c.update(num_nextn_predict_layers=1), lambda tensors: tensors | extra
+    )
+    assert_is(folder, "glm4_moe")
+
+
+def test_a_gguf_of_glm_with_a_layer_of_multi_token_prediction(saved, tmp_path):  # noqa: F811
+    """Its file counts that layer among the others."""
+    keys = GGUF_KEYS["glm4_moe"] | {"block_count": 4, "nextn_predict_layers": 1}
+    path = to_gguf(saved("glm4_moe"), tmp_path / "model.gguf", "glm4moe", model_of("glm4_moe").config, keys)
+    assert load_model(open_checkpoint(path)).config.layers == 3
+    ids = random_ids(40)
+    want = logits(load_for_logits(saved("glm4_moe"), "reference"), ids, (40,))
+    np.testing.assert_allclose(logits(load_for_logits(path, "reference"), ids, (40,)), want, rtol=0, atol=1e-5)
+
+
+def test_a_gguf_of_glm_with_q_k_and_v_in_one(saved, tmp_path):  # noqa: F811
+    """As those of 2024 have them."""
+    folder = tmp_path / "folder"
+    save_model(model_of("glm"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        for kind in ("weight", "bias"):
+            parts = [tensors.pop(f"model.layers.{layer}.self_attn.{part}_proj.{kind}") for part in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.{kind}"] = np.concatenate(parts)
+    save_file(tensors, folder / "model.safetensors")
+    path = to_gguf(folder, tmp_path / "model.gguf", "chatglm", model_of("glm").config, GGUF_KEYS["glm"])
+    assert_is(path, "glm")
+
+
+STATES = {"layer_types": ["mamba", "attention"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "word"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": [1, 2, 1, 1, 0]}, "no_rope_layers"),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 24}, "sliding window"),
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier"),
+        ("granite 4", STATES, "state-space"),
+        ("granite 4", {"num_local_experts": 4, "num_experts_per_tok": 2}, "experts"),
+        ("granite 4", {"position_embedding_type": "nope"}, "positions"),
+        ("granite 4", {"shared_intermediate_size": 97}, "ffn_up"),
+        ("granitemoe", {"num_local_experts": 3}, "ffn_gate_inp"),
+        ("olmo3 yarn", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("exaone4", {"sliding_window_pattern": "LLLG", "layer_types": None}, "sliding_window_pattern"),
+        ("glm4_moe", {"num_experts_per_tok": 9}, "9 experts"),
+        ("glm4_moe", {"n_group": 3}, "3 groups"),
+        ("glm4_moe", {"first_k_dense_replace": 0}, r"layers\.0\.mlp\.experts\.0\.gate_proj"),
+        ("ernie4_5_moe", {"moe_layer_interval": 2}, "dense ones"),
+        ("ernie4_5_moe", {"moe_layer_end_index": 1}, "dense ones"),
+    ],
+)
+def test_configurations_that_are_refused(family, keys, word, saved, tmp_path):  # noqa: F811
+    path = rewrite(saved(family), tmp_path, lambda config: config.update(keys))
+    with pytest.raises(ModelError, match=word) as caught:
+        load_model(open_checkpoint(path)).program(16, "f16")
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)

@@ -1,0 +1,150 @@
+"""Families of 2025: as FAMILIES and GGUF_KEYS of test_more_families.py, of which they are a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "attention_factor": 1.3,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.15,
+    "logits_scaling": 0.5,
+}
+WINDOW = {"sliding_window": 24, "num_hidden_layers": 5}
+GLM_EXPERTS = {
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "routed_scaling_factor": 1.5,
+}
+ERNIE_EXPERTS = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3}
+
+# name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
+YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    "smollm3": ("SmolLM3", "smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "smollm3 other layers": ("SmolLM3", None, {"num_hidden_layers": 3, "no_rope_layers": [0, 1, 1]}),
+    "granite": ("Granite", "granite", GRANITE),
+    "granite biases": ("Granite", None, GRANITE | {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "granitemoe": ("GraniteMoe", "granitemoe", GRANITE | {"num_local_experts": 4}),
+    "granitemoe shared": (
+        "GraniteMoeShared",
+        "granitemoe",
+        GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 48},
+    ),
+    "granite 4": (
+        "GraniteMoeHybrid",
+        "granite",
+        GRANITE
+        | {
+            "num_local_experts": 0,
+            "layer_types": ["attention"] * 2,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "olmo3": ("Olmo3", "olmo2", WINDOW),
+    "olmo3 yarn": (
+        "Olmo3",
+        "olmo2",
+        WINDOW | {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN}},
+    ),
+    "olmoe": ("Olmoe", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "exaone4": ("Exaone4", "exaone4", WINDOW | {"sliding_window_pattern": 4}),
+    "exaone4 whole": ("Exaone4", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "glm": ("Glm", "chatglm", {"head_dim": 16}),
+    "glm4": ("Glm4", "glm4", {"head_dim": 16}),
+    "glm4_moe": ("Glm4Moe", "glm4moe", GLM_EXPERTS | {"use_qk_norm": True}),
+    "glm4_moe biases, groups": (
+        "Glm4Moe",
+        None,
+        GLM_EXPERTS | {"attention_bias": True, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
+    ),
+    "ernie4_5": ("Ernie4_5", "ernie4_5", {"head_dim": 16, "tie_word_embeddings": True}),
+    "ernie4_5 biases": ("Ernie4_5", None, {"head_dim": 32, "use_bias": True, "tie_word_embeddings": False}),
+    "ernie4_5_moe": ("Ernie4_5_Moe", "ernie4_5-moe", ERNIE_EXPERTS),
+    "seed_oss": ("SeedOss", "seed_oss", {"head_dim": 16}),
+}
+YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
+    "olmo3 yarn": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_beta_fast": 4.0,
+        "rope.scaling.yarn_attn_factor": 1.3,
+    },
+    "glm": {"rope.dimension_count": 8},
+    "glm4": {"rope.dimension_count": 8},
+    "glm4_moe": {"rope.dimension_count": 8},
+}
+
+
+def younger_keys(arch: str, config: Any) -> dict[str, Any]:
+    """What GGUF files of these families have beyond the keys of all."""
+    keys: dict[str, Any] = {}
+    if arch in ("granite", "granitemoe"):
+        keys |= {
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "attention.scale": config.attention_multiplier,
+            "logit_scale": config.logits_scaling,
+        }
+    if arch == "granitemoe":
+        keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+        keys["expert_shared_feed_forward_length"] = getattr(config, "shared_intermediate_size", None)
+    if arch == "granite" and config.model_type == "granitemoehybrid":
+        keys["feed_forward_length"] = config.shared_intermediate_size
+    if arch == "olmoe":
+        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+    if arch == "glm4moe":
+        keys |= {
+            "expert_count": config.n_routed_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": config.first_k_dense_replace,
+        }
+    if arch == "ernie4_5-moe":
+        keys |= {
+            "expert_count": config.moe_num_experts,
+            "expert_used_count": config.moe_k,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.moe_num_shared_experts,
+            "interleave_moe_layer_step": config.moe_layer_interval,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
+    return keys
+
+
+def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A folder's tensors with those apart that lie in one there."""
+    found: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+        which = "_exps" if "block_sparse_moe" in name else "" if arch == "granite" else "_shexp"
+        if name.endswith("input_linear.weight"):
+            half = array.shape[-2] // 2
+            found[f"blk.{layer}.ffn_gate{which}.weight"] = array[..., :half, :]
+            found[f"blk.{layer}.ffn_up{which}.weight"] = array[..., half:, :]
+        elif name.endswith("output_linear.weight"):
+            found[f"blk.{layer}.ffn_down{which}.weight"] = array
+        elif name.endswith("e_score_correction_bias"):
+            found[name.removesuffix("_bias") + ".bias"] = array.reshape(-1)
+        else:
+            found[name] = array
+    return found
