@@ -14,6 +14,16 @@ YARN = {
     "beta_fast": 4.0,
     "attention_factor": 1.3,
 }
+MINISTRAL_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.6,
+}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 GRANITE = {
     "embedding_multiplier": 6.0,
@@ -64,6 +74,7 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "olmoe": ("Olmoe", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "exaone4": ("Exaone4", "exaone4", WINDOW | {"sliding_window_pattern": 4}),
     "exaone4 whole": ("Exaone4", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "ministral3": ("Ministral3", "mistral3", {"head_dim": 16, "rope_parameters": MINISTRAL_YARN}),
     "glm": ("Glm", "chatglm", {"head_dim": 16}),
     "glm4": ("Glm4", "glm4", {"head_dim": 16}),
     "glm4_moe": ("Glm4Moe", "glm4moe", GLM_EXPERTS | {"use_qk_norm": True}),
@@ -84,6 +95,14 @@ YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 64,
         "rope.scaling.yarn_beta_fast": 4.0,
         "rope.scaling.yarn_attn_factor": 1.3,
+    },
+    "ministral3": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 16.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_beta_fast": 4.0,
+        "rope.scaling.yarn_attn_factor": 1.0,
+        "attention.temperature_scale": 0.6,
     },
     "glm": {"rope.dimension_count": 8},
     "glm4": {"rope.dimension_count": 8},

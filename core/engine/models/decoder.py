@@ -48,6 +48,9 @@ class DecoderConfig:
     """Layers without a rotary embedding where the others have one."""
     attention_scale: float | None = None
     """None: 1 / sqrt(head_dim)."""
+    query_growth: float = 0.0
+    query_span: int = 1
+    """A query at position p is multiplied by 1 + query_growth * log(1 + p // query_span), as in Llama 4."""
     attention_softcap: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -139,6 +142,9 @@ def attend(
         inv_freq = b.constant("rope_local.inv_freq" if local else "rope.inv_freq", rope.inv_freq)
         q = b.rope(q, inv_freq, c.heads, c.head_dim, rope.interleaved, rope.scale)
         k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
+    if c.query_growth:
+        factors = 1 + c.query_growth * np.log(1 + np.arange(c.max_context) // c.query_span)
+        q = b.scaled_by_position(q, b.constant("query_factors", factors.astype(np.float32)[:, None]))
     b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
     a = b.attention(q, i, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)

@@ -37,6 +37,7 @@ FAMILIES: Sequence[Family] = (
     ),
     Family("qwen3", ("qwen3", "qwen3vl"), ("qwen3", "qwen3_vl_text"), windowed=True, full_first=True),
     Family("mistral", (), ("mistral",), interleaved=True, windowed=True),
+    Family("ministral3", ("mistral3",), ("ministral3",), interleaved=True, windowed=True, eps=1e-5),
     Family("qwen3_moe", ("qwen3moe", "qwen3vlmoe"), ("qwen3_moe",), windowed=True),
     Family("olmo2", ("olmo2",), ("olmo2",), eps=1e-5),
     Family("qwen2_moe", ("qwen2moe",), ("qwen2_moe",), windowed=True, full_first=True),

@@ -157,6 +157,7 @@ def embed_cases(rng: Generator) -> Iterator[Case]:
         ("F16", 300, 96, 7, 16.0),
         ("BF16", 50, 32, 40, 0.5),
         ("F32", 3, 8, 5, 1.0),
+        ("F32", 300, 1, 21, 1.0),
     ):
         yield Case(
             f"{format_} {vocabulary}x{width}, {tokens} tokens, scale {scale}",

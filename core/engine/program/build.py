@@ -225,6 +225,13 @@ class Builder:
         inputs = {"x": x, "positions": self.positions}
         return self.call("rope", inputs, [(f"{x.name}.rope", x.shape, "act")], {"inv_freq": inv_freq}, **attrs)[0]
 
+    def scaled_by_position(self, x: Value, factors: ConstantWeight) -> Value:
+        """Each row of x times the factor of its position, of a table [context, 1]: the only choice of a route."""
+        inputs = {"ids": self.positions}
+        factor = self.call("embed", inputs, [("position_factor", ("T", 1), "f32")], {"weight": factors})[0]
+        out = [(f"{x.name}.scaled", x.shape, "act")]
+        return self.call("moe_combine", {"y": x, "weights": factor}, out)[0]
+
     def gated_act(self, gate: Value, up: Value | None, kind: str, **attrs: Any) -> Value:
         if up is not None:
             _of_width(up, gate.shape[-1])

@@ -32,7 +32,7 @@ _ARCHITECTURES = {family.name: family.gguf[0] for family in FAMILIES if family.g
 _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
     "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
-    "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss",
+    "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _EXPERT_WIDTHS = {
@@ -155,6 +155,8 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
     if arch in ("granite", "granitemoe"):
         keys |= {"embedding_scale": c.embedding_scale, "residual_scale": c.residual_scale}
         keys["logit_scale"] = 1 / c.logit_scale
+    if c.query_growth:
+        keys["attention.temperature_scale"] = c.query_growth
     if arch == "gptneox":
         keys["use_parallel_residual"] = c.parallel_residual
     return {f"{arch}.{key}": value for key, value in keys.items()}

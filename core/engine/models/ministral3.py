@@ -1,0 +1,39 @@
+"""Ministral 3: Llama's shape scaled by YaRN, with queries that grow with the logarithm of the original contexts before them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..formats import Checkpoint
+from .decoder import DecoderConfig
+from .fields import integer, positive
+from .llama import HF_NAMES, build
+from .rope import rope_scaling
+
+__all__ = ["HF_DEFAULTS", "HF_NAMES", "build", "configure"]
+
+HF_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    if checkpoint.kind == "hf":
+        data, growth, span = rope_scaling(data), "llama_4_scaling_beta", "original_max_position_embeddings"
+    else:
+        growth, span = f"{arch}.attention.temperature_scale", f"{arch}.rope.scaling.original_context_length"
+    if data.get(growth) is None:
+        return c
+    return replace(c, query_growth=positive(data, growth), query_span=integer(data, span, high=1 << 30))
