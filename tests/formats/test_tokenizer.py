@@ -403,6 +403,32 @@ def test_hf_tokens_added_beside_tokenizer_json(tmp_path: Path, file: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("tokenizer_config.json", {"eos_token": "<|end|>", "additional_special_tokens": ["<|start|>", "<|absent|>"]}),
+        ("tokenizer_config.json", {"eos_token": "<|end|>", "extra_special_tokens": {"start_token": "<|start|>"}}),
+        ("special_tokens_map.json", {"eos_token": {"content": "<|end|>", "rstrip": True}, "sep_token": "<|start|>"}),
+    ],
+)
+def test_hf_tokens_named_beside_a_vocabulary_that_has_them(tmp_path: Path, file: str, told: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers, the peer of this test, is not installed")
+    vocabulary = {character: byte for byte, character in BYTE_CHARACTERS.items()}
+    pipeline = tokenizers.Tokenizer(models.BPE(vocabulary | {"<|start|>": 256, "<|end|>": 257}, []))
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = decoders.ByteLevel()
+    _hf_folder(tmp_path, pipeline, {"tokenizer_class": "PreTrainedTokenizerFast"})
+    settings_ = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / file).write_text(json.dumps(settings_ | told))
+    ours = open_checkpoint(tmp_path).tokenizer()
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "<|start|>user\nHi <|end|> \n"
+    ids = ours.encode(text, parse_special=True)
+    assert ids == theirs.encode(text, add_special_tokens=False)
+    assert ids[0] == 256 and ours.eos_ids == {257} == {theirs.eos_token_id}
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
     ("wanted", "prefix", "suffix"),
     [({}, [256], []), ({"add_bos_token": False}, [], []), ({"add_eos_token": True}, [256], [257])],
 )

@@ -17,6 +17,8 @@ from engine.formats.pretokenizers import pre_tokenizer
 from engine.formats.sentencepiece import read_sentencepiece
 from engine.formats.tokenizer import Tokenizer, native_errors
 
+MARKS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""What special tokens are for, in the keys of tokenizer_config.json and the variables of chat templates."""
 _CONTROL, _USER_DEFINED = 3, 4
 _MAX_ID = 1 << 24
 # tokenizer class, or model type where the folder names none -> how it cuts, by its name in GGUF files
@@ -24,6 +26,15 @@ _CUTS = {
     **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer", "gpt2", "gpt_neo", "gpt_bigcode", "opt"), "gpt-2"),
     **dict.fromkeys(("Qwen2Tokenizer", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "qwen2"),
 }
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json with, as transformers reads folders of old, the marks that special_tokens_map.json has."""
+    path, marks = folder / "tokenizer_config.json", folder / "special_tokens_map.json"
+    settings = read_object(path) if path.is_file() else {}
+    if "added_tokens_decoder" in settings or not marks.is_file():
+        return settings
+    return settings | read_object(marks)
 
 
 def from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
@@ -80,9 +91,6 @@ def byte_level_pipeline(folder: Path, settings: Mapping[str, Any], config: Mappi
         pipeline.pre_tokenizer = letters if prefix else pre_tokenizers.Sequence([*splits, letters])
         pipeline.decoder = decoders.ByteLevel()
         add_listed(pipeline, folder, settings)
-        marks = [settings.get(f"{mark}_token") for mark in ("bos", "eos", "unk", "pad")]
-        known = [mark for mark in marks if isinstance(mark, str) and mark in ids]
-        pipeline.add_special_tokens(known)
     return pipeline
 
 
@@ -103,7 +111,7 @@ def _merges(path: Path) -> list[tuple[str, str]]:
 
 
 def add_listed(pipeline: tokenizers.Tokenizer, folder: Path, settings: Mapping[str, Any]) -> None:
-    """Adds the tokens that are listed beside a tokenizer's own file, and are not added there."""
+    """Adds the tokens that are listed or named beside a tokenizer's own file, and are not added there."""
     known = {entry.content for entry in pipeline.get_added_tokens_decoder().values()}
     new = {token: entry for token, entry in _added_tokens(folder, settings).items() if entry.content not in known}
     pipeline.add_tokens(list(new.values()))
@@ -112,6 +120,20 @@ def add_listed(pipeline: tokenizers.Tokenizer, folder: Path, settings: Mapping[s
             raise TokenizerError(
                 f"the added token {entry.content!r} has the id {token}, which leaves a gap or is taken."
             )
+    known |= {entry.content for entry in new.values()}
+    named = [entry for entry in _named_tokens(settings) if entry.content not in known]
+    pipeline.add_special_tokens([entry for entry in named if pipeline.token_to_id(entry.content) is not None])
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> list[AddedToken]:
+    """The special tokens that tokenizer_config.json names by what they are for, and those that it names beside them."""
+    named = [settings.get(f"{mark}_token") for mark in MARKS]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        more = settings.get(key) or []
+        named += more.values() if isinstance(more, dict) else more if isinstance(more, list) else []
+    entries = [{"content": token} if isinstance(token, str) else token for token in named]
+    texts = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("content"), str)]
+    return [_added_token(entry | {"special": True}) for entry in texts]
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:

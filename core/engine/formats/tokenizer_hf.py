@@ -13,13 +13,13 @@ from engine.errors import FormatError, TokenizerError
 from engine.formats.chat_template import ChatTemplate
 from engine.formats.jsonfile import read_object, read_text
 from engine.formats.tokenizer import BYTE_CHARACTERS, CONTINUES, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
-from engine.formats.tokenizer_files import add_listed, byte_level_pipeline, from_sentencepiece
+from engine.formats.tokenizer_files import add_listed, byte_level_pipeline, from_sentencepiece, tokenizer_settings
 
 
 def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[int]) -> Tokenizer:
     """The tokenizer of a folder: tokenizer.json with what is listed beside it, else tokenizer.model, else vocab.json and
     merges.txt. `config` is config.json, `eos_ids` the ends that the model's files list."""
-    settings = _settings(folder)
+    settings = tokenizer_settings(folder)
     if (folder / "tokenizer.json").is_file():
         pipeline = _pipeline(folder / "tokenizer.json")
         with native_errors("building the tokenizer"):
@@ -76,7 +76,7 @@ def _pipeline(path: Path) -> tokenizers.Tokenizer:
 def chat_template(folder: Path) -> ChatTemplate | None:
     """The template of chat_template.jinja with additional_chat_templates/tool_use.jinja, or of tokenizer_config.json (one, or
     several with names), or of chat_template.json, where older models that take images have it."""
-    settings = _settings(folder)
+    settings = tokenizer_settings(folder)
     marks = _token_text(settings, "bos"), _token_text(settings, "eos")
     file, tool_file = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
@@ -104,11 +104,6 @@ def _source(file: Path) -> str:
         return read_text(file).decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{file} is not valid UTF-8.") from error
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_object(path) if path.is_file() else {}
 
 
 def _token_text(settings: Mapping[str, Any], mark: str) -> str | None:

@@ -13,10 +13,9 @@ import numpy as np
 
 from engine.errors import EngineError, TokenizerError
 from engine.formats import Checkpoint
-from engine.formats.jsonfile import read_object
 from engine.formats.pretokenizers import PRE_TOKENIZERS
 from engine.formats.tokenizer import Tokenizer
-from engine.formats.tokenizer_files import sentencepiece_keys
+from engine.formats.tokenizer_files import sentencepiece_keys, tokenizer_settings
 from engine.formats.tokenizer_gguf import build_tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -50,7 +49,7 @@ def tokenizer_keys(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
 
 def _trials(checkpoint: Checkpoint, own: Tokenizer) -> Iterator[dict[str, Any]]:
     """Descriptions that may be the tokenizer's, the likeliest first."""
-    settings = _settings(checkpoint)
+    settings = tokenizer_settings(checkpoint.path)
     marks = _marks(checkpoint, own, settings)
     sentencepiece = checkpoint.path / "tokenizer.model"
     if sentencepiece.is_file():
@@ -65,11 +64,6 @@ def _trials(checkpoint: Checkpoint, own: Tokenizer) -> Iterator[dict[str, Any]]:
         yield from _sentencepiece(keys, model["vocab"], merges)
     else:
         yield from _byte_level(keys, described, merges)
-
-
-def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    path = checkpoint.path / "tokenizer_config.json"
-    return read_object(path) if path.is_file() else {}
 
 
 def _tokens(described: Mapping[str, Any], own: Tokenizer) -> dict[str, Any]:
