@@ -92,7 +92,7 @@ def test_ids_are_those_of_the_template(tokenizer):
     messages = [{"role": "system", "content": talk.system}]
     for question, answer in talk.turns:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    text = ChatTemplate(TEMPLATE, BOS, END).render(messages, add_generation_prompt=False)
+    text = ChatTemplate(TEMPLATE, {"bos_token": BOS, "eos_token": END}).render(messages, add_generation_prompt=False)
     ids, learned = encode(tokenizer, talk)
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids
     answers = "".join(answer + END for _, answer in talk.turns)

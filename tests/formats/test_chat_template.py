@@ -72,7 +72,7 @@ def test_qwen3_can_be_told_not_to_think(shared):
 
 
 def _template(shared: Path, name: str) -> ChatTemplate:
-    return ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), "<s>", "</s>")
+    return ChatTemplate((shared / "templates" / f"{name}.jinja").read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def test_qwen3(shared: Path) -> None:
@@ -164,7 +164,7 @@ def test_as_transformers_renders(name: str, conversation: str, prompt: bool, sha
 
 def test_the_environment_of_templates() -> None:
     def render(source: str, **variables: Any) -> str:
-        return ChatTemplate(source, "B").render([USER], **variables)
+        return ChatTemplate(source, {"bos_token": "B"}).render([USER], **variables)
 
     assert render("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "012"
     assert render("  {% if true %}\n  x\n  {% endif %}\ny") == "  x\ny"  # trim_blocks and lstrip_blocks
@@ -228,12 +228,20 @@ def test_template_of_a_gguf(write_gguf: Callable[..., Path]) -> None:
         ("tokenizer.ggml.tokens", "[str]", ["a", "<bos>", "<eos>"]),
         ("tokenizer.ggml.bos_token_id", "u32", 1),
         ("tokenizer.ggml.eos_token_id", "u32", 2),
+        ("tokenizer.ggml.padding_token_id", "u32", 0),
+        ("tokenizer.ggml.unknown_token_id", "u32", 3),
     ]
     assert open_checkpoint(write_gguf(data=gguf_bytes(keys))).chat_template() is None
-    keys.append(("tokenizer.chat_template", "str", "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"))
+    keys.append(
+        (
+            "tokenizer.chat_template",
+            "str",
+            "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ pad_token }}{{ unk_token }}",
+        )
+    )
     template = open_checkpoint(write_gguf(data=gguf_bytes(keys))).chat_template()
     assert template is not None
-    assert template.render([ASSISTANT]) == "<bos>Hello.<eos>"
+    assert template.render([ASSISTANT]) == "<bos>Hello.<eos>a"
     keys.append(("tokenizer.chat_template.tool_use", "str", "tools"))
     template = open_checkpoint(write_gguf(data=gguf_bytes(keys))).chat_template()
     assert template is not None
@@ -258,10 +266,14 @@ def test_template_of_a_folder(tmp_path: Path) -> None:
     settings = {
         "bos_token": {"content": "<bos>"},
         "eos_token": "<eos>",
-        "chat_template": "{{ bos_token }}1{{ eos_token }}",
+        "sep_token": "<sep>",
+        "unk_token": None,
+        "chat_template": "{{ bos_token }}1{{ eos_token }}{{ sep_token }}{{ unk_token }}{{ pad_token }}",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert rendered() == "<bos>1<eos>"
+    assert rendered() == "<bos>1<eos><sep>"
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<pad>", "sep_token": "<other>"}))
+    assert rendered() == "<bos>1<eos><other><pad>"
     named = [{"name": "default", "template": "2"}, {"name": "tool_use", "template": "3"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert (rendered(), rendered([WEATHER])) == ("2", "3")

@@ -100,7 +100,8 @@ def test_templates_and_pooling_come_along(tmp_path):
         (folder / name).write_text(text)
     quantized(folder, tmp_path / "out", "NF4")
     found = open_checkpoint(tmp_path / "out")
-    assert found.embedding().pooling == "mean" and found.chat_template() == ChatTemplate("a", "<s>", "</s>", "b")
+    assert found.embedding().pooling == "mean"
+    assert found.chat_template() == ChatTemplate("a", {"bos_token": "<s>", "eos_token": "</s>"}, "b")
 
 
 @pytest.mark.parametrize("nested", [False, True])

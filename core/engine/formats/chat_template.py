@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,11 @@ _MAX_SOURCE = 1 << 20  # characters
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template with the texts of the model's sequence marks; tool_source replaces source if tools are given."""
+    """A chat template with the texts of the model's special tokens by the names that templates have for them (bos_token, ...);
+    tool_source replaces source if tools are given."""
 
     source: str
-    bos_token: str | None = None
-    eos_token: str | None = None
+    marks: Mapping[str, str] = field(default_factory=dict)
     tool_source: str | None = None
 
     def render(
@@ -38,15 +38,13 @@ class ChatTemplate:
         refuses the messages, or uses far more memory or time than a prompt of them needs.
         """
         template = _compile(self.tool_source if tools and self.tool_source else self.source)
-        marks = {"bos_token": self.bos_token, "eos_token": self.eos_token}
-        known = {name: text for name, text in marks.items() if text is not None}
         values = {
             "messages": list(messages),
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return _rendered(template, known | values | variables)
+        return _rendered(template, {**self.marks, **values, **variables})
 
     def reads(self, name: str) -> bool:
         """Whether the template looks at a variable of this name. TemplateError if the template is invalid."""

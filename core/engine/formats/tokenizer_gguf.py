@@ -40,6 +40,16 @@ _END_TEXTS = (
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<end_of_utterance>",
 )
+_MARKS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",  # as the key is spelled
+    "pad_token": "padding",
+    "cls_token": "cls",
+    "mask_token": "mask",
+}
+"""What chat templates call special tokens, and what the keys of their ids do."""
 _PHI3_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -116,7 +126,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def chat_template(metadata: Mapping[str, Any]) -> ChatTemplate | None:
-    """The template of `tokenizer.chat_template`, with the texts of the sequence marks."""
+    """The template of `tokenizer.chat_template`, with the texts of the special tokens that the file names."""
     source = metadata.get("tokenizer.chat_template")
     if source is None:
         return None
@@ -124,9 +134,9 @@ def chat_template(metadata: Mapping[str, Any]) -> ChatTemplate | None:
     if not isinstance(source, str) or not isinstance(tool_source, str | None):
         raise FormatError("tokenizer.chat_template must be a string.")
     texts = _strings(metadata, "tokens")
-    marks = [_id(metadata, name) for name in ("bos_token_id", "eos_token_id")]
-    bos, eos = (texts[mark] if mark is not None and mark < len(texts) else None for mark in marks)
-    return ChatTemplate(source, bos, eos, tool_source)
+    ids = {mark: _id(metadata, f"{name}_token_id") for mark, name in _MARKS.items()}
+    known = {mark: token for mark, token in ids.items() if token is not None and token < len(texts)}
+    return ChatTemplate(source, {mark: texts[token] for mark, token in known.items()}, tool_source)
 
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:

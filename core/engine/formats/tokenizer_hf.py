@@ -13,7 +13,13 @@ from engine.errors import FormatError, TokenizerError
 from engine.formats.chat_template import ChatTemplate
 from engine.formats.jsonfile import read_object, read_text
 from engine.formats.tokenizer import BYTE_CHARACTERS, CONTINUES, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
-from engine.formats.tokenizer_files import add_listed, byte_level_pipeline, from_sentencepiece, tokenizer_settings
+from engine.formats.tokenizer_files import (
+    MARKS,
+    add_listed,
+    byte_level_pipeline,
+    from_sentencepiece,
+    tokenizer_settings,
+)
 
 
 def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[int]) -> Tokenizer:
@@ -77,10 +83,11 @@ def chat_template(folder: Path) -> ChatTemplate | None:
     """The template of chat_template.jinja with additional_chat_templates/tool_use.jinja, or of tokenizer_config.json (one, or
     several with names), or of chat_template.json, where older models that take images have it."""
     settings = tokenizer_settings(folder)
-    marks = _token_text(settings, "bos"), _token_text(settings, "eos")
+    texts = {f"{mark}_token": _token_text(settings, mark) for mark in MARKS}
+    marks = {name: text for name, text in texts.items() if text is not None}
     file, tool_file = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
-        return ChatTemplate(_source(file), *marks, _source(tool_file) if tool_file.is_file() else None)
+        return ChatTemplate(_source(file), marks, _source(tool_file) if tool_file.is_file() else None)
     older = folder / "chat_template.json"
     template = settings.get("chat_template")
     if template is None and older.is_file():
@@ -88,7 +95,7 @@ def chat_template(folder: Path) -> ChatTemplate | None:
     if template is None:
         return None
     if isinstance(template, str):
-        return ChatTemplate(template, *marks)
+        return ChatTemplate(template, marks)
     try:
         named = {entry["name"]: entry["template"] for entry in template}
     except (TypeError, KeyError) as error:
@@ -96,7 +103,7 @@ def chat_template(folder: Path) -> ChatTemplate | None:
     default, tools = named.get("default"), named.get("tool_use")
     if not isinstance(default, str) or not isinstance(tools, str | None):
         raise FormatError(f"chat_template in {folder} must have a template named default.")
-    return ChatTemplate(default, *marks, tools)
+    return ChatTemplate(default, marks, tools)
 
 
 def _source(file: Path) -> str:
@@ -107,7 +114,7 @@ def _source(file: Path) -> str:
 
 
 def _token_text(settings: Mapping[str, Any], mark: str) -> str | None:
-    """The text of `bos_token` or `eos_token`, which is a string or an object with a content."""
+    """The text of `bos_token` or another mark, which is a string or an object with a content."""
     token = settings.get(f"{mark}_token")
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str | None):
