@@ -162,6 +162,27 @@ def test_as_transformers_renders(name: str, conversation: str, prompt: bool, sha
         assert template.render(messages, **options) == expected
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_calls": None, "function_call": None},
+        CALL | {"content": None},
+        {"reasoning": "hm", "refusal": None},
+        {"thinking": "hm", "reasoning_content": None},
+        {"thinking": "a", "reasoning_content": "b"},
+    ],
+)
+def test_messages_are_given_as_transformers_gives_them(more: dict[str, Any]) -> None:
+    """As openai's model_dump and programs of other ages write them."""
+    transformers = pytest.importorskip("transformers", reason="transformers, the peer of this test, is not installed")
+    source = """{% for m in messages %}{{ m.content }}{% if 'tool_calls' in m %}{{ m.tool_calls | length }}{% endif %}
+        {{- m.thinking }}{{ m.reasoning_content }}{{ m | length }}{% endfor %}"""
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()))
+    messages = [USER, ASSISTANT | more]
+    want = fast.apply_chat_template(messages, chat_template=source, tokenize=False)
+    assert ChatTemplate(source).render(messages) == want
+
+
 def test_the_environment_of_templates() -> None:
     def render(source: str, **variables: Any) -> str:
         return ChatTemplate(source, {"bos_token": "B"}).render([USER], **variables)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _MAX_SOURCE = 1 << 20  # characters
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+"""What conversations call an answer's reasoning; gpt-oss's template reads the second, most others the first."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class ChatTemplate:
         """
         template = _compile(self.tool_source if tools and self.tool_source else self.source)
         values = {
-            "messages": list(messages),
+            "messages": [_templated(message) for message in messages],
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -50,6 +52,14 @@ class ChatTemplate:
         """Whether the template looks at a variable of this name. TemplateError if the template is invalid."""
         sources = (self.source, self.tool_source or "")
         return any(name in _variables(source) for source in sources)
+
+
+def _templated(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As transformers gives a message to a template: without keys that are null, which many would write as None or run
+    through, and with its reasoning under both names that templates read."""
+    said = {key: value for key, value in message.items() if value is not None}
+    thoughts = next((said[name] for name in _THOUGHTS if name in said), None)
+    return said if thoughts is None else {"thinking": thoughts, **said, "reasoning_content": thoughts}
 
 
 def _rendered(template: Template, values: dict[str, Any]) -> str:
