@@ -9,7 +9,7 @@ import pytest
 import tiny_models
 from safetensors.numpy import load_file, save_file
 
-from engine.errors import ModelError
+from engine.errors import FormatError, ModelError
 from engine.formats import open_checkpoint
 from engine.models import load_model
 
@@ -73,6 +73,19 @@ def test_a_gguf_of_a_vocabulary_only(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     tiny_models.finish(writer)
     assert_refused(tmp_path / "m.gguf", "vocabulary", "token_embd.weight")
+
+
+def test_adapters(tmp_path):
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_type("adapter")
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((8, 64), np.float32))
+    tiny_models.finish(writer)
+    assert_refused(tmp_path / "m.gguf", "adapter", "token_embd.weight")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(FormatError, match="an adapter and no model; merge it"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("keys", [{"sliding_window": 128}, {"sliding_window": 255, "use_sliding_window": True}])

@@ -22,6 +22,10 @@ _SINGLE = "model.safetensors"
 def open_folder(folder: Path) -> Checkpoint:
     """Opens a folder with config.json and safetensors; FormatError if something is missing or damaged."""
     config_path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file() and not any((folder / name).is_file() for name in (_SINGLE, _INDEX)):
+        raise FormatError(
+            f"{folder} holds an adapter and no model; merge it into its base model, and give that folder."
+        )
     if not config_path.is_file():
         raise FormatError(
             f"{folder} has no config.json; give a GGUF file or a folder with config.json and safetensors."

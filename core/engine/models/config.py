@@ -62,9 +62,8 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
     arch, data = checkpoint.architecture, checkpoint.metadata
     embedding = checkpoint.tensors.get("token_embd.weight")
     if embedding is None:
-        raise ModelError(
-            f"{checkpoint.path} holds a vocabulary but no weights; a model to run needs token_embd.weight."
-        )
+        held = "an adapter or another part of a model" if checkpoint.tensors else "a vocabulary but no weights"
+        raise ModelError(f"{checkpoint.path} holds {held}; a model to run needs token_embd.weight.")
     hidden = integer(data, f"{arch}.embedding_length")
     if embedding.shape[-1] != hidden:
         raise ModelError(
