@@ -351,6 +351,13 @@ def test_gemma3_of_old(saved, tmp_path):
     assert_is(rewrite(saved("gemma3"), tmp_path, old), "gemma3")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_without_its_head(family, tmp_path):
+    """As AutoModel saves it, for embeddings."""
+    model_of(family).base_model.save_pretrained(tmp_path)
+    load_model(open_checkpoint(tmp_path)).program(16, "f16")
+
+
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "phi3"])
 def test_in_f16(family, saved, tmp_path, backend):
     """Matrices that are turned, permuted and split stay in the format of the file."""

@@ -13,6 +13,7 @@ from .decoder import DecoderConfig, fused_attention_block, grouped_attention_blo
 from .weights import Names, Weights
 
 HF_KEYS = {"intermediate_size": "ffn_hidden_size", "hidden_act": "activation", "rms_norm_eps": "layer_norm_epsilon"}
+HF_PREFIX = "transformer."
 HF_NAMES: Names = {
     "token_embd.weight": "transformer.word_embeddings.weight",
     "output.weight": "lm_head.weight",

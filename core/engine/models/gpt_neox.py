@@ -16,6 +16,7 @@ HF_KEYS = {
     "rope_theta": "rotary_emb_base",
 }
 HF_DEFAULTS = {"rotary_pct": 0.25}
+HF_PREFIX = "gpt_neox."
 HF_NAMES: Names = {
     "token_embd.weight": "gpt_neox.embed_in.weight",
     "output.weight": ("embed_out.weight", "lm_head.weight"),
