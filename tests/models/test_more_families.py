@@ -404,6 +404,9 @@ def test_yarn_reaches_as_far_as_its_factor(length, context, saved, tmp_path):
     scaling = YARN | {"factor": 4.0, "original_max_position_embeddings": 300}
     path = rewrite(saved("mistral without a window"), tmp_path, lambda config: config.update(rope_parameters=scaling))
     assert load_model(open_checkpoint(path), length).config.max_context == context
+    named = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 300}
+    path = to_gguf(path, tmp_path / "model.gguf", "llama", model_of("mistral without a window").config, named)
+    assert load_model(open_checkpoint(path), length).config.max_context == context
 
 
 @pytest.mark.parametrize(("length", "windows"), [(None, ()), (256, ()), (257, (256, 256)), (9000, (256, 256))])

@@ -79,6 +79,7 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
     layers = integer(data, f"{arch}.block_count", high=4096)
     window = integer(data, f"{arch}.attention.sliding_window", family.window, low=0, high=1 << 30)
     factors = _gguf_factors(checkpoint, arch, context, max_model_len or context)
+    reach = _gguf_reach(data, arch, context, max_model_len) if family.rotary else context
     return _checked(
         DecoderConfig(
             hidden=hidden,
@@ -94,13 +95,22 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
                 positive(data, f"{arch}.attention.layer_norm_epsilon", 1e-5),
             ),
             rope=rope_from_gguf(data, arch, rotary, factors, family.interleaved) if family.rotary else None,
-            max_context=context,
+            max_context=reach,
             experts=experts,
             experts_used=integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
             act=family.acts[0],
-            windows=_gguf_windows(data, arch, family, window, layers, context),
+            windows=_gguf_windows(data, arch, family, window, layers, reach),
         )
     )
+
+
+def _gguf_reach(data: Mapping[str, Any], arch: str, context: int, max_model_len: int | None) -> int:
+    """``_hf_reach`` of a GGUF, whose keys know YaRN alone of the kinds that it tells of."""
+    prefix = f"{arch}.rope.scaling"
+    if max_model_len is None or text(data, f"{prefix}.type", "none") != "yarn":
+        return context
+    original = integer(data, f"{prefix}.original_context_length", context, high=1 << 30)
+    return max(context, min(max_model_len, int(original * positive(data, f"{prefix}.factor", context / original))))
 
 
 def _gguf_windows(
@@ -141,7 +151,7 @@ def config_from_hf(
     context = integer(data, "max_position_embeddings", 2048, high=1 << 30)
     layers = integer(data, "num_hidden_layers", high=4096)
     rope = rope_from_hf(data, head_dim, context, max_model_len or context) if family.rotary else None
-    reach = _reach(data, context, max_model_len) if family.rotary else context
+    reach = _hf_reach(data, context, max_model_len) if family.rotary else context
     return _checked(
         DecoderConfig(
             hidden=hidden,
@@ -175,7 +185,7 @@ def _act(data: Mapping[str, Any], family: Family) -> str:
     return _ACTS.get(kind, kind)
 
 
-def _reach(data: Mapping[str, Any], context: int, max_model_len: int | None) -> int:
+def _hf_reach(data: Mapping[str, Any], context: int, max_model_len: int | None) -> int:
     """Some rope scalings take a model beyond the context that its file names, as far as ``factor`` says, when asked for
     at load."""
     scaling = rope_scaling(data)
