@@ -191,6 +191,7 @@ def test_the_environment_of_templates() -> None:
     assert render("  {% if true %}\n  x\n  {% endif %}\ny") == "  x\ny"  # trim_blocks and lstrip_blocks
     assert render("{{ x | tojson }}", x={"b": "<\u00e9>'", "a": 1}) == '{"b": "<\u00e9>\'", "a": 1}'
     assert render("{{ x | tojson(indent=2, sort_keys=true) }}", x={"b": 1, "a": 2}) == '{\n  "a": 2,\n  "b": 1\n}'
+    assert render("{{ x | tojson(indent='\t') }}", x=[1]) == "[\n\t1\n]"
     assert render("{% generation %}a{{ 1 + 1 }}{% endgeneration %}b") == "a2b"
     assert render("{{ strftime_now('%Y') }}") == str(datetime.datetime.now().year)
     assert (

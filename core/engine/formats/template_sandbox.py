@@ -292,12 +292,13 @@ def _tojson(
     context: Context,
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own escapes HTML, which would change the prompt
-    if indent is not None and not (isinstance(indent, int) and indent <= _MAX_INDENT):
+    width = len(indent) if isinstance(indent, str) else indent
+    if width is not None and not (isinstance(width, int) and width <= _MAX_INDENT):
         raise TemplateRuntimeError(f"tojson indents by at most {_MAX_INDENT}")
     _of(context).weigh(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
