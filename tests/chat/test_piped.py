@@ -284,3 +284,19 @@ def test_who_types_into_a_pipe_sees_a_prompt(server):
     os.close(stdin)
     assert (done.returncode, done.stdout) == (0, "Hello.\n")
     assert done.stderr.startswith(">   [") and done.stderr.endswith("> "), done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/load \u00b2",
+        f"/load {'9' * 5000}",
+        "/read ~no-such-person/notes.txt",
+        "/save ~no-such-person/x.md",
+        "/read a\0b",
+    ],
+)
+def test_a_command_that_cannot_be_done_ends_no_chat(chat, server, line):
+    server.scripts = [["All well."]]
+    done = chat("--attach", server.url, given=f"{line}\nhello\n")
+    assert (done.status, done.out) == (2, "All well.\n") and "defect" not in done.err, done

@@ -146,3 +146,13 @@ def test_what_was_kept_can_be_read_where_nothing_can_be_written(tmp_path):
     assert talk.messages[0].content == "kept" and again.list()[0].name == "kept"
     with pytest.raises(StoreError, match="readonly"):
         again.save(talk)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 2, 1 << 63, 10**40])
+def test_a_number_that_is_no_conversation_s_is_told(tmp_path, number):
+    store = Store(tmp_path / "c.db")
+    store.save(Conversation("m", "s", [Message("user", "hello")]))
+    for refused in (store.load, store.delete):
+        with pytest.raises(StoreError, match=f"There is no conversation {number} in"):
+            refused(number)
+    assert len(store.list()) == 1

@@ -128,7 +128,7 @@ def _model(chat: Chat, rest: str) -> None:
 def _save(chat: Chat, rest: str) -> None:
     session = chat.session
     if rest.endswith((".md", ".json")):
-        file = Path(rest).expanduser()
+        file = _file(rest)
         write_new(file, exported(session.talk, file.suffix[1:]))
         tell(f"Written to {file}.")
         return
@@ -138,6 +138,16 @@ def _save(chat: Chat, rest: str) -> None:
     session.save()
     if not session.unsaved:
         tell(f"Conversation {session.talk.id}: {session.talk.name()}")
+
+
+def _file(text: str) -> Path:
+    """The file that a person means. Raises UsageError for what can be no file's name."""
+    if "\0" in text:
+        raise UsageError(f"{text} is no file's name, which holds no NUL.")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{text} begins with nobody's home; for a file of this name give ./{text}.") from error
 
 
 def write_new(file: Path, text: str) -> None:
@@ -159,9 +169,11 @@ def write_new(file: Path, text: str) -> None:
 def _load(chat: Chat, rest: str) -> None:
     if chat.session.store is None:
         raise UsageError("This chat keeps nothing (--no-save), so there is nothing to load.")
-    if rest and not rest.isdigit():
-        raise UsageError("/load takes a conversation's number; /list shows them.")
-    talk = chat.session.store.load(int(rest) if rest else None)
+    try:
+        number = int(rest) if rest else None
+    except ValueError as error:
+        raise UsageError("/load takes a conversation's number; /list shows them.") from error
+    talk = chat.session.store.load(number)
     talk.model = chat.session.source.reference
     chat.session.talk = talk
     chat.session.forget_usage()
@@ -265,7 +277,7 @@ def _tokens(chat: Chat, rest: str) -> None:
 def _read(chat: Chat, rest: str) -> None:
     if not rest:
         raise UsageError("/read takes a file's name.")
-    chat.session.attached += as_attachment(Path(rest).expanduser())
+    chat.session.attached += as_attachment(_file(rest))
     tell(f"{rest} goes before the next message.")
 
 

@@ -116,7 +116,7 @@ class Store:
         chosen = "id = ?" if number is not None else "? IS NULL ORDER BY updated DESC, id DESC LIMIT 1"
         columns = "id, model, system, start, summary, title, version"
         with _told(self.path), self._transaction("DEFERRED"):
-            row = self._db.execute(f"SELECT {columns} FROM conversations WHERE {chosen}", (number,)).fetchone()
+            row = self._db.execute(f"SELECT {columns} FROM conversations WHERE {chosen}", (_sought(number),)).fetchone()
             if row is None:
                 what = "no conversation yet" if number is None else f"no conversation {number}"
                 raise StoreError(f"There is {what} in {self.path}; engine chat --list shows all.")
@@ -147,8 +147,8 @@ class Store:
     def delete(self, number: int) -> None:
         """Forget a conversation for good. Raises StoreError if there is none of this id."""
         with _told(self.path), self._transaction():
-            self._db.execute("DELETE FROM messages WHERE conversation = ?", (number,))
-            if self._db.execute("DELETE FROM conversations WHERE id = ?", (number,)).rowcount == 0:
+            self._db.execute("DELETE FROM messages WHERE conversation = ?", (_sought(number),))
+            if self._db.execute("DELETE FROM conversations WHERE id = ?", (_sought(number),)).rowcount == 0:
                 raise StoreError(f"There is no conversation {number} in {self.path}; engine chat --list shows all.")
 
     @contextmanager
@@ -161,6 +161,11 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def _sought(number: int | None) -> int | None:
+    """As SQLite takes it, whose ids are from 1 to 2**63 - 1."""
+    return number if number is None or 0 < number < 1 << 63 else 0
 
 
 def _opened(path: Path) -> sqlite3.Connection:
