@@ -61,6 +61,10 @@ class Terminal:
     def send(self, text: str) -> None:
         self.child.send(text)
 
+    def write(self, data: bytes) -> None:
+        """What is no text."""
+        os.write(self.child.child_fd, data)
+
     def line(self, text: str) -> None:
         """Type a line, and press Enter."""
         self.child.send(text + "\r")

@@ -355,3 +355,18 @@ def test_an_editor_that_is_not_there_is_told(terminal, server, keys):
     child.send(keys)
     child.wait("The editor /no/such/editor cannot be run: No such file or directory; set EDITOR to another")
     child.wait_prompt()
+
+
+def test_bytes_that_are_no_utf8_are_told_and_end_no_chat(terminal, server):
+    server.scripts = [["All well."]]
+    child = terminal("--attach", server.url, EDITOR="true", VISUAL="true")
+    child.write(b"caf\xe9\r")
+    child.wait("The message is not UTF-8: byte 3 is 0xe9")
+    child.wait_prompt()
+    child.write(b"caf\xe9\x07")  # Ctrl-G
+    child.wait("message.md is not UTF-8")
+    child.wait("> caf")
+    child.send("\x03")
+    child.wait_prompt()
+    child.line("hello")
+    child.wait("All well")

@@ -75,7 +75,7 @@ class Piped:
                     f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
                     " backslash."
                 ) from None
-        return message(decode_utf8(text.encode("utf-8", "surrogateescape"), "The message"))
+        return message(_whole(text))
 
     def choose(self, question: str, choices: Sequence[str]) -> str:
         note(f"{question} Nobody can be asked here: {choices[-1]}.")
@@ -86,6 +86,11 @@ class Piped:
 
     def quiet(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+def _whole(text: str) -> str:
+    """The message; UsageError for one in which there is what is no UTF-8."""
+    return decode_utf8(text.encode("utf-8", "surrogateescape"), "The message")
 
 
 def _line(prompt: str) -> str:
@@ -132,7 +137,7 @@ class Typed:
         ahead, self._ahead = "\n".join(self._ahead), []
         while True:
             try:
-                return message(self._session.prompt("> ", default=ahead))
+                return message(_whole(self._session.prompt("> ", default=ahead)))
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     raise
@@ -169,7 +174,7 @@ class Typed:
         command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or shutil.which("nano") or "vi"
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "message.md"
-            file.write_text(text, encoding="utf-8")
+            file.write_text(text, encoding="utf-8", errors="surrogateescape")
             try:
                 with _modes(self._cooked):
                     status = subprocess.call([*shlex.split(command), str(file)])
