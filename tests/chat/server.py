@@ -15,7 +15,7 @@ BREAK = object()
 
 class Server(ThreadingHTTPServer):
     """``scripts``: for each request to come what the answer is made of: texts, ("reasoning", text), ("tool", name,
-    arguments), ("finish", reason), HOLD, BREAK, or an integer, a status to refuse with, and why.
+    arguments), ("finish", reason), events as they are, HOLD, BREAK, or an integer, a status to refuse with, and why.
     As servers do, it refuses by itself calls without a JSON object and, words being its tokens, what is longer than its
     context."""
 
@@ -77,6 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
             if item is BREAK:
                 self.connection.close()
                 return
+            if isinstance(item, dict):
+                self._event(item)
+                continue
             if item[0] == "finish":
                 reason = item[1]
                 continue

@@ -237,6 +237,37 @@ def test_what_is_no_such_server_is_told(chat, body):
         assert "does not speak OpenAI's protocol" in done.err or "names no model" in done.err
 
 
+def _delta(**delta):
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": [None]},
+        {"choices": {"a": 1}},
+        _delta(content=[{"type": "text", "text": "hi"}]),
+        _delta(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": {"a": 1}}}]),
+    ],
+)
+def test_an_event_of_another_form_ends_the_answer_and_no_chat(chat, server, event):
+    server.scripts = [["Half", event], ["All well."]]
+    done = chat("--attach", server.url, given="one\ntwo\n")
+    assert done.status == 2 and "not of OpenAI's form" in done.err and "defect" not in done.err, done
+    assert done.out.startswith("Half") and done.out.endswith("All well.\n")
+
+
+def test_an_error_that_is_null_is_none(chat, server):
+    server.scripts = [[{"error": None, **_delta(content="All well.")}]]
+    assert chat("--attach", server.url, "-p", "one").out == "All well.\n"
+
+
+def test_halves_of_a_character_are_put_together(chat, server):
+    server.scripts = [["a \ud83d", "\ude42 b \ud83d", " c \udc00"], ["then"]]
+    done = chat("--attach", server.url, given="one\ntwo\n")
+    assert (done.status, done.out) == (0, "a \N{SLIGHTLY SMILING FACE} b \ufffd c \ufffd\nthen\n"), done
+
+
 def test_the_system_message_is_one_for_all_commands(chat, server):
     given = "/system You are a cat.\n/show system\n/set system Dog\n/system\n/system none\n/show system\n"
     done = chat("--attach", server.url, "--system", "first", given="/show system\n" + given)

@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -94,13 +94,17 @@ class Remote:
         gathered = _Gathered(start)
         with connection_closed(connection):
             for event in _events(response):
-                if "error" in event:
+                if event.get("error") is not None:
                     raise RequestError(f"The server ended the answer: {_reason(event)}.")
-                if gathered.take(event):
-                    yield gathered.answer(None)
+                with _in_form():
+                    answer = gathered.answer(None) if gathered.take(event) else None
+                if answer is not None:
+                    yield answer
         if gathered.finish_reason is None:
             raise ServerError("The connection to the server broke off in the middle of the answer.")
-        yield gathered.answer(gathered.finish_reason)
+        with _in_form():
+            answer = gathered.answer(gathered.finish_reason)
+        yield answer
 
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None
@@ -141,6 +145,15 @@ class connection_closed:  # noqa: N801 - reads as a statement
             raise ServerError(f"The connection to the server broke off: {_said(error)}.") from error
 
 
+@contextmanager
+def _in_form() -> Iterator[None]:
+    """What is read within is as OpenAI's protocol has it, or a ServerError."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ServerError("The server sent an event that is not of OpenAI's form.") from error
+
+
 class _Gathered:
     """An answer put together from the deltas of a stream."""
 
@@ -173,18 +186,20 @@ class _Gathered:
         return True
 
     def _take_call(self, call: Mapping[str, Any]) -> None:
-        known = self._calls.setdefault(int(call.get("index", 0)), {"id": "", "name": "", "arguments": ""})
+        known = self._calls.setdefault(int(call.get("index") or 0), {"id": "", "name": "", "arguments": ""})
         function = call.get("function") or {}
         known["id"] = call.get("id") or known["id"]
         known["name"] += function.get("name") or ""
         known["arguments"] += function.get("arguments") or ""
 
     def answer(self, finish_reason: str | None) -> Answer:
-        inside, shown, thinking = split_reasoning(self._text, CLOSE in self._text, finish_reason is not None)
-        reasoning = self._reasoning or inside
-        waiting = finish_reason is None and (thinking or (bool(self._reasoning) and not self._text))
+        finished = finish_reason is not None
+        text = _joined(self._text, finished)
+        inside, shown, thinking = split_reasoning(text, CLOSE in text, finished)
+        reasoning = _joined(self._reasoning, finished) or inside
+        waiting = not finished and (thinking or (bool(self._reasoning) and not self._text))
         calls, cut = self._read_calls(finish_reason)
-        text, shown = with_calls(self._text, cut), with_calls(shown, cut)
+        text, shown = with_calls(text, cut), with_calls(shown, cut)
         return Answer(text, shown, reasoning, waiting, calls, finish_reason, self._figures())
 
     def _read_calls(self, finish_reason: str | None) -> tuple[tuple[ToolCall, ...], tuple[ToolCall, ...]]:
@@ -193,7 +208,9 @@ class _Gathered:
             return (), ()
         none = "" if finish_reason == "length" else "{}"  # what has not begun is no empty object
         found = self._calls.items()
-        calls = tuple(ToolCall(c["id"] or f"call{n:05}", c["name"], c["arguments"] or none) for n, c in found)
+        calls = tuple(
+            ToolCall(c["id"] or f"call{n:05}", c["name"], _joined(c["arguments"], True) or none) for n, c in found
+        )
         return (calls, ()) if all(call.name and call.is_whole for call in calls) else ((), calls)
 
     def _figures(self) -> Usage:
@@ -207,6 +224,13 @@ class _Gathered:
             first_token_s=None if self._first is None else self._first - self._start,
             tokens_a_second=(tokens - 1) / decoding if decoding > 0 and tokens > 1 else None,
         )
+
+
+def _joined(text: str, finished: bool) -> str:
+    """The text as Unicode: servers that count in UTF-16 send halves of a pair apart, of which one alone is no character."""
+    if not finished and "\ud800" <= text[-1:] <= "\udbff":
+        text = text[:-1]
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
