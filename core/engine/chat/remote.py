@@ -258,9 +258,11 @@ def _form(form: Any) -> dict[str, Any]:
 
 
 def _base(url: str) -> SplitResult:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
-        valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host = (parts.hostname or "").encode("idna")
+        valid = parts.scheme in ("http", "https") and host and (parts.port is None or parts.port > 0)
+        valid = valid and url.isprintable() and " " not in url
     except ValueError:
         valid = False
     if not valid:
