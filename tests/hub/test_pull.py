@@ -193,6 +193,28 @@ def test_a_full_disk_is_one_sentence_and_what_came_stays(hub, engine, large):
     assert Path(listed(engine)["anna/large-GGUF:Q8_0"]["path"]).read_bytes() == large
 
 
+@pytest.mark.parametrize("gone", [(), ("tokenizer.json",)])
+def test_what_is_here_needs_no_room(hub, engine, folder_files, gone):
+    assert engine("pull", "anna/tiny").returncode == 0
+    for name in gone:
+        (file,) = Path(listed(engine)["anna/tiny:safetensors"]["path"]).glob(name)
+        file.resolve().unlink()
+    room = sum(len(folder_files[name]) for name in gone)
+    code = (
+        "import shutil; from types import SimpleNamespace; from engine.hub import pull; from engine.hub.names import HubName\n"
+        f"shutil.disk_usage = lambda path: SimpleNamespace(free={room})\n"
+        "print(pull(HubName('anna/tiny')).name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "anna/tiny:safetensors", done.stderr
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_may_not_is_told(hub, refusal, status):
+    hub.status = status
+    assert f"answers {status} for anna/tiny-GGUF: run `hf auth login`" in refusal("pull", "anna/tiny-GGUF")
+
+
 def test_a_cache_that_cannot_be_written_is_one_sentence(hub, refusal, tmp_path):
     (tmp_path / "hf").write_text("a file, which root cannot write into, either")
     assert "cannot be written" in refusal("pull", "anna/tiny-GGUF")

@@ -49,18 +49,22 @@ def download(repository: Repository, variant: Variant, progress: Progress | None
 
 def holds(repository: Repository, variant: Variant) -> bool:
     """Whether all files of the model are here, as the hub has them now."""
-    snapshot = repo_folder(repository.name.repo) / "snapshots" / repository.commit
-    return all((snapshot / file.path).is_file() for file in variant.files)
+    return all((_snapshot(repository) / file.path).is_file() for file in variant.files)
+
+
+def _snapshot(repository: Repository) -> Path:
+    return repo_folder(repository.name.repo) / "snapshots" / repository.commit
 
 
 def _check_room(repository: Repository, variant: Variant) -> None:
     blobs = repo_folder(repository.name.repo) / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
-    here = sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
+    begun = sum(path.stat().st_size for path in blobs.glob("*.incomplete"))
+    missing = sum(file.size for file in variant.files if not _snapshot(repository).joinpath(file.path).is_file())
     free = shutil.disk_usage(blobs).free
-    if variant.size - here > free:
+    if missing - begun > free:
         raise HubError(
-            f"{variant.label} of {repository.name.repo} takes {size(variant.size)}, and {size(free)} are free in {blobs};"
+            f"{variant.label} of {repository.name.repo} takes {size(missing - begun)} more, and {size(free)} are free in {blobs};"
             " engine rm makes room, or HF_HOME names another place."
         )
 

@@ -71,6 +71,11 @@ def hub_errors(repo: str) -> Iterator[None]:
     except errors.EntryNotFoundError as error:
         raise HubError(f"{repo} has no such file; its page {where} lists the files.") from error
     except errors.HfHubHTTPError as error:
+        if error.response.status_code in (401, 403):
+            raise HubError(
+                f"The hub answers {error.response.status_code} for {repo}: run `hf auth login`, or set HF_TOKEN to a token that"
+                " may read it."
+            ) from error
         raise HubError(f"The hub answers {error.response.status_code} for {repo}; try again later.") from error
     except OSError as error:
         if error.errno in _OF_DISKS:
