@@ -1,8 +1,11 @@
 """Results that are written whole or not at all."""
 
+import os
+
 import pytest
 
-from engine.quantize.output import replacing, replacing_folder
+from engine.errors import UsageError
+from engine.quantize.output import check_target, replacing, replacing_folder
 
 
 def test_two_that_write_the_same_file_do_not_mix(tmp_path):
@@ -27,3 +30,44 @@ def test_two_that_write_the_same_folder_do_not_mix(tmp_path):
             (second / "config.json").write_text("second")
     assert (out / "config.json").read_text() == "first"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def _replaced(out):
+    out.mkdir()
+    (out / "config.json").write_text("before")
+    with replacing_folder(out) as part:
+        (part / "config.json").write_text("after")
+
+
+@pytest.mark.parametrize("call", [0, 1])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError])
+def test_a_folder_whose_replacement_ends_in_the_middle_is_there(tmp_path, monkeypatch, call, fault):
+    out, replace, calls = tmp_path / "out", os.replace, []
+
+    def broken(source, target):
+        calls.append(target)
+        if len(calls) == call + 1:
+            raise fault
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(KeyboardInterrupt if fault is KeyboardInterrupt else UsageError):
+        _replaced(out)
+    assert (out / "config.json").read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_behind_a_link_is_replaced(tmp_path):
+    (tmp_path / "link").symlink_to("out")
+    _replaced(tmp_path / "out")
+    with replacing_folder(tmp_path / "link") as part:
+        (part / "config.json").write_text("again")
+    assert (tmp_path / "out" / "config.json").read_text() == "again"
+    assert {p.name for p in tmp_path.iterdir()} == {"out", "link"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_in_the_place_of_a_folder_is_refused_at_once(tmp_path, force):
+    with pytest.raises(UsageError, match="is a folder; give the name of a file in it"):
+        check_target(tmp_path, tmp_path / "model.gguf", 0, force)
+    check_target(tmp_path, tmp_path / "model", 0, force=True, is_folder=True)

@@ -14,13 +14,15 @@ from engine.errors import UsageError
 from engine.hub.variants import BELOW, BESIDE
 
 
-def check_target(out: Path, source: Path, size: int, force: bool) -> None:
-    """UsageError if a result of ``size`` bytes may not or cannot go to ``out``."""
+def check_target(out: Path, source: Path, size: int, force: bool, is_folder: bool = False) -> None:
+    """UsageError if a result of ``size`` bytes, a file or a folder, may not or cannot go to ``out``."""
     folder = out.parent
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder, so that {out.name} cannot be written there.")
     if out.exists() and source.exists() and out.samefile(source):
         raise UsageError(f"{out} is the input; give another name for the output.")
+    if out.is_dir() and not is_folder:
+        raise UsageError(f"{out} is a folder; give the name of a file in it.")
     if out.exists() and not force:
         raise UsageError(f"{out} exists; give another name, or --force to replace it.")
     free = shutil.disk_usage(folder).free
@@ -57,19 +59,21 @@ def replacing_folder(out: Path) -> Iterator[Path]:
     be a model's folder."""
     if out.exists() and not (out / "config.json").is_file():
         raise UsageError(f"{out} is no model's folder, and is not replaced; give another name.")
-    part = _part(out)
+    place = out.resolve()
+    part, before = _part(place), _part(place)
     try:
         part.mkdir()
         yield part
-        if out.exists():
-            shutil.rmtree(out)
-        os.replace(part, out)
+        if place.exists():
+            os.replace(place, before)
+        os.replace(part, place)
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
         raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from error
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    finally:
+        if before.exists() and not place.exists():  # it ended between the two
+            os.replace(before, place)
+        for left in (part, before):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def copy_others(source: Path, target: Path) -> None:

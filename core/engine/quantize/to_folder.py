@@ -64,7 +64,7 @@ def quantize_to_folder(
     ]
     before = sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
     after = sum(part.nbytes for group in groups for part in group.stored)
-    check_target(out, checkpoint.path, after, force)
+    check_target(out, checkpoint.path, after, force, is_folder=True)
     form = _form({checkpoint.tensors[name].format.name for name in chosen})
     config = nf4.config(skipped, form, nested) if kind == "NF4" else int8.config(skipped)
     with replacing_folder(out) as part:
