@@ -173,3 +173,8 @@ def test_rates_agree_with_the_wall_clock_over_generate(tmp_path, backend):
             both = ((result.prefill, prefills), (result.decode, decodes))
             apart.append(max(abs(statistics.median(told) / statistics.median(clock) - 1) for told, clock in both))
     assert min(apart) < 0.1, apart
+
+
+def test_a_block_size_that_is_none_is_refused(engine, llama):
+    done = engine("bench", llama, "--block-size", 0, *REFERENCE)
+    assert done.status == 2 and "power of two" in done.err, done.err

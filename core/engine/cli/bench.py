@@ -64,7 +64,7 @@ def bench(
             raise UsageError("Every --batch must be at least 1, and one of --prompt and --decode above 0.")
         cases = [Case(b, d, prompt, decode) for d in depths for b in batches]
     sequences = max(64, *(c.batch for c in cases))  # 64 is what serving has, too
-    tokens = max(c.tokens(engine.block_size) for c in cases)
+    tokens = max(c.tokens(max(engine.block_size, 1)) for c in cases)
     own = {"max_num_seqs": sequences, "kv_cache_tokens": tokens, "populate_cache": "first"}
     settings = {**engine.settings(), **own}
     path = find_model(model)
