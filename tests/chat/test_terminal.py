@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import sys
 
 import pytest
 
@@ -370,3 +371,33 @@ def test_bytes_that_are_no_utf8_are_told_and_end_no_chat(terminal, server):
     child.wait_prompt()
     child.line("hello")
     child.wait("All well")
+
+
+def test_backslashes_that_are_pasted_are_part_of_the_message(terminal, server):
+    server.scripts = [["All well."]]
+    child = terminal("--attach", server.url)
+    child.send("\x1b[200~docker run \\\r  -it \\\r  image\x1b[201~")
+    child.wait("  image")
+    child.line("\\")
+    child.line("what is it?")
+    child.wait("All well")
+    assert server.requests[0]["messages"][0]["content"] == "docker run \\\n  -it \\\n  image\nwhat is it?"
+
+
+def test_ctrl_z_gives_the_shell_back_at_the_prompt(server):
+    pexpect = pytest.importorskip("pexpect", reason="pexpect is not installed")
+    server.scripts = [["All well."]]
+    shell = pexpect.spawn("bash", ["--norc", "-i"], encoding="utf-8", dimensions=(30, 100), timeout=20)
+    try:
+        shell.sendline(f"PROMPT_TOOLKIT_NO_CPR=1 {sys.executable} -m engine.cli.main chat --attach {server.url}")
+        shell.expect("(?s)lists the commands[^>]*>")
+        shell.send("half\x1a")
+        shell.expect("Stopped")
+        shell.sendline("echo $((6 * 7))$((6 * 7)); fg")
+        shell.expect("4242")
+        shell.expect("half")
+        shell.send(" and half\r")
+        shell.expect("All well")
+    finally:
+        shell.close(force=True)
+    assert server.requests[0]["messages"][0]["content"] == "half and half"

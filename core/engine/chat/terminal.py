@@ -31,10 +31,13 @@ def unfinished(text: str) -> bool:
 
 
 def message(text: str) -> str:
-    """What was typed, without the marks of several lines."""
-    if text.startswith(QUOTES):
-        return text.rstrip()[len(QUOTES) : -len(QUOTES)].strip("\n")
-    return text.replace("\\\n", "\n")
+    """What was piped in, without the marks of several lines."""
+    return unquoted(text) if text.startswith(QUOTES) else text.replace("\\\n", "\n")
+
+
+def unquoted(text: str) -> str:
+    """A text without the three quotes around it, if it has them."""
+    return text.rstrip()[len(QUOTES) : -len(QUOTES)].strip("\n") if text.startswith(QUOTES) else text
 
 
 def shortest(choices: Sequence[str]) -> dict[str, str]:
@@ -125,6 +128,7 @@ class Typed:
             style=self._style,
             completer=WordCompleter(list(words), sentence=True),
             complete_while_typing=False,
+            enable_suspend=True,  # or Ctrl-Z would be a letter of the message
             editing_mode=EditingMode.VI if editing == "vi" else EditingMode.EMACS,
         )
 
@@ -137,7 +141,7 @@ class Typed:
         ahead, self._ahead = "\n".join(self._ahead), []
         while True:
             try:
-                return message(_whole(self._session.prompt("> ", default=ahead)))
+                return unquoted(_whole(self._session.prompt("> ", default=ahead)))
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     raise
@@ -213,6 +217,7 @@ def _modes(modes: list[Any] | None) -> Iterator[None]:
 def _keys(edit: Callable[[Any], None]) -> Any:
     """``edit`` changes a buffer in an editor."""
     from prompt_toolkit.application import run_in_terminal
+    from prompt_toolkit.document import Document
     from prompt_toolkit.filters import completion_is_selected, emacs_mode, vi_navigation_mode
     from prompt_toolkit.key_binding import KeyBindings
 
@@ -221,7 +226,10 @@ def _keys(edit: Callable[[Any], None]) -> Any:
     @keys.add("enter", filter=~completion_is_selected)
     def _(event: Any) -> None:
         buffer = event.current_buffer
-        if unfinished(buffer.text):
+        if unfinished(buffer.text) and not buffer.text.startswith(QUOTES):
+            goes_on = buffer.text[:-1] + "\n"  # here, since a backslash that was pasted is part of the message
+            buffer.document = Document(goes_on, len(goes_on))
+        elif unfinished(buffer.text):
             buffer.newline(copy_margin=False)
         else:
             buffer.validate_and_handle()
