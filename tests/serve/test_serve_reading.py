@@ -28,6 +28,40 @@ TEXTS = {
     "Llama 3, two": (f'{CALL}; {{"name": "clock", "parameters": {{}}}}', "", [("weather", ARGUMENTS), ("clock", "{}")]),
     "Mistral": (f"[TOOL_CALLS] [{CALL}]", "", [("weather", ARGUMENTS)]),
     "Mistral, after text": (f"I will look. [TOOL_CALLS] [{CALL}]", "I will look.", [("weather", ARGUMENTS)]),
+    "Mistral, by name": (
+        f"So.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]clock[CALL_ID]a1B2c3D4e[ARGS]{{}}",
+        "So.",
+        [("weather", ARGUMENTS), ("clock", "{}")],
+    ),
+    "Mistral, by name alone": ('[TOOL_CALLS]clock{"a": 1}', "", [("clock", '{"a": 1}')]),
+    "Mistral, by name, cut": ('[TOOL_CALLS]weather[ARGS]{"city": "lo', "", [("weather", '{"city": "lo')]),
+    "Mistral, by a longer name": ("[TOOL_CALLS]clock_all[ARGS]{}", "", [("clock_all", "{}")]),
+    "Mistral, by a name that is unknown": ("[TOOL_CALLS]clocks[ARGS]{}", "[TOOL_CALLS]clocks[ARGS]{}", []),
+    "Mistral, by an unknown name, then another": (
+        "[TOOL_CALLS]clocks[ARGS]{}[TOOL_CALLS]clock[ARGS]{}",
+        "[TOOL_CALLS]clocks[ARGS]{}",
+        [("clock", "{}")],
+    ),
+    "Mistral, a name in a text": ("[TOOL_CALLS]clock it is", "[TOOL_CALLS]clock it is", []),
+    "Llama, Python": (
+        """<|python_tag|>weather.call(city="a' )\\n\\d", days=[1, -2.5, {'x': None}], now=True)<|eom_id|>""",
+        "",
+        [("weather", r"""{"city": "a' )\n\\d", "days": [1, -2.5, {"x": null}], "now": true}""")],
+    ),
+    "Llama, a list in Python": (
+        r"[weather(city='it\'s'), clock()]",
+        "",
+        [("weather", '{"city": "it\'s"}'), ("clock", "{}")],
+    ),
+    "Llama, Python, cut": ('<|python_tag|>weather.call(city="lo', '<|python_tag|>weather.call(city="lo', []),
+    "Llama, Python that is no call": (
+        f'<|python_tag|>clock = weather("a"); <|python_tag|>weather(**x)<|python_tag|>{CALL}',
+        '<|python_tag|>clock = weather("a"); <|python_tag|>weather(**x)',
+        [("weather", ARGUMENTS)],
+    ),
+    "Llama, no literals": ("<|python_tag|>clock.call(a=f(1))", "<|python_tag|>clock.call(a=f(1))", []),
+    "a name in a text": ("[weather (it rains)]", "[weather (it rains)]", []),
+    "Python in a text": ('weather.call(city="a")', 'weather.call(city="a")', []),
     "a mark alone": ("so [TOOL_CALLS] are marks", "so [TOOL_CALLS] are marks", []),
     "Mistral, unmarked": (
         f' [{CALL}, {{"name": "clock", "arguments": {{}}}}]',
@@ -154,7 +188,7 @@ def random_cuts(text):
 @pytest.mark.parametrize("name", TEXTS)
 def test_calls_of_all_families(name):
     text, content, calls = TEXTS[name]
-    reader = Reader(frozenset({"weather", "clock"}))
+    reader = Reader(frozenset({"weather", "clock", "clock_all"}))
     for cuts in ([len(text)], range(1, len(text) + 1), random_cuts(text), random_cuts(text)):
         assert streamed(reader, text, list(cuts)) == ("", content, calls)
 
@@ -187,6 +221,13 @@ def test_any_text_streams_as_it_is_read_whole():
         "<|python_tag|>",
         ";",
         '"name": "weather"',
+        "weather",
+        "clock.call",
+        "[ARGS]",
+        "[CALL_ID]",
+        "(",
+        ")",
+        "city='a'",
     ]
     for _ in range(3000):
         text = "".join(rng.choice(pieces, rng.integers(1, 8)))
@@ -230,26 +271,53 @@ class Counted:
         self._counts.append((found.end() if found else len(text)) - at)
         return found
 
+    def sub(self, put, text):
+        self._counts.append(len(text))
+        return self._pattern.sub(put, text)
+
     def finditer(self, text, at=0):
         for found in self._pattern.finditer(text, at):
             self._counts.append(found.end() - found.start())
             yield found
 
 
-@pytest.mark.parametrize("begin", ["<tool_call>\n", "[TOOL_CALLS] [", "", "<think>so</think>"])
-def test_what_has_been_read_of_a_call_is_not_read_again(monkeypatch, begin):
+@pytest.fixture
+def counts(monkeypatch):
+    """Characters that each use of a pattern goes over."""
     counts = []
     for name, module in list(sys.modules.items()):
         if name.startswith("engine.answers."):
             for key, value in list(vars(module).items()):
                 if isinstance(value, re.Pattern):
                     monkeypatch.setattr(module, key, Counted(value, counts))
+    return counts
+
+
+@pytest.mark.parametrize("begin", ["<tool_call>\n", "[TOOL_CALLS] [", "", "<think>so</think>"])
+def test_what_has_been_read_of_a_call_is_not_read_again(counts, begin):
     listed = ", ".join(f'{{"key {n}": [{n}, "\\"text {n}\\"", null]}}' for n in range(700))
     members = ", ".join(f'"{n}": {n}' for n in range(700))
     text = f'{begin}{{"name": "weather", {members}, "arguments": {{"list": [{listed}], "text": "{"x" * 10000}"}}}}'
+    assert json.loads(last_call(text).arguments)["text"] == "x" * 10000
+    assert sum(counts) < 10 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("[TOOL_CALLS]weather[ARGS]{", "}"), ("<|python_tag|>weather.call(", ")"), ("[weather(", ")]")]
+)
+def test_what_has_been_read_of_a_call_by_name_is_not_read_again(counts, begin, end):
+    colon = ":" if begin.endswith("{") else "="
+    key = (lambda name: f'"{name}"') if begin.endswith("{") else str
+    members = ", ".join(f'{key(f"m{n}")}{colon} {{"a": [{n}, "\\"{n}"]}}' for n in range(700))
+    text = f'{begin}{members}, {key("text")}{colon} "{"x" * 10000}"{end}'
+    found = json.loads(last_call(text).arguments)
+    assert found["text"] == "x" * 10000 and found["m699"] == {"a": [699, '"699']}
+    assert sum(counts) < 10 * len(text)
+
+
+def last_call(text):
+    """Of an answer that comes in pieces."""
     chat = Chat(None, None, Reader(frozenset({"weather"})), 0)
     for cut in range(0, len(text), 8):
         chat.parts(CompletionOutput(0, text[:cut], (), None, None))
-    parts = chat.parts(CompletionOutput(0, text, (), None, None, "stop"))
-    assert json.loads(parts.calls[0].arguments)["text"] == "x" * 10000
-    assert sum(counts) < 10 * len(text)
+    return chat.parts(CompletionOutput(0, text, (), None, None, "stop")).calls[-1]

@@ -11,12 +11,13 @@ from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from .json_parts import SPACE, CallObject, PartialCall
+from .named_calls import MISTRAL, PYTHON, NamedCall
 
 if TYPE_CHECKING:
     from engine.formats.tokenizer import Tokenizer
 
 TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
-MARKS = (TAG, "[TOOL_CALLS]", "<|python_tag|>")  # and Mistral, Llama 3
+MARKS = (TAG, MISTRAL, PYTHON)
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _LONGEST = max(map(len, MARKS))
 _BEGIN = re.compile(r"\s*(?:\[[\s;,]*)?")
@@ -39,7 +40,7 @@ class CallReader:
 
     def __init__(self, known: Set[str]) -> None:
         self._known = known
-        self._series: _Series | None = _Series(0, 0)  # some write no mark before them
+        self._series: _Series | None = _Series("", 0, 0)  # some write no mark before them
         self._sought = 0
         """Where no mark has been looked for yet."""
         self._calls: list[PartialCall] = []
@@ -70,7 +71,7 @@ class CallReader:
         """The series that is being read, or that behind the next mark. None where that has not come."""
         if self._series is None:
             if mark := _MARK.search(text, self._sought):
-                self._series = _Series(*mark.span())
+                self._series = _Series(mark.group(), *mark.span())
             self._sought = max(self._sought, len(text) - _LONGEST + 1)
         return self._series
 
@@ -79,24 +80,39 @@ class _Series:
     """What may be calls, in a list or one after the other, from ``start`` on; its mark is at ``place``. When it has ended, that
     was at ``at``."""
 
-    def __init__(self, place: int, start: int) -> None:
+    def __init__(self, mark: str, place: int, start: int) -> None:
         self.place, self.start, self.at = place, start, start
-        self._object: CallObject | None = None
+        self._mark = mark
+        self._listed = False
+        self._call: CallObject | NamedCall | None = None
         self._calls: list[PartialCall] = []
 
     def read(self, text: str, known: Set[str]) -> tuple[tuple[PartialCall, ...], bool]:
         """The calls, and whether what follows may be another, or a part of the last."""
         while True:
-            if self._object is None:
-                at = (SPACE if self._calls else _BEGIN).match(text, self.at).end()  # type: ignore[union-attr]
-                if not text.startswith("{", at):
-                    return tuple(self._calls), at == len(text)
-                self._object = CallObject(at)
-            call, end = self._object.read(text, known)
+            if self._call is None:
+                begin = (SPACE if self._calls else _BEGIN).match(text, self.at)
+                assert begin is not None  # it may be empty
+                if begin.end() == len(text):
+                    return tuple(self._calls), True
+                self._call = self._begun(text, begin)
+                if self._call is None:
+                    return tuple(self._calls), False
+            call, end = self._call.read(text, known)
             if end is None:
                 return (*self._calls, *([call] if call else [])), True
             self.at = end
             if call is None:
                 return tuple(self._calls), False
             self._calls.append(call)
-            self._object = None
+            self._call = None
+
+    def _begun(self, text: str, begin: re.Match[str]) -> CallObject | NamedCall | None:
+        """What may be a call behind ``begin``."""
+        self._listed |= "[" in begin.group()
+        if text.startswith("{", begin.end()):
+            return CallObject(begin.end())
+        if self._mark == MISTRAL:
+            return NamedCall(self.at, begin.end(), python=False)
+        in_python = self._mark == PYTHON or (self._listed and not self._mark)
+        return NamedCall(self.at, begin.end(), python=True) if in_python else None

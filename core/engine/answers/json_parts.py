@@ -1,4 +1,4 @@
-"""JSON that is read while it comes: what has been read is not read again."""
+"""JSON, and Python's literals, that are read while they come: what has been read is not read again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ BLANK = re.compile(r"\s*")
 SPACE = re.compile(r"[\s;,]*")
 _ATOM_END = re.compile(r"[\s,}\]]")
 _BETWEEN = re.compile(r'[^"{}\[\]]*')
+_BETWEEN_IN_PYTHON = re.compile(r"""[^"'{}\[\]()]*""")
 _WITHIN = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # a string
+_WITHIN_SINGLE = re.compile(r"[^'\\]*(?:\\.[^'\\]*)*", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters")
 
 
@@ -24,18 +26,20 @@ class PartialCall:
     arguments: str
 
 
-class _Value:
-    """Where the value that begins at ``start`` ends: balanced, whatever else is wrong with it."""
+class Value:
+    """Where the value that begins at ``start`` ends: balanced, whatever else is wrong with it. ``python``: it is of that
+    language, and nests."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, python: bool = False) -> None:
         self.start = start
+        self._python = python
         self._end: int | None = None
-        self._at, self._depth, self._quoted = start, 0, False
+        self._at, self._depth, self._quote = start, 0, ""
 
     def end(self, text: str) -> int | None:
         """None where it has not come; ``text`` is that of the time before, or more."""
         if self._end is None:
-            nests = text.startswith(("{", "[", '"'), self.start)
+            nests = self._python or text.startswith(("{", "[", '"'), self.start)
             self._end = self._balanced(text) if nests else self._atom(text)
         return self._end
 
@@ -45,18 +49,19 @@ class _Value:
         return found.start() if found else None
 
     def _balanced(self, text: str) -> int | None:
+        between = _BETWEEN_IN_PYTHON if self._python else _BETWEEN
         while True:
-            pattern = _WITHIN if self._quoted else _BETWEEN
+            pattern = {"": between, '"': _WITHIN, "'": _WITHIN_SINGLE}[self._quote]
             at = self._at = pattern.match(text, self._at).end()  # type: ignore[union-attr]
             mark = text[at : at + 1]
             if mark in ("", "\\"):  # whatever follows has not come
                 return None
             self._at += 1
-            if mark == '"':
-                self._quoted = not self._quoted
+            if mark in "\"'":
+                self._quote = "" if self._quote else mark
             else:
-                self._depth += 1 if mark in "{[" else -1
-            if self._depth <= 0 and not self._quoted:
+                self._depth += 1 if mark in "{[(" else -1
+            if self._depth <= 0 and not self._quote:
                 return self._at
 
 
@@ -64,12 +69,12 @@ class CallObject:
     """The JSON object of a call, which begins at ``start``."""
 
     def __init__(self, start: int) -> None:
-        self._whole = _Value(start)
+        self._whole = Value(start)
         self._at = start + 1
-        self._key: _Value | None = None
+        self._key: Value | None = None
         self._named: str | None = None
         """What the key says, once it has come."""
-        self._value: _Value | None = None
+        self._value: Value | None = None
         self._name: str | None = None
         self._arguments: str | None = None
 
@@ -93,13 +98,13 @@ class CallObject:
         """Whether what stands at ``_at`` is no part of the object."""
         return self._key is None and text[self._at : self._at + 1] not in ("", "}")
 
-    def _next(self, text: str) -> _Value | None:
+    def _next(self, text: str) -> Value | None:
         """The value of the member that is being read. None where it has not begun, or no member follows."""
         if self._value is None and self._has_key(text):
             colon = BLANK.match(text, self._at).end()  # type: ignore[union-attr]
             start = BLANK.match(text, colon + 1).end()  # type: ignore[union-attr]
             if text.startswith(":", colon) and start < len(text):
-                self._value = _Value(start)
+                self._value = Value(start)
         return self._value
 
     def _has_key(self, text: str) -> bool:
@@ -110,7 +115,7 @@ class CallObject:
             self._at = SPACE.match(text, self._at).end()  # type: ignore[union-attr]
             if not text.startswith('"', self._at):
                 return False
-            self._key = _Value(self._at)
+            self._key = Value(self._at)
         stop = self._key.end(text)
         if stop is None:
             return False
