@@ -218,7 +218,7 @@ def test_what_ollamas_programs_send_unasked(running):
         asked = {"model": "tiny", "messages": ASK["messages"], "stream": False, "options": options}
         assert http.post("/api/chat", json=asked).status_code == 200
         for path, said in (("/api/generate", {}), ("/api/generate", {"prompt": ""}), ("/api/chat", {"messages": []})):
-            loaded = http.post(path, json={"model": "tiny", "keep_alive": 0} | said).json()
+            loaded = http.post(path, json={"model": "tiny", "keep_alive": -1} | said).json()
             assert loaded["done"] and loaded["done_reason"] == "load"
         assert http.post("/api/show", json={"name": "tiny"}).json()["capabilities"]
         embedded = http.post("/api/embed", json={"model": "tiny", "input": "x", "options": {"mirostat": None}})

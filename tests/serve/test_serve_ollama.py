@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import tiny_models
@@ -105,3 +106,55 @@ def test_fields_that_are_not_there_are_named(running, field):
     with running.http as http:
         answer = http.post("/api/generate", json={"model": "tiny", "prompt": "x", field: "y"})
     assert answer.status_code == 400 and field in answer.json()["error"]
+
+
+def test_models_stay_loaded_as_long_as_keep_alive_says(start):
+    """As `ollama stop` and its programs have it; another protocol's requests leave it as it is."""
+    running = start(options={"idle_unload": 1000.0})
+    [model] = running.models.by_name.values()
+    ask = {"model": "tiny", "prompt": "x", "stream": False, "options": {"num_predict": 2}}
+    with running.http as http:
+        for given, seconds in (
+            ("5m", 300),
+            ("1h1.5m", 3690),
+            (90, 90),
+            (0.5, 0.5),
+            ("-1s", math.inf),
+            (-1, math.inf),
+            (10**400, math.inf),
+        ):
+            assert http.post("/api/generate", json=ask | {"keep_alive": given}).status_code == 200
+            assert model.keep_s == seconds
+        running.openai.completions.create(model="tiny", prompt="x", max_tokens=2)
+        http.post("/api/generate", json=ask)
+        http.post("/api/generate", json={"model": "tiny"})
+        assert model.keep_s == math.inf
+        for wrong in ("5", "m", "5 m", "-1", "", True, [1]):
+            refused = http.post("/api/generate", json=ask | {"keep_alive": wrong})
+            assert refused.status_code == 400 and "keep_alive is wrong: i" in refused.json()["error"]
+        for path, nothing in (("/api/generate", {"prompt": ""}), ("/api/chat", {"messages": []})):
+            assert http.post("/api/generate", json=ask).status_code == 200 and model.loaded
+            for _ in range(2):
+                stopped = http.post(path, json={"model": "tiny:latest", "keep_alive": "0s"} | nothing).json()
+                assert stopped["done"] and stopped["done_reason"] == "unload" and not model.loaded
+        assert http.get("/api/ps").json()["models"] == []
+        assert http.post("/api/generate", json={"model": "other", "keep_alive": 0}).status_code == 404
+        for path, body in (("/api/generate", ask), ("/api/embed", {"model": "tiny", "input": "x"})):
+            assert http.post(path, json=body).status_code == 200 and model.keep_s == 1000
+            assert http.post(path, json=body | {"keep_alive": 0}).status_code == 200
+            running.wait_until(lambda: not model.loaded)
+
+
+def test_a_model_that_is_to_be_unloaded_ends_its_requests_first(start):
+    running = start(max_model_len=8192, kv_cache_tokens=8192)
+    [model] = running.models.by_name.values()
+    with running.http as http:
+        long = {"model": "tiny", "prompt": "x", "options": {"num_predict": 2000, "temperature": 0}}
+        with http.stream("POST", "/api/generate", json=long) as response:
+            pieces = response.iter_lines()
+            next(pieces)
+            stopped = http.post("/api/generate", json={"model": "tiny", "keep_alive": 0})
+            assert stopped.json()["done_reason"] == "unload" and model.loaded
+            *_, last = pieces
+    assert json.loads(last)["eval_count"] == 2000
+    running.wait_until(lambda: not model.loaded)

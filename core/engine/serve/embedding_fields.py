@@ -9,6 +9,7 @@ from pydantic import Field
 from engine.formats.pooling import Pooling
 
 from .fields import AskedOfOllama, Body, ContextOption, Listed, Prompts
+from .keep_alive import KeepAlive
 
 
 class EmbeddingBody(Body):
@@ -34,8 +35,7 @@ class EmbedAsked(AskedOfOllama):
     truncate: bool | None = None
     dimensions: int | None = None
     options: ContextOption | None = None
-    keep_alive: str | int | float | None = None
-    """Taken, and without effect, as in ``ollama``."""
+    keep_alive: KeepAlive | None = None
 
 
 class OneEmbedAsked(AskedOfOllama):
@@ -44,4 +44,4 @@ class OneEmbedAsked(AskedOfOllama):
     model: str
     prompt: str = Field(min_length=1)
     options: ContextOption | None = None
-    keep_alive: str | int | float | None = None
+    keep_alive: KeepAlive | None = None

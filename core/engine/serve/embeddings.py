@@ -69,7 +69,7 @@ def routes(models: Models) -> APIRouter:
     async def api_embed(body: EmbedAsked, request: Request) -> Response:
         """The same in Ollama's form."""
         start = time.monotonic()
-        model = await models.find_tagged(body.model)
+        model = await models.find_tagged(body.model, body.keep_alive)
         model.check_context(body.options)
         outputs = await embed(model, _listed(body.input), PoolingParams(dimensions=body.dimensions), request)
         answer = {
@@ -83,7 +83,7 @@ def routes(models: Models) -> APIRouter:
     @router.post("/api/embeddings")
     async def api_embeddings(body: OneEmbedAsked, request: Request) -> Response:
         """One text's, in Ollama's older form."""
-        model = await models.find_tagged(body.model)
+        model = await models.find_tagged(body.model, body.keep_alive)
         model.check_context(body.options)
         outputs = await embed(model, [body.prompt], PoolingParams(), request)
         return await written(lambda: {"embedding": _plain(stacked(outputs))[0]})

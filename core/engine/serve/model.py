@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from .metrics import Metrics
 
 class ServedModel:
     """A model by the name that requests have for it; ``opener`` loads it when it is first asked for, and may put on the
-    stack what is to be closed with it."""
+    stack what is to be closed with it. After ``keep_s`` without a request it is unloaded, unless a request says otherwise."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class ServedModel:
         admission: Admission,
         metrics: Metrics,
         deadline_s: float | None = None,
+        keep_s: float = math.inf,
     ) -> None:
         self.name = name
         self._open = opener
@@ -42,6 +44,7 @@ class ServedModel:
         self.users = 0
         """Requests that have found the model and not ended."""
         self.used_at = time.monotonic()
+        self._usual_keep_s = self.keep_s = keep_s
         self.bytes = 0
         """Of weights and KV cache, while the model is loaded or as it was last."""
         self.admission = admission
@@ -97,7 +100,7 @@ class ServedModel:
         return engine
 
     def _begin(self, engine: Engine) -> None:
-        self.used_at = time.monotonic()
+        self.used_at, self.keep_s = time.monotonic(), self._usual_keep_s
         self._llm, self._turns = AsyncLLM(engine), None
 
     def _free(self) -> None:
@@ -121,6 +124,11 @@ class ServedModel:
     def take(self) -> None:
         """For a request: keeps the model loaded until ``release``."""
         self.users += 1
+
+    @property
+    def expired(self) -> bool:
+        """Whether nobody has used it for long enough."""
+        return not self.users and time.monotonic() - self.used_at >= self.keep_s
 
     def release(self) -> None:
         self.users -= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,14 +31,11 @@ def in_use() -> Iterator[None]:
 
 class Models:
     """Served models by name; the first is taken where a request names none. ``budget``: bytes that all which are loaded may
-    take; ``idle_s``: after so many seconds without a request a model is unloaded."""
+    take."""
 
-    def __init__(
-        self, models: Mapping[str, ServedModel], budget: float | None = None, idle_s: float | None = None
-    ) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], budget: float | None = None) -> None:
         self.by_name = dict(models)
         self._budget = budget
-        self._idle_s = idle_s
         self._making_room = asyncio.Lock()
 
     @property
@@ -80,12 +76,26 @@ class Models:
     async def retire_idle(self) -> None:
         """Unloads models that nobody has used for long enough."""
         for model in self.loaded:
-            if self._idle_s is not None and not model.users and time.monotonic() - model.used_at >= self._idle_s:
+            if model.expired:
                 await model.retire()
 
-    async def find_tagged(self, name: str) -> ServedModel:
-        """``find`` for Ollama's programs, which put a tag behind names that have none."""
-        return await self.find(name.removesuffix(":latest") if name not in self.by_name else name)
+    async def find_tagged(self, name: str, keep_s: float | None = None) -> ServedModel:
+        """``find`` for Ollama's programs, which put a tag behind names that have none; ``keep_s`` is the model's from now on."""
+        model = await self.find(self.known_tagged(name).name)
+        if keep_s is not None:
+            model.keep_s = keep_s
+        return model
+
+    async def unload(self, name: str) -> ServedModel:
+        """Unloads such a model, once it has no request. ApiError 404 for a name that is not served."""
+        model = self.known_tagged(name)
+        model.keep_s = 0.0
+        await model.retire()
+        return model
+
+    def known_tagged(self, name: str) -> ServedModel:
+        """``known`` for such programs."""
+        return self.known(name.removesuffix(":latest") if name not in self.by_name else name)
 
     def known(self, name: str | None) -> ServedModel:
         """ApiError 404 for a name that is not served."""

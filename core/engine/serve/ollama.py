@@ -22,6 +22,7 @@ from engine.runtime.outputs import RequestOutput
 from .chat import Chat, prepare
 from .errors import ApiError, named
 from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Nothing, Tool
+from .keep_alive import KeepAlive
 from .model import ServedModel
 from .models import Models
 from .respond import Outputs, last_outputs, stream
@@ -125,8 +126,7 @@ class Asked(AskedOfOllama):
     stream: bool = True
     format: Literal["json", ""] | Loose | None = None
     options: Options | None = None
-    keep_alive: str | int | float | None = None
-    """Taken, and without effect: --idle-unload and --memory-budget say how long a model stays loaded."""
+    keep_alive: KeepAlive | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -186,10 +186,13 @@ def routes(models: Models) -> APIRouter:
 
     async def answer(asked: ChatAsked | GenerateAsked, request: Request) -> Response:
         start = time.monotonic()
-        model = await models.find_tagged(asked.model)
         chatting = isinstance(asked, ChatAsked)
-        if not (asked.messages if isinstance(asked, ChatAsked) else asked.prompt):
-            return JSONResponse(_loaded(model, chatting))
+        nothing = not (asked.messages if isinstance(asked, ChatAsked) else asked.prompt)
+        if nothing and asked.keep_alive == 0:
+            return JSONResponse(_done(await models.unload(asked.model), chatting, "unload"))
+        model = await models.find_tagged(asked.model, asked.keep_alive)
+        if nothing:
+            return JSONResponse(_done(model, chatting, "load"))
         model.check_context(asked.options)
         if asked.think is True and "thinking" not in _abilities(model):
             raise ApiError(400, f"think is true, and the chat template of {model.name} knows no thinking.", "think")
@@ -235,11 +238,11 @@ def routes(models: Models) -> APIRouter:
     return router
 
 
-def _loaded(model: ServedModel, chatting: bool) -> dict[str, Any]:
-    """What says nothing asks that the model be loaded, as it is by now."""
+def _done(model: ServedModel, chatting: bool, what: str) -> dict[str, Any]:
+    """What says nothing asks that the model be loaded or unloaded, as it is by now."""
     said = {"message": {"role": "assistant", "content": ""}} if chatting else {"response": ""}
     now = datetime.now(UTC).isoformat()
-    return {"model": model.name, "created_at": now, **said, "done": True, "done_reason": "load"}
+    return {"model": model.name, "created_at": now, **said, "done": True, "done_reason": what}
 
 
 def _abilities(model: ServedModel) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import resource
 import socket
@@ -11,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
-from math import ceil
 from types import FrameType
 from typing import Any
 
@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
             for model in self._models.loaded:  # what still runs ends with a fault that says why
                 await asyncio.to_thread(model.llm.engine.close)
         # For what is not at work here: bodies that are on their way, and answers that nobody reads.
-        self.config.timeout_graceful_shutdown = max(1, ceil(end - time.monotonic()))
+        self.config.timeout_graceful_shutdown = max(1, math.ceil(end - time.monotonic()))
         self.should_exit = True
 
 
@@ -100,13 +100,13 @@ def make_server(
 ) -> tuple[Server, Models]:
     """A server, not listening yet, of models by name, each with what loads it and with how many sequences it may run."""
     metrics = Metrics()
+    keep_s = math.inf if options.idle_unload is None else options.idle_unload
     served = Models(
         {
-            name: ServedModel(name, opener, _admission(max_num_seqs[name], options), metrics, options.deadline)
+            name: ServedModel(name, opener, _admission(max_num_seqs[name], options), metrics, options.deadline, keep_s)
             for name, opener in models.items()
         },
         options.memory_budget and options.memory_budget * 2**30,
-        options.idle_unload,
     )
     metrics.models = served.by_name
     app = make_app(served, metrics, keys, int(options.max_body * 2**20), logs, tracing)
