@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 
 import pytest
 import tiny_models
@@ -88,7 +89,8 @@ def test_nulls_are_what_is_not_there(running):
 
 def test_models_and_refusals(running):
     with running.http as http:
-        assert http.get("/api/tags").json()["models"][0]["name"] == "tiny"
+        [listed] = http.get("/api/tags").json()["models"]
+        assert listed["name"] == "tiny" and len(listed["digest"]) == 64
         shown = http.post("/api/show", json={"model": "tiny"}).json()
         assert shown["model_info"]["general.architecture"] == "llama"
         assert shown["capabilities"] == ["completion", "embedding"]
@@ -143,6 +145,31 @@ def test_models_stay_loaded_as_long_as_keep_alive_says(start):
             assert http.post(path, json=body).status_code == 200 and model.keep_s == 1000
             assert http.post(path, json=body | {"keep_alive": 0}).status_code == 200
             running.wait_until(lambda: not model.loaded)
+
+
+def test_what_ollamas_own_program_asks_of_a_model(running):
+    nothing = {"system": "", "template": "", "verbose": False, "options": None}
+    with running.http as http:
+        plain = http.post("/api/show", json={"model": "tiny"}).json()
+        for asked in ({"model": "tiny", "name": "tiny"}, {"model": "tiny", "name": ""}, {"model": "", "name": "tiny"}):
+            for options in (None, {}):
+                assert http.post("/api/show", json=asked | nothing | {"options": options}).json() == plain
+        assert datetime.fromisoformat(plain["modified_at"]) <= datetime.now(UTC)
+        for field, value in (("system", "x"), ("template", "x"), ("options", {"num_ctx": 5})):
+            refused = http.post("/api/show", json={"model": "tiny", field: value})
+            assert refused.status_code == 400 and field in refused.json()["error"]
+        assert "model is missing" in http.post("/api/show", json={}).json()["error"]
+
+
+def test_until_when_a_model_is_in_memory(start):
+    running = start()
+    with running.http as http:
+        for keep_alive, least, most in ((600, 590, 600), (-1, 20 * 365 * 86400, math.inf)):
+            http.post("/api/generate", json={"model": "tiny", "keep_alive": keep_alive})
+            [model] = http.get("/api/ps").json()["models"]
+            left = datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)
+            assert least < left.total_seconds() <= most
+            assert model["context_length"] == 1024
 
 
 def test_a_model_that_is_to_be_unloaded_ends_its_requests_first(start):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import AliasChoices, Field
+from pydantic import Field, model_validator
 
 from engine import __version__
 from engine.answers import OPEN, Parts
@@ -28,6 +29,8 @@ from .models import Models
 from .respond import Outputs, last_outputs, stream
 from .sse import Event, answered, line
 
+_FOR_EVER_S = 100 * 365 * 86400.0
+"""From twenty years on Ollama's program says so."""
 _RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
 
@@ -175,10 +178,21 @@ class GenerateAsked(Asked):
 
 
 class ShowAsked(AskedOfOllama):
-    """POST /api/show; ``name`` is what older clients say for ``model``."""
+    """POST /api/show; ``name`` is what older clients say for ``model``. Ollama's own says both, and what is nothing."""
 
-    model: str = Field(validation_alias=AliasChoices("model", "name"))
+    model: str
+    name: str | None = None
+    system: Literal[""] | None = None
+    template: Literal[""] | None = None
+    options: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     verbose: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_its_older_name(cls, given: Any) -> Any:
+        if isinstance(given, dict) and not given.get("model") and given.get("name"):
+            return {**given, "model": given["name"]}
+        return given
 
 
 def routes(models: Models) -> APIRouter:
@@ -227,9 +241,11 @@ def routes(models: Models) -> APIRouter:
     @router.post("/api/show")
     async def show(body: ShowAsked) -> dict[str, Any]:
         model = await models.find_tagged(body.model)
+        described = _described(model)
         family = model.llm.engine.loaded.model.family
         info = {"general.architecture": family, f"{family}.context_length": model.max_model_len}
-        return {"details": _described(model)["details"], "model_info": info, "capabilities": _abilities(model)}
+        found = {name: described[name] for name in ("modified_at", "details")}
+        return {**found, "model_info": info, "capabilities": _abilities(model)}
 
     @router.get("/api/version")
     async def version() -> dict[str, str]:
@@ -260,9 +276,18 @@ def _abilities(model: ServedModel) -> list[str]:
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
-    """What is known of a model; of its kind only once it is loaded."""
+    """What is known of a model; of its kind only once it is loaded. Ollama's list shows twelve letters of a digest, and ends
+    with a fault where they are not there."""
     modified = datetime.fromtimestamp(model.created, UTC).isoformat()
-    found = {"name": model.name, "model": model.name, "modified_at": modified, "size": 0, "digest": "", "details": {}}
+    digest = hashlib.sha256(model.name.encode()).hexdigest()
+    found = {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": modified,
+        "size": 0,
+        "digest": digest,
+        "details": {},
+    }
     if model.loaded:
         loaded = model.llm.engine.loaded
         family, kind = loaded.model.family, loaded.checkpoint.kind
@@ -272,9 +297,12 @@ def _described(model: ServedModel) -> dict[str, Any]:
 
 
 def _in_memory(model: ServedModel) -> dict[str, Any]:
-    """Clients show which share of ``size`` lies in memory of the device's own."""
+    """Clients show which share of ``size`` lies in memory of the device's own, and until when it is there."""
     own = model.llm.engine.loaded.device.describe().own_memory
-    return {**_described(model), "size": model.bytes, "size_vram": model.bytes if own else 0}
+    memory = {"size": model.bytes, "size_vram": model.bytes if own else 0, "context_length": model.max_model_len}
+    idle_s = 0.0 if model.users else time.monotonic() - model.used_at
+    expires = datetime.now(UTC) + timedelta(seconds=min(model.keep_s, _FOR_EVER_S) - idle_s)
+    return {**_described(model), **memory, "expires_at": expires.isoformat()}
 
 
 def _line(event: Event) -> bytes:
