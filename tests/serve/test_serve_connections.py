@@ -146,3 +146,18 @@ def test_bodies_on_their_way_have_room_for_so_many_bytes_in_all(start, monkeypat
         assert len(refused) == 1
         sizes = b"Content-Length: %d\r\n\r\n" % (100_000 + len(BODY))
         assert asked(clients[0], POST + sizes + b" " * 100_000 + BODY).startswith(b"HTTP/1.1 200")
+
+
+TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+UPGRADE = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n"
+
+
+def test_what_is_no_request_is_a_line_of_json_in_the_log(running, capsys, caplog):
+    """As all lines there: nothing of the libraries' own comes between."""
+    with connect(running) as secure, connect(running) as upgraded:
+        secure.sendall(TLS)
+        assert ended(secure).startswith(b"HTTP/1.1 400")
+        assert asked(upgraded, VERSION[:-2] + UPGRADE + b"\r\n").startswith(b"HTTP/1.1 200")
+    [line] = capsys.readouterr().err.splitlines()
+    assert {"event": "no_request", "error": "Invalid HTTP request received."}.items() <= json.loads(line).items()
+    assert not caplog.records

@@ -13,6 +13,8 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from .log import log
+
 _HEAD_S = 10.0
 """A request's head must have come by then; a connection that has none of it after an answer is closed by uvicorn, earlier."""
 ACCEPTED = 16
@@ -65,6 +67,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
+        log("no_request", error=self.conn.refusal or msg)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(self.conn.refusal or msg)
         else:  # an answer has begun

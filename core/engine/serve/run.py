@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
     signal ends it at once."""
 
     def __init__(self, app: ASGIApp, models: Models, drain_s: float) -> None:
-        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+        quiet: dict[str, Any] = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False}
         super().__init__(uvicorn.Config(app, http=Connection, lifespan="off", ws="none", backlog=ACCEPTED, **quiet))
         self._models = models
         self._admissions = [model.admission for model in models.by_name.values()]
