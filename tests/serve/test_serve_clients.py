@@ -14,6 +14,7 @@ TAKEN = [
     {"store": False},
     {"service_tier": "auto"},
     {"modalities": ["text"]},
+    {"top_logprobs": 0, "logprobs": False},
     {"safety_identifier": "x", "prompt_cache_key": "y", "user": "z"},
     {"chat_template_kwargs": {"self": 1, "begin": 2, "variables": 3}},
     {"messages": [{**ASK["messages"][0], "annotations": [], "refusal": None}]},

@@ -102,7 +102,7 @@ def _params(body: ChatBody, recommended: Mapping[str, float], form: StructuredOu
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         said = "max_completion_tokens is another name of max_tokens; leave one out."
         raise ApiError(400, said, "max_completion_tokens")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs; set it to true.", "top_logprobs")
     most = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     params = body.sampling(
