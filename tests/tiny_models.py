@@ -258,17 +258,27 @@ def write_talker(folder: Path, template: str = TEMPLATE, letters: int = 1) -> Pa
     return folder
 
 
-MARKED = ("I look. ", "[TOOL_CALLS]", '[{"name": "weather", "arguments": {"city": "a"}}]')
+MARKED = {"I look. ": False, "[TOOL_CALLS]": True, '[{"name": "weather", "arguments": {"city": "a"}}]': False}
+HARMONY = {
+    "<|channel|>": True,
+    "analysis": False,
+    "<|message|>": True,
+    "I need it. ": False,
+    "<|end|>": True,
+    "<|start|>": True,
+    "assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>": False,
+    '{"city": "a"}': False,
+}
 
 
-def write_marking(folder: Path) -> Path:
-    """A talker whose tokens have those of MARKED, the second of which is special, as Mistral's and Llama 3's marks are."""
+def write_marking(folder: Path, marked: dict[str, bool] = MARKED) -> Path:
+    """A talker whose tokens have these texts, some of which are special, as Mistral's and Llama 3's marks are."""
     write_talker(folder, "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE)
     written = json.loads((folder / "tokenizer.json").read_text())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    for text in MARKED:  # in place of the last that are merged
+    for text, special in marked.items():  # in place of the last that are merged
         token = written["model"]["vocab"].pop("".join(written["model"]["merges"].pop()))
-        written["added_tokens"].append({"id": token, "content": text, "special": text == MARKED[1], **plain})
+        written["added_tokens"].append({"id": token, "content": text, "special": special, **plain})
     (folder / "tokenizer.json").write_text(json.dumps(written))
     return folder
 

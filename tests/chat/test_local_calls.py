@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import tiny_models
 
 from engine import LLM
@@ -11,22 +13,38 @@ from engine.chat.local import Local
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
-def test_a_mark_that_is_a_special_token(tmp_path):
-    """With tools it is read, as the server does it; without them it is not shown."""
-    folder = tiny_models.write_marking(tmp_path)
-    llm = LLM(folder)
+@contextmanager
+def writing(folder, marked):
+    """Tools to the answer of a model that writes the tokens of ``marked`` once each, in order."""
+    llm = LLM(tiny_models.write_marking(folder, marked))
     source = Local(llm, folder)
-    ids = [llm.engine.tokenizer.token_id(text) for text in tiny_models.MARKED]
+    ids = [llm.engine.tokenizer.token_id(text) for text in marked]
     bias = {token: 100 - place for place, token in enumerate(ids)}
-    options = {"logit_bias": bias, "temperature": 0, "max_tokens": 3, "no_repeat_ngram_size": 1}
+    options = {"logit_bias": bias, "temperature": 0, "max_tokens": len(ids), "no_repeat_ngram_size": 1}
 
     def said(tools):
         *_, last = source.answer(Ask([{"role": "user", "content": "Hm?"}], options, tools=tools), lambda read, of: None)
         return last
 
     try:
-        answer = said([WEATHER])
-        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", '{"city": "a"}')]
-        assert said([]).text == tiny_models.MARKED[0] + tiny_models.MARKED[2]
+        yield said
     finally:
         source.close()
+
+
+def test_a_mark_that_is_a_special_token(tmp_path):
+    """With tools it is read, as the server does it; without them it is not shown."""
+    with writing(tmp_path, tiny_models.MARKED) as said:
+        answer = said([WEATHER])
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", '{"city": "a"}')]
+        assert said([]).text == "".join(text for text, special in tiny_models.MARKED.items() if not special)
+
+
+def test_harmony(tmp_path):
+    """Its marks are read with tools or without, and not kept."""
+    with writing(tmp_path, tiny_models.HARMONY) as said:
+        answer = said([WEATHER])
+        assert (answer.reasoning, answer.shown, answer.text) == ("I need it.", "", "")
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", '{"city": "a"}')]
+        plain = said([])
+        assert (plain.reasoning, plain.shown, plain.text) == ("I need it.", '{"city": "a"}', '{"city": "a"}')

@@ -6,6 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from .calls import TAG, CallReader
+from .harmony import HarmonyReading
 from .json_parts import PartialCall
 from .reasoning import split_reasoning
 
@@ -23,17 +24,22 @@ class Parts:
 class Reader:
     """How answers to a request are read. ``tools``: names of those that may be called; ``inside``: the prompt ended in an
     open block of reasoning; ``plain``: the answer has a form of its own, with no reasoning in it; ``one_call``: no more
-    than one call is wanted; ``tagged``: what does not begin with the tag of a call is no call."""
+    than one call is wanted; ``tagged``: what does not begin with the tag of a call is no call; ``harmony``: the text shows the
+    marks of that format."""
 
     tools: Set[str] = frozenset()
     inside: bool = False
     plain: bool = False
     one_call: bool = False
     tagged: bool = False
+    harmony: bool = False
 
     def read(self, text: str, finished: bool) -> Parts:
         """A text that is there at once."""
         return Reading(self).read(text, finished)
+
+    def parts(self, reasoning: str, content: str, calls: tuple[PartialCall, ...]) -> Parts:
+        return Parts(reasoning, content, calls[:1] if self.one_call else calls)
 
 
 class Reading:
@@ -42,14 +48,17 @@ class Reading:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._calls = CallReader(reader.tools)
+        self._harmony = HarmonyReading(reader.tools) if reader.harmony else None
 
     def read(self, text: str, finished: bool) -> Parts:
         """``text`` is that of the time before, or more."""
         reader = self._reader
+        if self._harmony is not None:
+            return reader.parts(*self._harmony.read(text, finished))
         reasoning, rest, _ = ("", text, False) if reader.plain else split_reasoning(text, reader.inside, finished)
         if not reader.tools:
             return Parts(reasoning, rest)
         if reader.tagged and not rest.startswith(TAG):
             return Parts(reasoning, "" if TAG.startswith(rest) and not finished else rest)
         content, calls = self._calls.read(rest, finished)
-        return Parts(reasoning, content, calls[:1] if reader.one_call else calls)
+        return reader.parts(reasoning, content, calls)

@@ -8,7 +8,15 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.answers import OPEN, marks_are_special, read_calls, split_reasoning
+from engine.answers import (
+    OPEN,
+    HarmonyReading,
+    PartialCall,
+    marks_are_special,
+    read_calls,
+    speaks_harmony,
+    split_reasoning,
+)
 from engine.console.processes import shown as listed
 from engine.errors import RequestError, UsageError
 from engine.hub.names import short_name
@@ -70,26 +78,36 @@ class Local:
             )
         options = {name: value for name, value in ask.options.items() if value is not None}
         most = min(room, options.pop("max_tokens", room))
-        marked = bool(ask.tools) and marks_are_special(self._llm.engine.tokenizer)
+        tokenizer = self._llm.engine.tokenizer
+        harmony = HarmonyReading(_known(ask)) if speaks_harmony(tokenizer) and ask.form is None else None
+        marked = harmony is not None or (bool(ask.tools) and marks_are_special(tokenizer))
         params = SamplingParams(**options, max_tokens=most, structured_outputs=ask.form, skip_special_tokens=not marked)
         inside = text.rstrip().endswith(OPEN)
         output: RequestOutput | None = None
         try:
             with closing(self._llm.stream(list(ids), params, reading=reading)) as outputs:
                 for output in outputs:
-                    yield self._answer(output, ask, inside, most == room)
+                    yield self._answer(output, ask, inside, most == room, harmony)
         finally:
             if output is not None:
                 completion = output.outputs[0]
                 self._turns.remember(text, completion.text, completion.token_ids)
 
-    def _answer(self, output: RequestOutput, ask: Ask, inside: bool, whole: bool) -> Answer:
+    def _answer(
+        self, output: RequestOutput, ask: Ask, inside: bool, whole: bool, harmony: HarmonyReading | None
+    ) -> Answer:
         completion = output.outputs[0]
         if completion.finish_reason in ("error", "abort"):
             raise RequestError(str(completion.stop_reason))
         finished = completion.finish_reason is not None
-        reasoning, rest, thinking = split_reasoning(completion.text, inside, finished)
-        shown, calls = _calls(rest, ask, finished)
+        kept = completion.text
+        if harmony is None:
+            reasoning, rest, thinking = split_reasoning(kept, inside, finished)
+            shown, calls = _calls(rest, ask, finished)
+        else:
+            reasoning, kept, found = harmony.read(kept, finished)
+            thinking = reasoning != "" and not kept and not found
+            shown, calls = _whole(kept, kept, found, finished)
         usage = Usage(
             prompt_tokens=len(output.prompt_token_ids),
             cached_tokens=output.num_cached_tokens,
@@ -97,9 +115,7 @@ class Local:
             **_times(output),
             limit_reached=completion.finish_reason == "length" and whole,
         )
-        return Answer(
-            completion.text, shown, reasoning, thinking and not finished, calls, completion.finish_reason, usage
-        )
+        return Answer(kept, shown, reasoning, thinking and not finished, calls, completion.finish_reason, usage)
 
     def _prompt(self, ask: Ask) -> tuple[str, tuple[int, ...]]:
         """The prompt as text and as ids."""
@@ -148,7 +164,15 @@ def _calls(text: str, ask: Ask, finished: bool) -> tuple[str, tuple[ToolCall, ..
     """What is shown of a text, and the calls in it once it is whole; calls that are cut or are none stay text."""
     if not ask.tools:
         return text, ()
-    shown, calls = read_calls(text, {tool["function"]["name"] for tool in ask.tools}, finished)
+    shown, calls = read_calls(text, _known(ask), finished)
+    return _whole(text, shown, calls, finished)
+
+
+def _known(ask: Ask) -> set[str]:
+    return {tool["function"]["name"] for tool in ask.tools or ()}
+
+
+def _whole(text: str, shown: str, calls: Sequence[PartialCall], finished: bool) -> tuple[str, tuple[ToolCall, ...]]:
     if not finished:
         return shown, ()
     # Mistral's templates ask for ids of nine characters

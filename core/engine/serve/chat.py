@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.answers import OPEN, Parts, Reader, Reading, marks_are_special
+from engine.answers import OPEN, Parts, Reader, Reading, marks_are_special, speaks_harmony
 from engine.runtime.outputs import CompletionOutput
 from engine.sampling import SamplingParams, StructuredOutputs
 
@@ -46,7 +46,9 @@ async def prepare(model: ServedModel, body: ChatBody, caller: str) -> Chat:
 async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     asked = wanted(body, model)
     params = _params(body, model.recommended, asked.form)
-    if asked.tools and marks_are_special(model.llm.engine.tokenizer):
+    plain, tokenizer = asked.form is not None and asked.plain, model.llm.engine.tokenizer
+    harmony = speaks_harmony(tokenizer) and not plain and not asked.tagged
+    if harmony or (asked.tools and marks_are_special(tokenizer)):
         params = replace(params, skip_special_tokens=False)
     text, ids = await prompt(model, body, caller)
     room = model.max_model_len - len(ids)
@@ -60,9 +62,10 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     reader = Reader(
         asked.tools,
         inside=text.rstrip().endswith(OPEN),
-        plain=asked.form is not None and asked.plain,
+        plain=plain,
         one_call=asked.one_call,
         tagged=asked.tagged,
+        harmony=harmony,
     )
     salt = salt_of(caller, body.cache_salt or "")
     generation = await begin(model, [ids], params, caller, bool(body.stream), model.priority(body.priority), salt, text)

@@ -1,0 +1,102 @@
+"""OpenAI's harmony format, in which gpt-oss answers: messages, each with a header that names its channel and, of a call, whom it
+is to. The channel analysis holds thoughts, final what is to be read, commentary calls and what is said before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from .json_parts import PartialCall
+
+if TYPE_CHECKING:
+    from engine.formats.tokenizer import Tokenizer
+
+_MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
+_MARKS = (_MESSAGE, _CHANNEL, "<|start|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>")
+_END = re.compile(r"<\|(?:end|return|call|start)\|>")
+_NAMED = re.compile(re.escape(_CHANNEL) + r"\s*([\w-]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_HEADS = ("<|", "to=")
+_FUNCTIONS = "functions."
+
+
+def speaks_harmony(tokenizer: Tokenizer) -> bool:
+    """Whether its marks are special tokens: the format can be told only in a text that shows these."""
+    return all(tokenizer.token_id(mark) in tokenizer.control_ids for mark in (_CHANNEL, _MESSAGE))
+
+
+@dataclass(frozen=True)
+class Message:
+    """What has come of one. ``name`` is of the tool that a call is to."""
+
+    kind: Literal["reasoning", "content", "call"]
+    text: str
+    name: str = ""
+
+
+class HarmonyReading:
+    """One answer, read again and again while it comes. ``known``: names of the tools that may be called; what is to anyone else
+    is content."""
+
+    def __init__(self, known: Set[str]) -> None:
+        self._known = known
+        self._closed: list[Message] = []
+        self._at = 0
+        """Where the message that is still open begins."""
+
+    def read(self, text: str, finished: bool) -> tuple[str, str, tuple[PartialCall, ...]]:
+        """Reasoning, content and calls; ``text`` is that of the time before, or more."""
+        while (found := self._message(text, finished)) is not None:
+            message, end = found
+            if end is None:
+                return _together([*self._closed, message])
+            self._closed.append(message)
+            self._at = end
+        return _together(self._closed)
+
+    def _message(self, text: str, finished: bool) -> tuple[Message, int | None] | None:
+        """The message from where the last one ended, and its end if that has come; None where its header has not."""
+        start, header = self._at, ""
+        if not self._bare(text, finished):
+            begin = text.find(_MESSAGE, start)
+            if begin < 0:
+                return None
+            start, header = begin + len(_MESSAGE), text[start:begin]
+        end = _END.search(text, start)
+        body = text[start : end.start()] if end else text[start:]
+        if end is None and not finished:
+            body = body[: len(body) - _begun_mark(body)]
+        # what follows an end is the next header, which begins with the mark of a start
+        return self._of(header, body), None if end is None else end.end()
+
+    def _bare(self, text: str, finished: bool) -> bool:
+        """Whether the answer begins without a header, as where the prompt has ended with one."""
+        begun = text.lstrip()
+        if self._at > 0 or not begun:
+            return False
+        may_become = not finished and any(head.startswith(begun) for head in _HEADS)
+        return not may_become and not begun.startswith(_HEADS)
+
+    def _of(self, header: str, body: str) -> Message:
+        channel, recipient = _NAMED.search(header), _RECIPIENT.search(header)
+        if recipient is not None:
+            name = recipient.group(1).removeprefix(_FUNCTIONS)
+            return Message("call", body.strip(), name) if name in self._known else Message("content", body)
+        return Message("reasoning" if channel and channel.group(1) == "analysis" else "content", body)
+
+
+def _begun_mark(text: str) -> int:
+    """The length of what may become a mark at the end of a text."""
+    return max((n for mark in _MARKS for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
+
+
+def _together(messages: list[Message]) -> tuple[str, str, tuple[PartialCall, ...]]:
+    texts = {
+        kind: "\n\n".join(message.text for message in messages if message.kind == kind and message.text.strip())
+        for kind in ("reasoning", "content")
+    }
+    calls = tuple(PartialCall(message.name, message.text) for message in messages if message.kind == "call")
+    return texts["reasoning"].strip(), texts["content"], calls

@@ -1,0 +1,104 @@
+"""Answers in the harmony format: what streams adds up to the whole, and each message is what its header says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import tiny_models
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.answers import HarmonyReading, PartialCall, Reader, Reading
+
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "a <b"}'
+TURNED = '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "b"}'
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is <b>warm</b>."
+THOUGHT = "<|channel|>analysis<|message|>I need\nit. <|end|>"
+A, B = PartialCall("weather", '{"city": "a <b"}'), PartialCall("weather", '{"city": "b"}')
+WARM = "It is <b>warm</b>."
+ANSWERS = {
+    "final alone": (FINAL.removeprefix("<|start|>assistant"), "", WARM, ()),
+    "thought": (THOUGHT + FINAL, "I need\nit.", WARM, ()),
+    "ended": (THOUGHT + FINAL + "<|return|>", "I need\nit.", WARM, ()),
+    "thought twice": (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL, "I need\nit. \n\nI need\nit.", WARM, ()),
+    "call": (f"{THOUGHT}<|start|>assistant{CALL}<|call|>", "I need\nit.", "", (A,)),
+    "named in the role": (THOUGHT + TURNED, "I need\nit.", "", (B,)),
+    "two calls": (f"{CALL}<|call|>{TURNED}<|call|>", "", "", (A, B)),
+    "said before": (
+        f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}<|call|>",
+        "",
+        "I look.",
+        (A,),
+    ),
+    "unknown tool": ("<|channel|>commentary to=browser.open json<|message|>{}<|call|>", "", "{}", ()),
+    "cut header": (THOUGHT + "<|start|>assistant<|channel|>fi", "I need\nit.", "", ()),
+    "cut mark": (FINAL.removeprefix("<|start|>assistant") + "<|en", "", WARM + "<|en", ()),
+    "no header": ("<b>Hi</b> to=all", "", "<b>Hi</b> to=all", ()),
+    "no header, ended": ("total<|end|>", "", "total", ()),
+    "nothing": ("", "", "", ()),
+    "a bracket": ("<", "", "<", ()),
+}
+
+
+def grown(text, cuts):
+    """What comes last of a text that grows, all of which only ever grows."""
+    reading, before = HarmonyReading({"weather"}), ("", "", ())
+    for cut in cuts:
+        found = reading.read(text[:cut], finished=False)
+        assert found[0].startswith(before[0].rstrip()) and found[1].startswith(before[1])
+        assert all(now.arguments.startswith(old.arguments) for now, old in zip(found[2], before[2], strict=False))
+        assert len(found[2]) >= len(before[2])
+        before = found
+    return reading.read(text, finished=True)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@given(data=st.data())
+def test_messages_are_what_their_headers_say(name, data):
+    text, *want = ANSWERS[name]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    assert list(grown(text, cuts)) == list(grown(text, range(len(text)))) == want
+
+
+@given(
+    st.lists(st.sampled_from([*re.findall(r"<\|\w+\|>|\w+|\W", CALL + TURNED + FINAL), "<|end|>", "<|call|>", " <"]))
+)
+def test_any_text_streams_as_it_is_read_whole(pieces):
+    text = "".join(pieces)
+    assert grown(text, range(len(text))) == HarmonyReading({"weather"}).read(text, finished=True)
+
+
+def test_no_more_calls_than_are_wanted():
+    reading = Reading(Reader(frozenset({"weather"}), one_call=True, harmony=True))
+    assert reading.read(CALL + TURNED, finished=True).calls == (A,)
+
+
+@pytest.fixture(scope="module")
+def harmony(start, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("harmony")
+    return start(model=tiny_models.write_marking(folder, tiny_models.HARMONY))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_whose_marks_are_special_tokens(harmony, stream):
+    """As gpt-oss's: they are read, and not shown."""
+    tokens = [harmony.engine.tokenizer.token_id(text) for text in tiny_models.HARMONY]
+    bias = {str(token): 100 - place for place, token in enumerate(tokens)}
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    answer = harmony.openai.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Hm?"}],
+        tools=[weather],
+        logit_bias=bias,
+        temperature=0,
+        max_tokens=len(tokens),
+        stream=stream,
+        extra_body={"no_repeat_ngram_size": 1},
+    )
+    pieces = [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+    assert "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces) == "I need it."
+    assert not any(piece.content for piece in pieces)
+    calls = [call.function for piece in pieces for call in piece.tool_calls or ()]
+    assert "".join(call.name or "" for call in calls) == "weather"
+    assert "".join(call.arguments or "" for call in calls) == '{"city": "a"}'
