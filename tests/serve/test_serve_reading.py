@@ -248,6 +248,12 @@ def test_any_text_streams_as_it_is_read_whole():
         ("so it goes on <", True, "so it goes on <", ""),
         ("no </think> here", False, "", "no </think> here"),
         ("<thin air", False, "", "<thin air"),
+        ("[THINK]so</think>[/THINK]It is.", False, "so</think>", "It is."),
+        ("so[/THINK]It is.", True, "so", "It is."),
+        ("<seed:think>so</seed:think>It is.", False, "so", "It is."),
+        ("so </seed:thin", True, "so </seed:thin", ""),
+        ("[1, 2]", False, "", "[1, 2]"),
+        ("[THIN", False, "", "[THIN"),
     ],
 )
 def test_reasoning(text, inside, reasoning, content):

@@ -251,6 +251,20 @@ def test_a_mark_that_is_a_special_token(marking, stream):
     )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_marks_of_reasoning_that_are_special_tokens(start, tmp_path, stream):
+    """As Mistral's: they are read without tools, too, and not shown."""
+    pieces = {"[THINK]": True, "Maybe. ": False, "[/THINK]": True, "It is.": False}
+    running = start(model=tiny_models.write_marking(tmp_path, pieces))
+    tokens = [running.engine.tokenizer.token_id(text) for text in pieces]
+    bias = {str(token): 100 - place for place, token in enumerate(tokens)}
+    fields = {"logit_bias": bias, "temperature": 0, "max_tokens": 4, "stream": stream, "tools": openai.omit}
+    answer = ask(running, extra_body={"no_repeat_ngram_size": 1}, **fields)
+    found = [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+    assert "".join(getattr(one, "reasoning_content", None) or "" for one in found) == "Maybe."
+    assert "".join(one.content or "" for one in found) == "It is."
+
+
 @pytest.mark.parametrize("kind", ["tooled", "tagged"])
 def test_a_form_without_room_for_calls(request, kind):
     running = request.getfixturevalue(kind)

@@ -4,19 +4,23 @@ from .calls import TAG, marks_are_special, read_calls
 from .harmony import HarmonyReading, speaks_harmony
 from .json_parts import PartialCall
 from .reader import Parts, Reader, Reading
-from .reasoning import CLOSE, OPEN, split_reasoning
+from .reasoning import MARKS as REASONING
+from .reasoning import closes_reasoning, open_mark, reasons, split_reasoning, thoughts_are_special
 
 __all__ = [
-    "CLOSE",
-    "OPEN",
+    "REASONING",
     "TAG",
     "HarmonyReading",
     "PartialCall",
     "Parts",
     "Reader",
     "Reading",
+    "closes_reasoning",
     "marks_are_special",
+    "open_mark",
     "read_calls",
+    "reasons",
     "speaks_harmony",
     "split_reasoning",
+    "thoughts_are_special",
 ]

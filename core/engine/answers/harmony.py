@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .json_parts import PartialCall
+from .reasoning import begun_mark
 
 if TYPE_CHECKING:
     from engine.formats.tokenizer import Tokenizer
@@ -68,7 +69,7 @@ class HarmonyReading:
         end = _END.search(text, start)
         body = text[start : end.start()] if end else text[start:]
         if end is None and not finished:
-            body = body[: len(body) - _begun_mark(body)]
+            body = body[: len(body) - begun_mark(body, _MARKS)]
         # what follows an end is the next header, which begins with the mark of a start
         return self._of(header, body), None if end is None else end.end()
 
@@ -86,11 +87,6 @@ class HarmonyReading:
             name = recipient.group(1).removeprefix(_FUNCTIONS)
             return Message("call", body.strip(), name) if name in self._known else Message("content", body)
         return Message("reasoning" if channel and channel.group(1) == "analysis" else "content", body)
-
-
-def _begun_mark(text: str) -> int:
-    """The length of what may become a mark at the end of a text."""
-    return max((n for mark in _MARKS for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 
 
 def _together(messages: list[Message]) -> tuple[str, str, tuple[PartialCall, ...]]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.answers import (
-    OPEN,
     HarmonyReading,
     PartialCall,
     marks_are_special,
+    open_mark,
     read_calls,
     speaks_harmony,
     split_reasoning,
+    thoughts_are_special,
 )
 from engine.console.processes import shown as listed
 from engine.errors import RequestError, UsageError
@@ -80,9 +81,10 @@ class Local:
         most = min(room, options.pop("max_tokens", room))
         tokenizer = self._llm.engine.tokenizer
         harmony = HarmonyReading(_known(ask)) if speaks_harmony(tokenizer) and ask.form is None else None
-        marked = harmony is not None or (bool(ask.tools) and marks_are_special(tokenizer))
+        thinks = ask.form is None and thoughts_are_special(tokenizer)
+        marked = harmony is not None or thinks or (bool(ask.tools) and marks_are_special(tokenizer))
         params = SamplingParams(**options, max_tokens=most, structured_outputs=ask.form, skip_special_tokens=not marked)
-        inside = text.rstrip().endswith(OPEN)
+        inside = open_mark(text) != ""
         output: RequestOutput | None = None
         try:
             with closing(self._llm.stream(list(ids), params, reading=reading)) as outputs:

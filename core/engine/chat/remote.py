@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from engine.answers import CLOSE, split_reasoning
+from engine.answers import closes_reasoning, split_reasoning
 from engine.errors import EngineError, RequestError, UsageError
 
 from .answer import Answer, Ask, Reading, TooLongError, Usage
@@ -195,7 +195,7 @@ class _Gathered:
     def answer(self, finish_reason: str | None) -> Answer:
         finished = finish_reason is not None
         text = _joined(self._text, finished)
-        inside, shown, thinking = split_reasoning(text, CLOSE in text, finished)
+        inside, shown, thinking = split_reasoning(text, closes_reasoning(text), finished)
         reasoning = _joined(self._reasoning, finished) or inside
         waiting = not finished and (thinking or (bool(self._reasoning) and not self._text))
         calls, cut = self._read_calls(finish_reason)

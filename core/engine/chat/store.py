@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.answers import CLOSE, split_reasoning
+from engine.answers import closes_reasoning, split_reasoning
 from engine.errors import EngineError
 
 from .conversation import Conversation, Message
@@ -224,7 +224,7 @@ def exported(talk: Conversation, form: str) -> str:
         lines += ["", "## System", "", talk.system]
     for message in talk.messages:
         lines += ["", f"## {message.role.capitalize()}", ""]
-        thought, shown, _ = split_reasoning(message.content, CLOSE in message.content, finished=True)
+        thought, shown, _ = split_reasoning(message.content, closes_reasoning(message.content), finished=True)
         if thought or message.reasoning:
             quoted = (thought or message.reasoning).splitlines()
             lines += [*(f"> {line}".rstrip() for line in quoted), ""]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.answers import OPEN, Parts, Reader, Reading, marks_are_special, speaks_harmony
+from engine.answers import Parts, Reader, Reading, marks_are_special, open_mark, speaks_harmony, thoughts_are_special
 from engine.runtime.outputs import CompletionOutput
 from engine.sampling import SamplingParams, StructuredOutputs
 
@@ -48,7 +48,8 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     params = _params(body, model.recommended, asked.form)
     plain, tokenizer = asked.form is not None and asked.plain, model.llm.engine.tokenizer
     harmony = speaks_harmony(tokenizer) and not plain and not asked.tagged
-    if harmony or (asked.tools and marks_are_special(tokenizer)):
+    thinks = not plain and thoughts_are_special(tokenizer)
+    if harmony or thinks or (asked.tools and marks_are_special(tokenizer)):
         params = replace(params, skip_special_tokens=False)
     text, ids = await prompt(model, body, caller)
     room = model.max_model_len - len(ids)
@@ -61,7 +62,7 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
         )
     reader = Reader(
         asked.tools,
-        inside=text.rstrip().endswith(OPEN),
+        inside=open_mark(text) != "",
         plain=plain,
         one_call=asked.one_call,
         tagged=asked.tagged,

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 
 from engine import __version__
-from engine.answers import OPEN, Parts
+from engine.answers import Parts, reasons
 from engine.runtime.outputs import RequestOutput
 
 from .chat import Chat, prepare
@@ -270,7 +270,7 @@ def _abilities(model: ServedModel) -> list[str]:
     named = {"tools": ("tools",), "thinking": ("enable_thinking", "reasoning_effort")}
     read = {name for names in named.values() for name in names if template is not None and template.reads(name)}
     able = {what for what, names in named.items() if read.intersection(names)}
-    if template is not None and OPEN in template.source:  # it thinks whether or not it is asked to
+    if template is not None and reasons(template.source):  # it thinks whether or not it is asked to
         able.add("thinking")
     return ["completion", "embedding", *sorted(able, reverse=True)]
 

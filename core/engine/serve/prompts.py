@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.answers import CLOSE, OPEN
+from engine.answers import REASONING, open_mark
 
 from .errors import ApiError
 from .fields import Ending
@@ -29,7 +29,8 @@ def render(
         begun = _begun(messages[-1])
         prompt = render(model, messages[:-1], tools, variables)
         # where the template opens reasoning, what is there comes after it
-        return f"{prompt.rstrip()}\n\n{CLOSE}\n\n{begun}" if prompt.rstrip().endswith(OPEN) else prompt + begun
+        opened = open_mark(prompt)
+        return f"{prompt.rstrip()}\n\n{REASONING[opened]}\n\n{begun}" if opened else prompt + begun
     given = dict(variables or {})
     if wrong := next((name for name in RESERVED if name in given), None):
         raise ApiError(400, f"chat_template_kwargs may not set {wrong}.", "chat_template_kwargs")
