@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 import tiny_models
@@ -77,3 +82,21 @@ def test_refuses_in_one_line(refusal, llama, tmp_path, text):
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] = tensors["lm_head.weight"][:300]
     tiny_models.write_llama(other, np.random.default_rng(), tensors, vocab_size=300)
     assert "different vocabularies" in refusal("perplexity", llama, text, "--kl", other, "--context", 32)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_is_left_of_what_is_ended(tmp_path, number):
+    """As by Ctrl-C, by a service's stop and by a terminal that is closed."""
+    wide = tiny_models.CONFIG | {"intermediate_size": 1 << 17}
+    rng = np.random.default_rng()
+    tiny_models.write_llama(tmp_path, rng, tiny_models.llama_tensors(rng, wide), intermediate_size=1 << 17)
+    command = [sys.executable, "-m", "engine", "quantize", tmp_path, tmp_path / "out.gguf", "-t", "q3_k_m"]
+    before = set(tmp_path.iterdir())
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    while not any(path.suffix == ".part" for path in tmp_path.iterdir()):
+        assert running.poll() is None, "it ended too early to be ended"
+        time.sleep(0.005)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=30)
+    assert (running.returncode, out) == (128 + number, b"") and b"Traceback" not in err
+    assert set(tmp_path.iterdir()) == before

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -53,7 +56,7 @@ def quantize(
     _refuse_idle(wanted, imatrix, double_quant, shard_size, threads)
     path = find_model(model)
     start = time.monotonic()
-    with Wait("Quantizing") as wait:
+    with _ending_as_by_ctrl_c(), Wait("Quantizing") as wait:
         checkpoint = open_checkpoint(path)
         if wanted in _FOLDERS:
             size = _SHARD_GB if shard_size is None else shard_size
@@ -64,6 +67,24 @@ def quantize(
         note(notice)
     sizes = f"{result.before / 1e6:.1f} MB of weights became {result.after / 1e6:.1f} MB"
     print(f"{output}: {sizes} in {time.monotonic() - start:.1f} s")
+
+
+@contextmanager
+def _ending_as_by_ctrl_c() -> Iterator[None]:
+    """SIGTERM and a closed terminal end it by an exception, too, so that no half of a file is left."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    kinds = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ours = [kind for kind in kinds if signal.getsignal(kind) is signal.SIG_DFL]  # nohup ignores one
+    for kind in ours:
+        signal.signal(kind, end)
+    try:
+        yield
+    finally:
+        for kind in ours:
+            signal.signal(kind, signal.SIG_DFL)
 
 
 _FOLDERS = ("NF4", "INT8")
