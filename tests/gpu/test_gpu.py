@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +28,39 @@ def _run(*options, **environment):
     )
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout)
+
+
+def test_launching_is_not_counted_as_the_gpus_time(monkeypatch):
+    """A kernel of 10 us whose op takes the host 200 us, on a GPU that writes 4.8 TB/s and is simulated."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from gpu_calls import Bench
+
+    now = SimpleNamespace(host=0.0, gpu=0.0)  # microseconds, until which each is busy
+
+    def launch(gpu, host):
+        now.host += host
+        now.gpu = max(now.gpu, now.host) + gpu
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            launch(0, 1)
+            self.at = now.gpu
+
+        def synchronize(self):
+            now.host = max(now.host, self.at)
+
+        def elapsed_time(self, end):
+            return (end.at - self.at) / 1e3
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", lambda nbytes, **_: SimpleNamespace(zero_=lambda: launch(nbytes / 4.8e6, 5)))
+    seconds = Bench(None, torch.device("cuda"), 3).seconds(lambda: launch(10, 200))
+    assert seconds == pytest.approx(10e-6)
 
 
 @pytest.mark.slow
