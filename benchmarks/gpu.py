@@ -11,8 +11,9 @@ model (a random llama of 8 billion parameters in bf16: decode rates beside what 
 would take, the same with decode steps that are launched as they come, beside those that are recorded, the time to a first
 token, and transformers' continuous batching beside it where that is installed; its own products are tuned first unless tune is
 left out). Figures are medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it
-is met. A section that fails says so, and the exit status is 1. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the
-CPU, which shows that it runs and nothing else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
+is met. A section that fails says so, and the exit status is 1; what each has found is on stderr as soon as it has ended. With
+TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that it runs and nothing else; there
+ENGINE_CUDA_GRAPHS=1 is needed, too.
 """
 
 from __future__ import annotations
@@ -437,6 +438,7 @@ def measure(run: Run, sections: list[str]) -> tuple[Figures, bool]:
             traceback.print_exc()
             found[name] = {"failed": f"{type(error).__name__}: {error}"[:1000]}
         found[name]["seconds"] = round(time.monotonic() - start, 2)
+        print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
     found["bars"] = judged(found)
     return found, good
 

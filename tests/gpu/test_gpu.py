@@ -26,7 +26,7 @@ def _run(*options, **environment):
         text=True,
         check=False,
     )
-    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.returncode == 0, run.stdout + run.stderr[-3000:]
     return json.loads(run.stdout)
 
 
@@ -61,6 +61,23 @@ def test_launching_is_not_counted_as_the_gpus_time(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda nbytes, **_: SimpleNamespace(zero_=lambda: launch(nbytes / 4.8e6, 5)))
     seconds = Bench(None, torch.device("cuda"), 3).seconds(lambda: launch(10, 200))
     assert seconds == pytest.approx(10e-6)
+
+
+def test_a_run_that_is_ended_early_has_told_what_it_found(monkeypatch, capsys):
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu
+
+    def ended(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "SECTIONS", {"first": lambda run: {"cases": 3}, "second": ended})
+    device = SimpleNamespace(describe=lambda: SimpleNamespace(name="card", details={}))
+    run = SimpleNamespace(bench=SimpleNamespace(device=device), bandwidth=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure(run, ["first", "second"])
+    assert json.loads(capsys.readouterr().err)["first"]["cases"] == 3
 
 
 @pytest.mark.slow
