@@ -102,3 +102,20 @@ def test_a_model_whose_marks_are_special_tokens(harmony, stream):
     calls = [call.function for piece in pieces for call in piece.tool_calls or ()]
     assert "".join(call.name or "" for call in calls) == "weather"
     assert "".join(call.arguments or "" for call in calls) == '{"city": "a"}'
+
+
+def prompted(harmony, **fields):
+    answer = harmony.openai.chat.completions.create(model="tiny", max_tokens=4, **fields)
+    return answer.usage.prompt_tokens
+
+
+def test_what_is_content_alone_begins_in_its_channel(harmony):
+    """A form, and an answer that is to go on: what is more is the header."""
+    asked, begun = {"role": "user", "content": "Hm?"}, {"role": "assistant", "content": "Well"}
+    header = len(harmony.engine.tokenizer.encode("<|channel|>final<|message|>", False, True))
+    plain = prompted(harmony, messages=[asked])
+    form = {"type": "json_object"}
+    assert prompted(harmony, messages=[asked], response_format=form) == plain + header
+    more = {"continue_final_message": True, "add_generation_prompt": False}
+    word = len(harmony.engine.tokenizer.encode("Well", False))
+    assert prompted(harmony, messages=[asked, begun], extra_body=more) == plain + header + word

@@ -1,13 +1,14 @@
 """What a model's text says: reasoning, content and tool calls, taken apart while it comes."""
 
 from .calls import TAG, marks_are_special, read_calls
-from .harmony import HarmonyReading, speaks_harmony
+from .harmony import FINAL, HarmonyReading, speaks_harmony
 from .json_parts import PartialCall
 from .reader import Parts, Reader, Reading
 from .reasoning import MARKS as REASONING
 from .reasoning import closes_reasoning, open_mark, reasons, split_reasoning, thoughts_are_special
 
 __all__ = [
+    "FINAL",
     "REASONING",
     "TAG",
     "HarmonyReading",

@@ -20,6 +20,8 @@ _MARKS = (_MESSAGE, _CHANNEL, "<|start|>", "<|constrain|>", "<|end|>", "<|return
 _END = re.compile(r"<\|(?:end|return|call|start)\|>")
 _NAMED = re.compile(re.escape(_CHANNEL) + r"\s*([\w-]+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+FINAL = f"{_CHANNEL}final{_MESSAGE}"
+"""The header of what is to be read, for a prompt whose answer is that alone."""
 _HEADS = ("<|", "to=")
 _FUNCTIONS = "functions."
 

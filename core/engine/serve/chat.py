@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.answers import Parts, Reader, Reading, marks_are_special, open_mark, speaks_harmony, thoughts_are_special
+from engine.answers import (
+    FINAL,
+    Parts,
+    Reader,
+    Reading,
+    marks_are_special,
+    open_mark,
+    speaks_harmony,
+    thoughts_are_special,
+)
 from engine.runtime.outputs import CompletionOutput
 from engine.sampling import SamplingParams, StructuredOutputs
 
@@ -51,7 +60,8 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     thinks = not plain and thoughts_are_special(tokenizer)
     if harmony or thinks or (asked.tools and marks_are_special(tokenizer)):
         params = replace(params, skip_special_tokens=False)
-    text, ids = await prompt(model, body, caller)
+    alone = plain and not asked.tools and body.ending == "answer" and speaks_harmony(tokenizer)
+    text, ids = await prompt(model, body, caller, FINAL if alone else "")
     room = model.max_model_len - len(ids)
     if params.max_tokens is None and room < 1:
         raise ApiError(
@@ -73,14 +83,15 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     return Chat(model, generation, reader, body.top_logprobs or 0)
 
 
-async def prompt(model: ServedModel, body: ChatBody, caller: str) -> tuple[str, tuple[int, ...]]:
-    """The conversation as the model is given it, as text and as ids."""
+async def prompt(model: ServedModel, body: ChatBody, caller: str, head: str = "") -> tuple[str, tuple[int, ...]]:
+    """The conversation as the model is given it, as text and as ids; ``head``: what the answer has begun with."""
     variables = _template_variables(body, model)
     described = [tool.model_dump(exclude_none=True) for tool in tools_of(body)]
     messages = body.templated()
     if trace := current.get():
         trace.asked(messages)
-    return await chat_prompt(model, messages, described, variables, body.ending, salt_of(caller, body.cache_salt or ""))
+    salt = salt_of(caller, body.cache_salt or "")
+    return await chat_prompt(model, messages, described, variables, body.ending, salt, head)
 
 
 def _template_variables(body: ChatBody, model: ServedModel) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.answers import REASONING, open_mark
+from engine.answers import FINAL, REASONING, open_mark, speaks_harmony
 
 from .errors import ApiError
 from .fields import Ending
@@ -29,8 +29,9 @@ def render(
         begun = _begun(messages[-1])
         prompt = render(model, messages[:-1], tools, variables)
         # where the template opens reasoning, what is there comes after it
-        opened = open_mark(prompt)
-        return f"{prompt.rstrip()}\n\n{REASONING[opened]}\n\n{begun}" if opened else prompt + begun
+        if opened := open_mark(prompt):
+            return f"{prompt.rstrip()}\n\n{REASONING[opened]}\n\n{begun}"
+        return prompt + (FINAL if speaks_harmony(model.llm.engine.tokenizer) else "") + begun
     given = dict(variables or {})
     if wrong := next((name for name in RESERVED if name in given), None):
         raise ApiError(400, f"chat_template_kwargs may not set {wrong}.", "chat_template_kwargs")
@@ -52,13 +53,14 @@ async def chat_prompt(
     variables: Mapping[str, Any] | None = None,
     ending: Ending = "answer",
     salt: bytes = b"",
+    head: str = "",
 ) -> tuple[str, tuple[int, ...]]:
     """The prompt of a conversation as text and as ids, in which answers that were given under ``salt`` have those that
-    were generated."""
+    were generated. ``head``: what the answer has begun with."""
     turns = model.turns
 
     def make() -> tuple[str, tuple[int, ...]]:
-        text = render(model, messages, tools, variables, ending)
+        text = render(model, messages, tools, variables, ending) + head
         return text, turns.encode(text, salt)
 
     return await beside(make)
