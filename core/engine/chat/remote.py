@@ -258,6 +258,7 @@ def _form(form: Any) -> dict[str, Any]:
 
 
 def _base(url: str) -> SplitResult:
+    url.encode()  # what is no text is told as such
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host = (parts.hostname or "").encode("idna")
