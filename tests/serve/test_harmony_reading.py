@@ -43,7 +43,7 @@ ANSWERS = {
 
 def grown(text, cuts):
     """What comes last of a text that grows, all of which only ever grows."""
-    reading, before = HarmonyReading({"weather"}), ("", "", ())
+    reading, before = HarmonyReading({"weather": {}}), ("", "", ())
     for cut in cuts:
         found = reading.read(text[:cut], finished=False)
         assert found[0].startswith(before[0].rstrip()) and found[1].startswith(before[1])
@@ -66,11 +66,11 @@ def test_messages_are_what_their_headers_say(name, data):
 )
 def test_any_text_streams_as_it_is_read_whole(pieces):
     text = "".join(pieces)
-    assert grown(text, range(len(text))) == HarmonyReading({"weather"}).read(text, finished=True)
+    assert grown(text, range(len(text))) == HarmonyReading({"weather": {}}).read(text, finished=True)
 
 
 def test_no_more_calls_than_are_wanted():
-    reading = Reading(Reader(frozenset({"weather"}), one_call=True, harmony=True))
+    reading = Reading(Reader({"weather": {}}, one_call=True, harmony=True))
     assert reading.read(CALL + TURNED, finished=True).calls == (A,)
 
 

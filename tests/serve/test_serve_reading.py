@@ -188,7 +188,7 @@ def random_cuts(text):
 @pytest.mark.parametrize("name", TEXTS)
 def test_calls_of_all_families(name):
     text, content, calls = TEXTS[name]
-    reader = Reader(frozenset({"weather", "clock", "clock_all"}))
+    reader = Reader({name: {} for name in ("weather", "clock", "clock_all")})
     for cuts in ([len(text)], range(1, len(text) + 1), random_cuts(text), random_cuts(text)):
         assert streamed(reader, text, list(cuts)) == ("", content, calls)
 
@@ -232,7 +232,7 @@ def test_any_text_streams_as_it_is_read_whole():
     for _ in range(3000):
         text = "".join(rng.choice(pieces, rng.integers(1, 8)))
         reader = Reader(
-            frozenset({"weather", "clock"}) if rng.random() < 0.8 else frozenset(), inside=rng.random() < 0.3
+            {name: {} for name in ("weather", "clock")} if rng.random() < 0.8 else {}, inside=rng.random() < 0.3
         )
         whole = reader.read(text, finished=True)
         expected = (whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls])
@@ -323,7 +323,7 @@ def test_what_has_been_read_of_a_call_by_name_is_not_read_again(counts, begin, e
 
 def last_call(text):
     """Of an answer that comes in pieces."""
-    chat = Chat(None, None, Reader(frozenset({"weather"})), 0)
+    chat = Chat(None, None, Reader({"weather": {}}), 0)
     for cut in range(0, len(text), 8):
         chat.parts(CompletionOutput(0, text[:cut], (), None, None))
     return chat.parts(CompletionOutput(0, text, (), None, None, "stop")).calls[-1]

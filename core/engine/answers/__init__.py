@@ -2,7 +2,7 @@
 
 from .calls import TAG, marks_are_special, read_calls
 from .harmony import FINAL, HarmonyReading, speaks_harmony
-from .json_parts import PartialCall
+from .json_parts import PartialCall, Tools
 from .reader import Parts, Reader, Reading
 from .reasoning import MARKS as REASONING
 from .reasoning import closes_reasoning, open_mark, reasons, split_reasoning, thoughts_are_special
@@ -16,6 +16,7 @@ __all__ = [
     "Parts",
     "Reader",
     "Reading",
+    "Tools",
     "closes_reasoning",
     "marks_are_special",
     "open_mark",

@@ -7,17 +7,18 @@ not read again when there is more of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from .json_parts import SPACE, CallObject, PartialCall
+from .json_parts import SPACE, CallObject, PartialCall, Tools
 from .named_calls import MISTRAL, PYTHON, NamedCall
+from .tagged_calls import FUNCTION, MINIMAX, SEED, TaggedCall, tagged_call
 
 if TYPE_CHECKING:
     from engine.formats.tokenizer import Tokenizer
 
 TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
-MARKS = (TAG, MISTRAL, PYTHON)
+GRANITE = "<|tool_call|>"
+MARKS = (TAG, MISTRAL, PYTHON, GRANITE, FUNCTION, SEED, MINIMAX)
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _LONGEST = max(map(len, MARKS))
 _BEGIN = re.compile(r"\s*(?:\[[\s;,]*)?")
@@ -28,7 +29,7 @@ def marks_are_special(tokenizer: Tokenizer) -> bool:
     return any(tokenizer.token_id(mark) in tokenizer.control_ids for mark in MARKS)
 
 
-def read_calls(text: str, known: Set[str], finished: bool) -> tuple[str, tuple[PartialCall, ...]]:
+def read_calls(text: str, known: Tools, finished: bool) -> tuple[str, tuple[PartialCall, ...]]:
     """The text that is certain to be content, and the calls of ``known`` tools that have begun. What cannot be told yet
     is in neither."""
     return CallReader(known).read(text, finished)
@@ -38,7 +39,7 @@ class CallReader:
     """Reads one answer, again and again while it comes. What stands between calls, and calls after the first that are none, are
     left out."""
 
-    def __init__(self, known: Set[str]) -> None:
+    def __init__(self, known: Tools) -> None:
         self._known = known
         self._series: _Series | None = _Series("", 0, 0)  # some write no mark before them
         self._sought = 0
@@ -84,10 +85,10 @@ class _Series:
         self.place, self.start, self.at = place, start, start
         self._mark = mark
         self._listed = False
-        self._call: CallObject | NamedCall | None = None
+        self._call: CallObject | NamedCall | TaggedCall | None = None
         self._calls: list[PartialCall] = []
 
-    def read(self, text: str, known: Set[str]) -> tuple[tuple[PartialCall, ...], bool]:
+    def read(self, text: str, known: Tools) -> tuple[tuple[PartialCall, ...], bool]:
         """The calls, and whether what follows may be another, or a part of the last."""
         while True:
             if self._call is None:
@@ -107,11 +108,13 @@ class _Series:
             self._calls.append(call)
             self._call = None
 
-    def _begun(self, text: str, begin: re.Match[str]) -> CallObject | NamedCall | None:
+    def _begun(self, text: str, begin: re.Match[str]) -> CallObject | NamedCall | TaggedCall | None:
         """What may be a call behind ``begin``."""
         self._listed |= "[" in begin.group()
         if text.startswith("{", begin.end()):
             return CallObject(begin.end())
+        if self._mark in (TAG, FUNCTION, SEED, MINIMAX):
+            return tagged_call(self._mark, text, self.at, begin.end())
         if self._mark == MISTRAL:
             return NamedCall(self.at, begin.end(), python=False)
         in_python = self._mark == PYTHON or (self._listed and not self._mark)

@@ -5,11 +5,10 @@ is to. The channel analysis holds thoughts, final what is to be read, commentary
 from __future__ import annotations
 
 import re
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .json_parts import PartialCall
+from .json_parts import PartialCall, Tools
 from .reasoning import begun_mark
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class HarmonyReading:
     """One answer, read again and again while it comes. ``known``: names of the tools that may be called; what is to anyone else
     is content."""
 
-    def __init__(self, known: Set[str]) -> None:
+    def __init__(self, known: Tools) -> None:
         self._known = known
         self._closed: list[Message] = []
         self._at = 0

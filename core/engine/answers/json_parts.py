@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import Any
 
 BLANK = re.compile(r"\s*")
 SPACE = re.compile(r"[\s;,]*")
@@ -16,6 +17,10 @@ _BETWEEN_IN_PYTHON = re.compile(r"""[^"'{}\[\]()]*""")
 _WITHIN = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # a string
 _WITHIN_SINGLE = re.compile(r"[^'\\]*(?:\\.[^'\\]*)*", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters")
+
+
+Tools = Mapping[str, Mapping[str, Any]]
+"""Names of tools that may be called, each with the JSON schema of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class CallObject:
         self._name: str | None = None
         self._arguments: str | None = None
 
-    def read(self, text: str, known: Set[str]) -> tuple[PartialCall | None, int | None]:
+    def read(self, text: str, known: Tools) -> tuple[PartialCall | None, int | None]:
         """The call, and where its object ends, None if it has not yet; it ends, too, where neither a member nor its brace
         follows, which some leave out. No call where its name is not known, or not there yet. ``text`` is that of the time
         before, or more."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 
-from .json_parts import BLANK, PartialCall, Value
+from .json_parts import BLANK, PartialCall, Tools, Value
 
 MISTRAL, PYTHON = "[TOOL_CALLS]", "<|python_tag|>"
 """The marks before them."""
@@ -27,10 +27,10 @@ class NamedCall:
         self._name = ""
         self._arguments: Value | None = None
 
-    def read(self, text: str, known: Set[str]) -> tuple[PartialCall | None, int | None]:
+    def read(self, text: str, known: Tools) -> tuple[PartialCall | None, int | None]:
         """As that of ``CallObject``; a call in Python is one once it is whole."""
         if self._arguments is None:
-            end = _after(text, self._start, known)
+            end = after(text, self._start, known)
             at = end if end in (None, self._start) else self._opened(text, end)
             if at is None:
                 return None, None
@@ -46,17 +46,17 @@ class NamedCall:
     def _opened(self, text: str, at: int) -> int | None:
         """Where the arguments of a call whose name ends at ``at`` would begin. None where that has not come."""
         if self._python:
-            found = _after(text, at, (".call",))
+            found = after(text, at, (".call",))
         else:
-            found = _after(text, at, ("[CALL_ID]",))
+            found = after(text, at, ("[CALL_ID]",))
             if found not in (None, at):
                 found = _ID.match(text, found).end()  # type: ignore[union-attr]
-            found = None if found is None else _after(text, found, ("[ARGS]",))
+            found = None if found is None else after(text, found, ("[ARGS]",))
             found = None if found is None else BLANK.match(text, found).end()  # type: ignore[union-attr]
         return None if found == len(text) else found
 
 
-def _after(text: str, at: int, words: Iterable[str]) -> int | None:
+def after(text: str, at: int, words: Iterable[str]) -> int | None:
     """Where the longest of ``words`` that stand at ``at`` ends, ``at`` if there is none; None where one may be coming."""
     rest = len(text) - at
     if any(len(word) > rest and text.startswith(word[:rest], at) for word in words):

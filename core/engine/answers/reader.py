@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .calls import TAG, CallReader
 from .harmony import HarmonyReading
-from .json_parts import PartialCall
+from .json_parts import PartialCall, Tools
 from .reasoning import split_reasoning
 
 
@@ -22,12 +21,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Reader:
-    """How answers to a request are read. ``tools``: names of those that may be called; ``inside``: the prompt ended in an
+    """How answers to a request are read. ``tools``: those that may be called; ``inside``: the prompt ended in an
     open block of reasoning; ``plain``: the answer has a form of its own, with no reasoning in it; ``one_call``: no more
     than one call is wanted; ``tagged``: what does not begin with the tag of a call is no call; ``harmony``: the text shows the
     marks of that format."""
 
-    tools: Set[str] = frozenset()
+    tools: Tools = field(default_factory=dict)
     inside: bool = False
     plain: bool = False
     one_call: bool = False

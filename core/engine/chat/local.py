@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engine.answers import (
     HarmonyReading,
     PartialCall,
+    Tools,
     marks_are_special,
     open_mark,
     read_calls,
@@ -170,8 +171,8 @@ def _calls(text: str, ask: Ask, finished: bool) -> tuple[str, tuple[ToolCall, ..
     return _whole(text, shown, calls, finished)
 
 
-def _known(ask: Ask) -> set[str]:
-    return {tool["function"]["name"] for tool in ask.tools or ()}
+def _known(ask: Ask) -> Tools:
+    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in ask.tools or ()}
 
 
 def _whole(text: str, shown: str, calls: Sequence[PartialCall], finished: bool) -> tuple[str, tuple[ToolCall, ...]]:

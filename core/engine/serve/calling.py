@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from engine.answers import TAG
+from engine.answers import TAG, Tools
 from engine.formats.chat_template import ChatTemplate
 from engine.sampling import StructuredOutputs
 from engine.sampling.grammar import json_in_lark
@@ -18,12 +18,12 @@ from .model import ServedModel
 
 @dataclass(frozen=True)
 class Wanted:
-    """``form``: what the answer keeps to; ``tools``: names of those whose calls are looked for in it; ``one_call``: no more
+    """``form``: what the answer keeps to; ``tools``: those whose calls are looked for in it; ``one_call``: no more
     than one; ``plain``: the form is there from the beginning, with no reasoning before; ``tagged``: what does not begin with
     the tag of a call is none."""
 
     form: StructuredOutputs | None
-    tools: frozenset[str]
+    tools: Tools
     one_call: bool
     plain: bool = True
     tagged: bool = False
@@ -39,7 +39,7 @@ def tools_of(body: ChatBody) -> list[Tool]:
 def wanted(body: ChatBody, model: ServedModel) -> Wanted:
     """What the request wants of the answer. ApiError or RequestError where that cannot be."""
     tools, form = tools_of(body), body.form()
-    names = frozenset(tool.function.name for tool in tools)
+    names = {tool.function.name: tool.function.parameters or {} for tool in tools}
     one_call = body.parallel_tool_calls is False
     if body.tool_choice not in (None, "none", "auto"):
         if form is not None:

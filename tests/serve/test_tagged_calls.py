@@ -1,0 +1,119 @@
+"""Calls in tags, whose values are plain text: of any values, however the stream is cut, by the types of the tool's schema."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from engine.answers import Reader, Reading
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "share": {"type": "number"},
+        "on": {"type": "boolean"},
+        "list": {"type": "array"},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    },
+}
+TOOLS = {"weather": SCHEMA, "clock": {}}
+VALUES = {
+    "text": st.text(st.characters(exclude_categories=("Cs",)), max_size=20).filter(lambda text: "</" not in text),
+    "count": st.integers(),
+    "share": st.floats(allow_nan=False, allow_infinity=False),
+    "on": st.booleans(),
+    "list": st.lists(st.sampled_from(["a", 1, None, "<b>", {"c": []}]), max_size=3),
+    "either": st.one_of(st.integers(), st.none()),
+    "unknown": st.one_of(st.integers(), st.just("a text")),
+}
+
+
+def plain(value):
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def qwen(name, members):
+    inner = "".join(f"<parameter={key}>\n{plain(value)}\n</parameter>\n" for key, value in members.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def unwrapped(name, members):
+    return qwen(name, members).removeprefix("<tool_call>\n")
+
+
+def seed(name, members):
+    inner = qwen(name, members).removeprefix("<tool_call>").removesuffix("</tool_call>")
+    return f"<seed:tool_call>{inner}</seed:tool_call>"
+
+
+def glm(name, members):
+    inner = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>\n{plain(value)}\n</arg_value>\n" for key, value in members.items()
+    )
+    return f"<tool_call>{name}\n{inner}</tool_call>"
+
+
+def minimax(name, members):
+    inner = "".join(f'<parameter name="{key}">\n{plain(value)}\n</parameter>\n' for key, value in members.items())
+    return f'<minimax:tool_call>\n<invoke name="{name}">\n{inner}</invoke>\n</minimax:tool_call>'
+
+
+def granite(name, members):
+    return "<|tool_call|>" + json.dumps([{"name": name, "arguments": members}])
+
+
+FORMS = {form.__name__: form for form in (qwen, unwrapped, seed, glm, minimax, granite)}
+
+
+def read(text, cuts):
+    """What has come at last, of what only ever grows."""
+    reading, before = Reading(Reader(TOOLS)), None
+    for cut in [*cuts, len(text)]:
+        found = reading.read(text[:cut], finished=False)
+        if before is not None:
+            assert found.content.startswith(before.content) and len(found.calls) >= len(before.calls)
+            for old, new in zip(before.calls, found.calls, strict=False):
+                assert (old.name, new.arguments[: len(old.arguments)]) == (new.name, old.arguments)
+        before = found
+    return reading.read(text, finished=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(members=st.fixed_dictionaries({}, optional=VALUES), data=st.data())
+@example(members={"text": "\n<tool_call> {\n\n"}, data=None)
+def test_a_call_is_read_as_it_was_written(form, members, data):
+    text = f"I look.\n{FORMS[form]('weather', members)}\n{FORMS[form]('clock', {})}"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8))) if data else ()
+    for found in (read(text, cuts), read(text, range(len(text)))):
+        assert found.content == "I look."
+        assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [
+            ("weather", members),
+            ("clock", {}),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("<tool_call>weather is fine", "<tool_call>weather is fine", []),
+        ("<function=other>\n</function>", "<function=other>\n</function>", []),
+        ("a <function=wea", "a <function=wea", []),
+        ("<tool_call>weather", "<tool_call>weather", []),
+        ("<function=clock>\n<parameter=a>\nx", "", [("clock", "{")]),
+        ("<function=clock>\n<parameter=a>\nx\n</parameter>\n", "", [("clock", '{"a": "x"')]),
+        ("<function=clock>\n<parameter=a>x</parameter>\n</tool_call>", "", [("clock", '{"a": "x"}')]),
+        ("<function=clock>\n<parameter=a>NaN</parameter></function>", "", [("clock", '{"a": "NaN"}')]),
+        ("<function=weather><parameter=on>True</parameter></function>", "", [("weather", '{"on": true}')]),
+        ("<function=weather><parameter=count>many</parameter></function>", "", [("weather", '{"count": "many"}')]),
+        ("<function=weather><parameter=share>3</parameter></function>", "", [("weather", '{"share": 3}')]),
+        ("<function=weather><parameter=text>3</parameter></function>", "", [("weather", '{"text": "3"}')]),
+    ],
+)
+def test_texts(text, content, calls):
+    for found in (read(text, ()), read(text, range(len(text)))):
+        assert (found.content, [(call.name, call.arguments) for call in found.calls]) == (content, calls)
