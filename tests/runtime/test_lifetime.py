@@ -77,6 +77,16 @@ llm.close()
     assert told.startswith("child This process was forked from the one that loaded") and could == "parent could"
 
 
+def test_a_program_may_end_in_the_middle_of_an_answer(llama, cpu):
+    program = f"""
+from engine import LLM, SamplingParams
+llm = LLM({str(llama)!r}, backend={cpu!r}, kv_cache_tokens=1024, threads=2)
+stream = llm.stream([1, 5, 9], SamplingParams(max_tokens=None, ignore_eos=True))
+print(len(next(stream).outputs))
+"""
+    assert ran(program) == ["1"]
+
+
 def test_the_last_reference_is_dropped_by_a_reader_of_outputs(llama, backend):
     threads = own_threads()
     llm, parts = opened(llama, backend)

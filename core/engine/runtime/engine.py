@@ -50,9 +50,9 @@ class Engine:
         self._output_processor = OutputProcessor()
         self._core = EngineCore(loaded, self._output_processor.put)
         self._output_processor.start(self._core.finish)
-        # threads keep what they use: an engine that nobody refers to any more would stay with its model for ever
+        # threads keep what they use: an engine that nobody refers to any more would stay with its model for ever; and a
+        # step that is computed while the interpreter ends would abort the process
         self._end = weakref.finalize(self, _end, self._core, self._output_processor, loaded)
-        self._end.atexit = False
 
     @property
     def tokenizer(self) -> Tokenizer:
