@@ -163,6 +163,21 @@ def test_ranks_end_when_rank_0_is_killed(llama, cpu):
     other.wait(20)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_that_lives_on_keeps_no_rank(llama, cpu):
+    waits, lives = os.pipe()
+    with LLM(llama, backend=cpu, **TWO) as llm:
+        child = os.fork()
+        if not child:
+            os.close(lives)
+            os.read(waits, 1)
+            os._exit(0)
+        rank = llm.loaded.ranks._workers[0]._process
+    os.close(lives)
+    os.waitpid(child, 0)
+    assert rank.returncode == 0, "it had to be killed"
+
+
 def test_what_a_rank_cannot_do_is_told_at_once(llama, cpu, install, tmp_path):
     for settings, sentence in (
         ({"collectives": "nobody"}, "There are no collectives 'nobody'"),

@@ -55,6 +55,7 @@ class ProcessWorker:
         self._input: IO[bytes] = self._process.stdin
         self.replies: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(self._process.stdout, self.replies), daemon=True).start()
+        _started.add(self)
         self.send(job)
 
     def send(self, message: Message | Job) -> None:
@@ -63,6 +64,11 @@ class ProcessWorker:
             self._input.flush()
         except (OSError, ValueError):  # it has ended, which its replies tell
             return
+
+    def leave(self, nothing: int) -> None:
+        """In a forked process, whose end of the pipe would keep the rank alive when this one has ended."""
+        if not self._input.closed:
+            os.dup2(nothing, self._input.fileno())
 
     def how(self) -> str:
         try:
@@ -79,6 +85,20 @@ class ProcessWorker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+_started: weakref.WeakSet[ProcessWorker] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for worker in _started:
+        worker.leave(nothing)
+    os.close(nothing)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)
 
 
 def _read(stream: IO[bytes], replies: queue.SimpleQueue[Reply | None]) -> None:
