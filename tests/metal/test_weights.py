@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -61,6 +63,16 @@ def test_what_is_no_affine_group_is_left_dense(format_):
         packed = pack(weight, lambda _: None, lambda _: None)
         np.testing.assert_array_equal(packed.unpack(), weight.dense())
     assert isinstance(packed.handle, Dense)
+
+
+@pytest.mark.parametrize("format_", ["F32", "F16", "BF16", "Q8_0", "MXFP4", "IQ4_XS"])
+def test_a_weight_is_used_on_another_thread_than_packed_it(format_):
+    weight = CaseWeight("w", (format_, random_rows(format_, 5, 512), (5, 512)))
+    packed = []
+    packing = threading.Thread(target=lambda: packed.append(pack(weight, lambda _: None, lambda _: None)))
+    packing.start()
+    packing.join()
+    assert packed[0].unpack().shape == (5, 512)
 
 
 def test_a_matrix_is_repacked_in_pieces():

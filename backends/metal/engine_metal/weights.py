@@ -113,7 +113,9 @@ def _dense(ref: WeightRef, progress: Callable[[int], None], check: Callable[[int
         check(4 * int(np.prod(ref.shape)))
         array = ref.dense()
     progress(raw.nbytes)
-    return Dense(from_host(array))
+    stored = from_host(array)
+    mx.eval(stored)  # a view as bf16 is a step of MLX's, which no other thread could take
+    return Dense(stored)
 
 
 def _affine(ref: WeightRef, progress: Callable[[int], None], check: Callable[[int], None]) -> Affine:
