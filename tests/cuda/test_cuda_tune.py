@@ -81,20 +81,42 @@ def test_the_fastest_is_taken_and_kept(cuts, tmp_path):
     assert clock.launched[3] == wanted and len(tuning.found) == 1 and len(cuts.read(path)) == 2
 
 
-def test_what_does_not_fit_the_card_is_left_out(cuts, tmp_path):
+def test_a_way_that_fails_costs_that_way_alone(cuts, tmp_path):
+    """Whatever is raised: what a card refuses, and what Triton's passes and its compiler do."""
+    from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources
 
     shape, clock = cuts.Shape("int8", 64, 256, 512, 1), Clock()
+    errors = [
+        OutOfResources(1 << 20, 1 << 17, "shared memory"),
+        CompilationError("", None),
+        RuntimeError("PassManager"),
+    ]
+    usual, *others = shape.ways()
+    failed = []
 
     def start(tiles):
-        if tiles.stages > 2 or tiles == shape.usual():
-            raise OutOfResources(1 << 20, 1 << 17, "shared memory")
+        if tiles != others[-1]:
+            failed.append(tiles)
+            raise errors[len(failed) % 3]
         clock.start(tiles)
 
     table = cuts.Cuts({}, tmp_path / "card.json", "card", clock)
     with table.tuning() as tuning:
         table.launch(shape, start)
-    assert clock.launched[-1].stages == 2 and tuning.found[0].usual_s == float("inf")
+    assert clock.launched == [others[-1]] and failed == [usual, *others[:-1]]
+    [found] = tuning.found
+    assert found.usual_s == float("inf") and found.what.endswith(f"; {len(others)} of {len(others) + 1} ways failed")
+
+
+def test_only_where_all_ways_fail_is_it_an_error(cuts, tmp_path):
+    def start(tiles):
+        raise RuntimeError("an illegal address")
+
+    table = cuts.Cuts({}, tmp_path / "card.json", "card", Clock())
+    with table.tuning() as tuning, pytest.raises(RuntimeError, match="illegal"):
+        table.launch(cuts.Shape("int8", 64, 256, 512, 1), start)
+    assert not tuning.found and not (tmp_path / "card.json").exists()
 
 
 def test_ways_are_compiled_side_by_side_before_one_is_timed(tmp_path):

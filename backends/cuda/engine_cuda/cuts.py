@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from datetime import date
 from importlib.metadata import version
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import platformdirs
 import torch
-from triton.runtime.errors import OutOfResources, PTXASError
 from triton.testing import do_bench
 
 from engine.backend.v1 import Tuned, Tuning
@@ -27,8 +26,6 @@ from .tiles import Tiles, near, of_matmul
 SHIPPED = Path(__file__).parent / "tables"
 MOST_ROWS = 4096
 """More rows are cut as so many."""
-UNFIT = (OutOfResources, PTXASError)
-"""What is raised of a kernel that needs more shared memory or registers than there are."""
 Seconds = Callable[[Callable[[], None]], float]
 
 
@@ -85,19 +82,22 @@ class Cuts:
 
     def _fastest(self, shape: Shape, start: Callable[[Tiles], None], found: list[Tuned]) -> Tiles:
         taken: dict[Tiles, float] = {}
-        ways = shape.ways()
-        if not INTERPRETED:
-            _compile(ways, start)
+        usual, *_ = ways = shape.ways()
+        failed = {} if INTERPRETED else _compile(ways, start)
         for tiles in ways:
+            if tiles in failed:
+                continue
             try:
                 taken[tiles] = self._seconds(lambda tiles=tiles: start(tiles))  # type: ignore[misc]
-            except UNFIT:
-                continue
-        usual = shape.usual()
-        best = min(taken, key=taken.__getitem__, default=usual)
+            except Exception as error:  # what Triton's passes and the card refuse, each says in its own way
+                failed[tiles] = error
+        if not taken:
+            raise failed[usual]
+        best = min(taken, key=taken.__getitem__)
         self._found[shape.name] = best
         how = f"tiles of {best.bm} x {best.bn}, {best.warps} warps, {best.stages} stages"
-        found.append(Tuned(f"{shape.name}: {how}", taken.get(usual, float("inf")), taken.get(best, float("inf"))))
+        how += f"; {len(failed)} of {len(ways)} ways failed" if failed else ""
+        found.append(Tuned(f"{shape.name}: {how}", taken.get(usual, float("inf")), taken[best]))
         return best
 
     def _keep(self) -> None:
@@ -140,16 +140,22 @@ def _numbers(given: object) -> list[int]:
     return sizes
 
 
-def _compile(ways: list[Tiles], start: Callable[[Tiles], None]) -> None:
-    """By all processors, since each takes most of a second on one. What does not fit the card is found when it is launched."""
+def _compile(ways: list[Tiles], start: Callable[[Tiles], None]) -> dict[Tiles, Exception]:
+    """By all processors, since each takes most of a second on one: those that cannot be compiled, and why. What does not fit the
+    card is found when it is launched."""
 
-    def one(tiles: Tiles) -> None:
-        with only_compiled(), suppress(*UNFIT):
-            start(tiles)
+    def one(tiles: Tiles) -> Exception | None:
+        try:
+            with only_compiled():
+                start(tiles)
+        except Exception as error:
+            return error
+        return None
 
     here = torch.cuda.current_device()
     with ThreadPoolExecutor(os.cpu_count(), initializer=torch.cuda.set_device, initargs=(here,)) as pool:
-        list(pool.map(one, ways))
+        errors = zip(ways, pool.map(one, ways), strict=True)
+        return {tiles: error for tiles, error in errors if error is not None}
 
 
 def _on_gpu(start: Callable[[], None]) -> float:
