@@ -132,13 +132,17 @@ def _most_rows(bytes_: int, codes: bool) -> int:
 
 
 def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:
-    """The usual tiles, and others worth a try for so many rows. A step's columns stay, and with them the order of sums."""
+    """The usual tiles, and others worth a try for so many rows. A step's columns stay, and with them the order of sums. A thread
+    has no more than 128 sums, as the rest of its registers are for operands; of eight warps each has 16 at least, or more of
+    them would only wait. Tiles larger than the usual have as many stages or one fewer, smaller ones as many or one more."""
+    size = usual.bm * usual.bn
     most = power_of_two(min(rows, 256), 16)
-    heights = [block] if block else [bm for bm in (16, 32, 64, 128, 256) if most // 8 <= bm <= most]
+    heights = [block] if block else [bm for bm in (16, 32, 64, 128, 256) if most // 4 <= bm <= most]
     found = [
         Tiles(bm, bn, usual.bk, warps, stages)
         for bm in heights for bn in (32, 64, 128, 256) for warps in (4, 8) for stages in (2, 3, 4)
-        if warps << 7 <= bm * bn <= 1 << 15
+        if warps * 32 * (4 if warps == 4 else 16) <= bm * bn <= warps * 32 * 128
+        if -(bm * bn >= size) <= stages - max(usual.stages, 2) <= (bm * bn <= size)
     ]  # fmt: skip
     return [usual, *(tiles for tiles in found if tiles != usual)]
 
