@@ -24,11 +24,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ from engine.testing.checks import check_op
 
 Figures = dict[str, Any]
 BLOCK = 16
+TUNING_S = 60.0
+"""Seconds of a section after which no further product, or step of the model, is tuned: the rest takes the usual cuts."""
 
 
 @dataclass(frozen=True)
@@ -158,12 +161,12 @@ class Run:
         return inputs, states, attrs
 
     def tune(self) -> Figures:
+        x = self.bench.randn(self.sizes.matmul, self.sizes.matmul)
+        products = () if self.sizes.tiny else PRODUCTS  # the interpreter would take an hour
+        calls = [(name, lambda name=name: self._product(name, x)[0]()) for name in products]
         with self._tuning(self.bench.device) as tuning:
-            for name in () if self.sizes.tiny else PRODUCTS:  # the interpreter would take an hour
-                self._product(name, self.bench.randn(self.sizes.matmul, self.sizes.matmul))[0]()
-            for _, _, once in self._few_rows():
-                once()
-        return gains(tuning) | {"table": json.loads(Path(tuning.path).read_text())}
+            left = within(TUNING_S, chain(calls, ((name, once) for name, _, once in self._few_rows())))
+        return gains(tuning) | left | {"table": json.loads(Path(tuning.path).read_text())}
 
     @staticmethod
     def _tuning(device: Any) -> AbstractContextManager[Tuning]:
@@ -324,9 +327,9 @@ class Run:
         if not self.tuned:
             return {}
         with load() as llm, self._tuning(llm.loaded.device) as tuning:
-            for tokens in sorted({case.prompt or case.batch for case in cases}):
-                step(llm, tokens)
-        return {"tuned": gains(tuning)}
+            steps = sorted({case.prompt or case.batch for case in cases})
+            left = within(TUNING_S, [(f"{n} tokens", lambda n=n: step(llm, n)) for n in steps])
+        return {"tuned": gains(tuning)} | left
 
     def _transformers(self, model: Path, cases: list[Any]) -> dict[Any, Figures]:
         """Its rates; nothing where it is not installed or fails, which takes nothing from the engine's own."""
@@ -385,6 +388,18 @@ def one_scale(weight: Any, nbytes: int) -> Any:
     rows = weight.rows().reshape(len(weight.rows()), -1, 32 + nbytes).copy()
     rows[:, :, :nbytes] = rows[:, :1, :nbytes]
     return type(weight)("weight", (weight.format, rows.reshape(len(rows), -1), weight.shape))
+
+
+def within(seconds: float, calls: Iterable[tuple[str, Callable[[], Any]]]) -> Figures:
+    """Calls what is called by these names, one at least, until the time is over; then the names that are left."""
+    end, left = 0.0, []
+    for name, call in calls:
+        if end and time.monotonic() >= end:
+            left.append(name)
+            continue
+        end = end or time.monotonic() + seconds
+        call()
+    return {"not tuned, as the time was over": left} if left else {}
 
 
 def gains(tuning: Tuning) -> Figures:

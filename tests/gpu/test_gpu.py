@@ -80,6 +80,24 @@ def test_a_run_that_is_ended_early_has_told_what_it_found(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().err)["first"]["cases"] == 3
 
 
+def test_tuning_ends_when_its_time_is_over_and_says_what_is_left(monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu
+
+    now, done = SimpleNamespace(s=5.0), []
+
+    def call(name):
+        now.s += 40
+        done.append(name)
+
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now.s))
+    left = gpu.within(60, [(name, lambda name=name: call(name)) for name in "abcd"])
+    assert done == ["a", "b"] and left == {"not tuned, as the time was over": ["c", "d"]}
+    assert gpu.within(60, [("e", lambda: call("e"))]) == {}
+
+
 @pytest.mark.slow
 def test_it_runs_on_the_cpu(tmp_path):
     found = _run(
