@@ -106,6 +106,10 @@ def test_the_best_score_wins_and_the_environment_overrides(install, monkeypatch)
         (good("broken").replace("return Probe", "raise SystemExit('bye')\n    return Probe"), ["SystemExit: bye"]),
         (good("broken").replace('True, "is there"', 'False, "There is no such card."'), ["There is no such card."]),
         (good("broken").replace('Probe(True, "is there", score=5)', "None"), ["probe"]),
+        (good("broken", score=None), ["the score None"]),
+        (good("broken", score="'high'"), ["the score 'high'"]),
+        (good("broken", score="float('nan')"), ["the score nan"]),
+        (good("broken").replace('"1.0"', "1.0"), ["the API 1.0; it must be a text"]),
     ],
 )
 def test_a_broken_plugin_disables_itself(install, source, words):

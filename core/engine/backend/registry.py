@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from math import isfinite
 from typing import Any
 
 import pluggy
@@ -77,6 +78,10 @@ def _manifest(point: EntryPoint) -> Manifest:
 
 def probed(manifest: Manifest | CollectivesManifest, what: str = "backend") -> Probe:
     """What a manifest's probe says, whatever the plugin does, if it was made for an API that this engine has."""
+    if not isinstance(manifest.api, str):
+        return Probe(
+            False, f"The {what} {manifest.name} names the API {manifest.api!r}; it must be a text, as {API!r} is."
+        )
     if not _compatible(manifest.api):
         return Probe(False, f"The {what} {manifest.name} was made for API {manifest.api}, this engine has {API}.")
     try:
@@ -85,6 +90,10 @@ def probed(manifest: Manifest | CollectivesManifest, what: str = "backend") -> P
         return Probe(False, line(f"The probe of the {what} {manifest.name} failed: {type(error).__name__}: {error}"))
     if not isinstance(probe, Probe):
         return Probe(False, f"The probe of the {what} {manifest.name} gave {type(probe).__name__} and not a Probe.")
+    if not isinstance(probe.score, int | float) or not isfinite(probe.score):
+        return Probe(
+            False, f"The probe of the {what} {manifest.name} gave the score {probe.score!r}; it must be a number."
+        )
     return probe
 
 
