@@ -117,6 +117,21 @@ def test_a_broken_plugin_disables_itself(install, source, words):
     assert_disabled("broken", *words)
 
 
+def test_of_two_plugins_of_one_name_the_first_is_used_and_the_other_told(install):
+    for module in ("twin_one", "twin_two"):
+        install(GROUP, "twin", f"{module}:manifest", good("twin").replace("a device", module))
+    used, other = (backend for backend in discover() if backend.name == "twin")
+    [kept] = {"twin_one", "twin_two"} & {open_device("twin", {})[0]}
+    assert used.probe.available and not other.probe.available
+    assert f"that of twin-{kept.replace('_', '-')} ({kept}:manifest) is used" in other.probe.reason
+
+
+def test_no_plugin_takes_the_place_of_a_backend_of_the_engine(install):
+    install(GROUP, "reference", "usurper:manifest", good("reference", score=10_000))
+    assert open_device("reference", {}).describe().backend == "reference"
+    assert [b.probe.available for b in discover("reference")] == [True, False]
+
+
 def test_a_broken_plugin_does_not_keep_the_engine_from_running(install, llama):
     install(GROUP, "broken", "broken_plugin:manifest", "raise SystemExit(3)")
     with LLM(llama, backend="reference") as llm:

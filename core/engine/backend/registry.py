@@ -47,11 +47,28 @@ class Backend:
 
 def discover(name: str | None = None) -> tuple[Backend, ...]:
     """All backends that are installed, or those of a name, best first; the ones that cannot run here last, with their
-    reasons."""
-    found: dict[str, Backend] = {}
-    for point in entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name):
-        found.setdefault(point.name, _load(point))
-    return tuple(sorted(found.values(), key=lambda b: (not b.probe.available, -b.probe.score, b.name)))
+    reasons. Of several of one name the engine's own is used, else the one that is found first."""
+    points = entry_points(group=GROUP) if name is None else entry_points(group=GROUP, name=name)
+    used: dict[str, EntryPoint] = {}
+    found: list[Backend] = []
+    for point in sorted(points, key=lambda point: _package(point) != "engine"):
+        first = used.setdefault(point.name, point)
+        if first is point:
+            found.append(_load(point))
+        elif first.value != point.value:
+            found.append(Backend(point.name, None, Probe(False, _taken(point, first))))
+    return tuple(sorted(found, key=lambda b: (not b.probe.available, -b.probe.score, b.name)))
+
+
+def _package(point: EntryPoint) -> str:
+    return "an unknown package" if point.dist is None else point.dist.name
+
+
+def _taken(point: EntryPoint, first: EntryPoint) -> str:
+    return (
+        f"{_package(point)} ({point.value}) has a backend of the name {point.name}, too, and that of {_package(first)} "
+        f"({first.value}) is used; uninstall one of them."
+    )
 
 
 def _load(point: EntryPoint) -> Backend:
