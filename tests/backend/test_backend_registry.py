@@ -143,10 +143,18 @@ def test_an_unknown_name_lists_what_there_is():
         open_device("cuba", {})
 
 
-def test_a_device_that_fails_to_open(install):
-    source = good("shut").replace('return ("a device"', 'raise RuntimeError("out of memory")\n    return ("a device"')
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        ('raise RuntimeError("out of memory")', "out of memory"),
+        ('raise SystemExit("no licence")', "no licence"),
+        ("return None", "its open gave None and not a Device"),
+    ],
+)
+def test_a_device_that_fails_to_open(install, instead, said):
+    source = good("shut").replace('return ("a device"', f'{instead}\n    return ("a device"')
     install(GROUP, "shut", "shut_plugin:manifest", source)
-    with pytest.raises(BackendError, match=r"shut.*out of memory"):
+    with pytest.raises(BackendError, match=f"shut.*{said}"):
         open_device("shut", {})
 
 

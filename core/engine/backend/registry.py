@@ -158,8 +158,11 @@ def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device
             raise BackendError(f"The backend {name} cannot be used: {chosen.probe.reason}")
     assert chosen.manifest is not None
     try:
-        return chosen.manifest.open(index, options)
-    except Exception as error:
+        device = chosen.manifest.open(index, options)
+    except (Exception, SystemExit) as error:
         # what a backend says of an option's value is a sentence; of all else the kind says more
         kind = "" if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: "
         raise BackendError(line(f"The backend {chosen.name} could not be opened: {kind}{error}")) from error
+    if device is None:
+        raise BackendError(f"The backend {chosen.name} could not be opened: its open gave None and not a Device.")
+    return device
