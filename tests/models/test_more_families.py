@@ -13,7 +13,7 @@ from checkpoints import SIZES, in_half, logits_of, saved_once
 from family_ggufs import to_gguf
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
-from younger_families import YOUNGER, YOUNGER_GGUF_KEYS
+from younger_families import YARN, YOUNGER, YOUNGER_GGUF_KEYS
 
 from engine import LLM, SamplingParams
 from engine.errors import ModelError
@@ -39,13 +39,6 @@ EXPERTS = {
     "head_dim": 16,
 }
 GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 4.0,
-}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,

@@ -12,14 +12,10 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
     "beta_fast": 4.0,
-    "attention_factor": 1.3,
 }
-MINISTRAL_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
+MINISTRAL_YARN = YARN | {
     "factor": 16.0,
     "original_max_position_embeddings": 16,
-    "beta_fast": 4.0,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.6,
@@ -69,7 +65,7 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "olmo3 yarn": (
         "Olmo3",
         "olmo2",
-        WINDOW | {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN}},
+        WINDOW | {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN | {"attention_factor": 1.3}}},
     ),
     "olmoe": ("Olmoe", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "exaone4": ("Exaone4", "exaone4", WINDOW | {"sliding_window_pattern": 4}),

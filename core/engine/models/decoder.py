@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -131,6 +132,13 @@ def split_attention_block(
     return attend(b, c, w, i, found[0], found[1], found[2])
 
 
+@lru_cache(maxsize=1)
+def _query_factors(growth: float, span: int, context: int) -> Array:
+    """f32 [context, 1], the same for all layers."""
+    factors = 1 + growth * np.log(1 + np.arange(context) // span)
+    return factors.astype(np.float32)[:, None]
+
+
 def attend(
     b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value, v: Value, sinks: WeightRef | None = None
 ) -> Value:
@@ -143,8 +151,8 @@ def attend(
         q = b.rope(q, inv_freq, c.heads, c.head_dim, rope.interleaved, rope.scale)
         k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
     if c.query_growth:
-        factors = 1 + c.query_growth * np.log(1 + np.arange(c.max_context) // c.query_span)
-        q = b.scaled_by_position(q, b.constant("query_factors", factors.astype(np.float32)[:, None]))
+        factors = _query_factors(c.query_growth, c.query_span, c.max_context)
+        q = b.scaled_by_position(q, b.constant("query_factors", factors))
     b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
     a = b.attention(q, i, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)
