@@ -26,6 +26,7 @@ GRANITE = {
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.15,
     "logits_scaling": 0.5,
+    "rms_norm_eps": 0.05,  # so large that it shows
 }
 WINDOW = {"sliding_window": 24, "num_hidden_layers": 5}
 GLM_EXPERTS = {

@@ -112,6 +112,7 @@ def test_a_call_is_read_as_it_was_written(form, members, data):
         ("<function=weather><parameter=count>many</parameter></function>", "", [("weather", '{"count": "many"}')]),
         ("<function=weather><parameter=share>3</parameter></function>", "", [("weather", '{"share": 3}')]),
         ("<function=weather><parameter=text>3</parameter></function>", "", [("weather", '{"text": "3"}')]),
+        ('<function=weather><parameter=text>"3"</parameter></function>', "", [("weather", '{"text": "\\"3\\""}')]),
     ],
 )
 def test_texts(text, content, calls):
