@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from math import isfinite
@@ -328,7 +329,7 @@ class Run:
             return {}
         with load() as llm, self._tuning(llm.loaded.device) as tuning:
             steps = sorted({case.prompt or case.batch for case in cases})
-            left = within(TUNING_S, [(f"{n} tokens", lambda n=n: step(llm, n)) for n in steps])
+            left = within(TUNING_S, [(f"{n} tokens", partial(step, llm, n)) for n in steps])
         return {"tuned": gains(tuning)} | left
 
     def _transformers(self, model: Path, cases: list[Any]) -> dict[Any, Figures]:
