@@ -11,6 +11,7 @@ import pytest
 
 ON_A_GPU = """
 import gc, json, sys
+from pathlib import Path
 import numpy as np
 import torch
 from engine import LLM, SamplingParams
@@ -41,7 +42,7 @@ assert int(state[60_003].sum(dtype=torch.int64)) == 7 * 8 * mib
 del state
 sizes = [before - reserved, before - mapped, before - unmapped, before - free()]
 
-folder, rng = write_checkpoint("llama", sys.argv[1], np.random.default_rng()), np.random.default_rng()
+folder, rng = write_checkpoint("llama", Path(sys.argv[1]), np.random.default_rng()), np.random.default_rng()
 prompts, params = models.random_prompts(rng, (20, 3, 33, 50)), SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 found = {}
 for kv_allocator in ("paged", "virtual"):
