@@ -294,13 +294,14 @@ def _head(r, ints):
         "presence_penalty",
     )
     counts = ("prompt_lengths", "top_k", "no_repeat_ngram_size", "candidates", "mask_rows", "bias_ids")
-    given = {"logits": floats(n, width), **place, **{k: floats(n) for k in filters}, **{k: ints(n) for k in counts}}
-    given |= {"bias_offsets": ints(n + 1), "bias_values": floats(n), "masks": tensor(n, width // 32, dtype="u32")}
-    r.run("process_logits", given, ("f32",), None, history)
-    given = {"processed": floats(n, width), "logits": floats(n, width), **place, "temperature": floats(n)}
-    given |= {"seeds": tensor(n, 2, dtype="u32"), "branches": tensor(n, dtype="u32"), "want_logprobs": ints(n)}
-    given |= {"candidates": ints(n), "targets": ints(n)}
-    r.run("sample", given, ("i32", "i32", "f32", "i32", "f32"), None, history, Dims(K=20))
+    filtering = {**{k: floats(n) for k in filters}, **{k: ints(n) for k in counts}, "bias_offsets": ints(n + 1)}
+    filtering |= {"bias_values": floats(n), "masks": tensor(n, width // 32, dtype="u32")}
+    sampling = {"processed": floats(n, width), "temperature": floats(n), "want_logprobs": ints(n), "targets": ints(n)}
+    sampling |= {"seeds": tensor(n, 2, dtype="u32"), "branches": tensor(n, dtype="u32"), "candidates": ints(n)}
+    for act in ("bf16", "f32"):
+        given = {"logits": tensor(n, width, dtype=act), **place}
+        r.run("process_logits", {**given, **filtering}, ("f32",), None, history)
+        r.run("sample", {**given, **sampling}, ("i32", "i32", "f32", "i32", "f32"), None, history, Dims(K=20))
 
 
 def _spilled(compiled, target):

@@ -78,6 +78,15 @@ def test_sums_over_a_row_are_reduced_once_a_pass(tmp_path):
     assert kernels == {"keep": 4, "log_sum": 0}
 
 
+@pytest.mark.timeout(300)
+def test_logits_may_be_of_either_type_of_activations(tmp_path):
+    """Models on GPUs have them in bf16, which the interpreter does not mind where a kernel would not compile."""
+    pytest.importorskip("triton")
+    names = ("adjust", "best_of_parts", "log_sum", "report")
+    kernels = [kernel["kernel"] for kernel in _compiled("sm_90", tmp_path, *names)]
+    assert sorted(kernels) == sorted(2 * names)
+
+
 def _compiled(target, tmp_path, *names):
     """In a process of its own, since kernels of this one are interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

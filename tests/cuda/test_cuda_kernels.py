@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.backend.registry import open_device
 from engine.ops import OPS
 from engine.program.features import refusal
 from engine.program.group import OPS as EXCHANGES
@@ -76,6 +77,20 @@ def test_a_part_of_the_long_ones(op, name, device):
     [provider] = device.providers()[op]
     bench = Bench(device, OPS[op], case)
     assert refusal(provider, bench.call) is None
+    check_case(bench, provider, None, rng)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("process_logits", "greedy with penalties"), ("sample", "logprobs"), ("sample", "bad"), ("sample", "beams")],
+)
+def test_logits_in_bf16(op, name, device):
+    """As a model's are on a GPU."""
+    rng, device = np.random.default_rng(), open_device("cuda", {"act": "bf16"})
+    [case] = [case for case in all_cases(OPS[op], rng) if case.name.startswith(name)]
+    [provider] = device.providers()[op]
+    bench = Bench(device, OPS[op], case)
+    assert bench.call.inputs["logits"].dtype == "bf16"
     check_case(bench, provider, None, rng)
 
 

@@ -27,12 +27,12 @@ def log_sum(logits, active, sums, width, BLOCK: tl.constexpr):
         most = tl.full([BLOCK], float("-inf"), tl.float32)
         for first in range(0, width, BLOCK):
             n = first + tl.arange(0, BLOCK)
-            most = tl.maximum(most, tl.load(start + n, mask=n < width, other=float("-inf")))
+            most = tl.maximum(most, tl.load(start + n, mask=n < width, other=float("-inf")).to(tl.float32))
         greatest = tl.max(most, axis=0)
         total = tl.zeros([BLOCK], tl.float64)
         for first in range(0, width, BLOCK):
             n = first + tl.arange(0, BLOCK)
-            values = tl.load(start + n, mask=n < width, other=float("-inf"))
+            values = tl.load(start + n, mask=n < width, other=float("-inf")).to(tl.float32)
             total += tl.exp(values.to(tl.float64) - greatest)
         tl.store(sums + 2 * row, greatest.to(tl.float64))
         tl.store(sums + 2 * row + 1, tl.log(tl.sum(total, axis=0)))
@@ -85,7 +85,7 @@ def adjust(
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = n < width
     place = row.to(tl.int64) * width + n
-    values = tl.load(logits + place, mask=there, other=0)
+    values = tl.load(logits + place, mask=there, other=0).to(tl.float32)
     if BEAMS:
         if tl.load(candidates + row) > 0:
             wide = values.to(tl.float64) - tl.load(sums + 2 * row) - tl.load(sums + 2 * row + 1)

@@ -57,7 +57,7 @@ def best_of_parts(
         scores += _gumbel(n, position, tl.load(branches + row), seed_low, seed_high)
     scores = tl.where(finite, scores, float("-inf"))
     best = tl.max(scores, axis=0)
-    raw = tl.load(logits + place, mask=there, other=0)
+    raw = tl.load(logits + place, mask=there, other=0).to(tl.float32)
     bad = tl.max(((raw != raw) | (raw == INFINITY)).to(tl.int32), axis=0)
     tl.store(part_best + row * parts + part, best)
     tl.store(part_id + row * parts + part, tl.min(tl.where(finite & (scores == best), n, width), axis=0))
@@ -114,7 +114,7 @@ def report(
     """A row's log-probability and best tokens, one pass a token; what is not wanted is id -1 and 0."""
     row = tl.program_id(0)
     wanted = tl.load(want_logprobs + row)
-    source = logits + row.to(tl.int64) * width
+    start = row.to(tl.int64) * width
     greatest = tl.zeros([], tl.float64)
     log_total = tl.zeros([], tl.float64)
     shown = tl.load(active + row)
@@ -126,12 +126,12 @@ def report(
     chosen = tl.zeros([], tl.float32)
     if shown > 0:
         greatest, log_total = tl.load(sums + 2 * row), tl.load(sums + 2 * row + 1)
-        chosen = (tl.load(source + tl.load(tokens + row)).to(tl.float64) - greatest - log_total).to(tl.float32)
+        logit = tl.load(logits + start + tl.load(tokens + row)).to(tl.float32)
+        chosen = (logit.to(tl.float64) - greatest - log_total).to(tl.float32)
     tl.store(logprob + row, chosen)
     found = tl.where(shown > 0, wanted, 0)
     if BEAMS:
         if beams > 0:
-            source = processed + row.to(tl.int64) * width
             found = beams
             shown = 1
     found = tl.where(shown > 0, tl.minimum(found, columns), 0)
@@ -145,7 +145,10 @@ def report(
             token += width + 1
             for first in range(0, width, BLOCK):
                 n = first + tl.arange(0, BLOCK)
-                values = tl.load(source + n, mask=n < width, other=float("-inf"))
+                values = tl.load(logits + start + n, mask=n < width, other=float("-inf")).to(tl.float32)
+                if BEAMS:
+                    if beams > 0:
+                        values = tl.load(processed + start + n, mask=n < width, other=float("-inf"))
                 open_ = (n < width) & ((values < before) | ((values == before) & (n > before_id)))
                 if BEAMS:
                     open_ = open_ & ((beams <= 0) | (tl.abs(values) < INFINITY))
