@@ -116,8 +116,8 @@ class Run:
         for op in self.sizes.ops or self.bench.device.providers():  # type: ignore[attr-defined]
             try:
                 cases += check_op(self.bench.device, OPS[op], np.random.default_rng()).ran
-            except AssertionError as error:
-                failed[op] = str(error)[:500]
+            except Exception as error:  # kernels that do not compile each say so in their own way
+                failed[op] = f"{type(error).__name__}: {error}"[:500]
         if failed:
             raise AssertionError(f"ops are wrong: {failed}")
         return {"cases": cases}

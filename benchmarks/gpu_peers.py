@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,8 @@ def decode_rates(
     folder: Path, cases: list[Case], where: torch.device, dtype: torch.dtype
 ) -> dict[Case, dict[str, Any]]:
     """Tokens a second of all sequences together, from the last one's first token to the last token, with the setting that is
-    the fastest for each case: CUDA graphs as it decides, or always."""
+    the fastest for each case: CUDA graphs as it decides, or always. One that fails says so on stderr and takes nothing from
+    the others."""
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
     attention = next(name for name, module in ATTENTION.items() if find_spec(module))
@@ -28,7 +32,12 @@ def decode_rates(
     found: dict[Case, dict[str, Any]] = {}
     for case in cases:
         for graphs in (None, True) if where.type == "cuda" else (None,):
-            rate = _rate(model, case, ContinuousBatchingConfig(use_cuda_graph=graphs))
+            try:
+                with redirect_stdout(sys.stderr):  # it prints where it ends early, and stdout is the benchmark's object
+                    rate = _rate(model, case, ContinuousBatchingConfig(use_cuda_graph=graphs))
+            except Exception:
+                traceback.print_exc()
+                continue
             if case not in found or rate > found[case]["tok_s"]:
                 found[case] = {"tok_s": rate, "setting": f"{attention}, use_cuda_graph={graphs}"}
     return found

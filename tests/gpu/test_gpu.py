@@ -98,6 +98,51 @@ def test_tuning_ends_when_its_time_is_over_and_says_what_is_left(monkeypatch):
     assert gpu.within(60, [("e", lambda: call("e"))]) == {}
 
 
+def test_a_setting_of_transformers_that_fails_takes_nothing_from_the_others(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu_peers
+
+    def rate(model, case, graphs):
+        print("terminated unexpectedly")
+        if graphs:
+            raise RuntimeError("a capture failed")
+        return 100.0
+
+    model = SimpleNamespace(to=lambda where: None)
+    classes = {
+        "AutoModelForCausalLM": SimpleNamespace(from_pretrained=lambda *_, **__: model),
+        "ContinuousBatchingConfig": lambda use_cuda_graph: use_cuda_graph,
+    }
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**classes))
+    monkeypatch.setattr(gpu_peers, "_rate", rate)
+    found = gpu_peers.decode_rates(Path(), ["first", "second"], torch.device("cuda", 0), torch.bfloat16)
+    assert {case: figures["tok_s"] for case, figures in found.items()} == {"first": 100.0, "second": 100.0}
+    told = capsys.readouterr()
+    assert not told.out and told.err.count("RuntimeError: a capture failed") == 2
+
+
+def test_an_op_whose_kernel_does_not_compile_keeps_no_other_from_being_examined(monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu
+
+    examined = []
+
+    def check(device, spec, rng):
+        examined.append(spec.name)
+        if spec.name == "add":
+            raise RuntimeError("no such instruction")
+        return SimpleNamespace(ran=1)
+
+    monkeypatch.setattr(gpu, "check_op", check)
+    run = SimpleNamespace(sizes=gpu.TINY, bench=SimpleNamespace(device=None))
+    with pytest.raises(AssertionError, match=r"'add': 'RuntimeError: no such instruction'"):
+        gpu.Run.ops(run)
+    assert examined == list(gpu.TINY.ops)
+
+
 @pytest.mark.slow
 def test_it_runs_on_the_cpu(tmp_path):
     found = _run(
