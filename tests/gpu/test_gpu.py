@@ -163,7 +163,7 @@ def test_it_runs_on_the_cpu(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)  # of which some minutes are for compiling several hundred kernels
 def test_every_section_on_a_gpu():
     """That all answers are right; what the bars say is for the reader of the figures."""
     from engine.backend.registry import discover
