@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -467,8 +467,9 @@ def main() -> None:
     parser.add_argument("--store", default="", metavar="NAME")
     options = parser.parse_args()
     sections = [name for name in SECTIONS if name not in options.skip.split(",")]
-    run = Run(options.backend, FULL if options.sizes == "full" else TINY, "tune" in sections)
-    found, good = measure(run, sections)
+    with redirect_stdout(sys.stderr):  # Triton and transformers print what they find wrong
+        run = Run(options.backend, FULL if options.sizes == "full" else TINY, "tune" in sections)
+        found, good = measure(run, sections)
     print(json.dumps(found, indent=1))
     if options.store:
         write(f"gpu-{options.store}", found)
