@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,6 +156,19 @@ def test_an_op_whose_kernel_does_not_compile_keeps_no_other_from_being_examined(
     with pytest.raises(AssertionError, match=r"'add': 'RuntimeError: no such instruction'"):
         gpu.Run.ops(run)
     assert examined == list(gpu.TINY.ops)
+
+
+def test_a_card_whose_products_are_all_known_has_nothing_to_tune(monkeypatch, tmp_path):
+    """By the table that comes with the package, so that there is none of one's own."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu
+
+    tuning = gpu.Tuning(str(tmp_path / "card.json"), [])
+    bench = SimpleNamespace(randn=torch.zeros, device=SimpleNamespace(tuning=lambda: nullcontext(tuning)))
+    run = SimpleNamespace(bench=bench, sizes=gpu.TINY, _few_rows=lambda: [], _tuning=gpu.Run._tuning)
+    assert gpu.Run.tune(run) == {"table": {}}
 
 
 @pytest.mark.slow
