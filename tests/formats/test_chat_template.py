@@ -321,3 +321,12 @@ def test_templates_as_transformers_saves_them(tmp_path: Path) -> None:
     for tools in (None, [WEATHER]):
         want = fast.apply_chat_template([ASSISTANT], tools=tools, tokenize=False)
         assert template.render([ASSISTANT], tools=tools) == want
+
+
+def test_arguments_that_a_template_wants_as_text() -> None:
+    """DeepSeek's add them to texts; most others write them with tojson."""
+    call = "{{ m.name + '<' + m.arguments + '>' }}{{ m.arguments + '!' }}{{ m.arguments | tojson }}"
+    message = {"name": "weather", "arguments": {"place": "Šumava", "days": [1]}}
+    said = '{"place": "Šumava", "days": [1]}'
+    source = f"{{% for m in messages %}}{call}{{% endfor %}}"
+    assert ChatTemplate(source).render([message]) == f"weather<{said}>{said}!{said}"

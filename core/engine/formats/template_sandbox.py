@@ -347,6 +347,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             meter.fields(left, right)
         elif operator == "+":
+            # a template may be written for arguments of calls as a text, as OpenAI's clients have them
+            if isinstance(left, str) and isinstance(right, dict):
+                right = _tojson(context, right)
+            elif isinstance(left, dict) and isinstance(right, str):
+                left = _tojson(context, left)
             meter.sized(left)
             meter.sized(right)
         return super().call_binop(context, operator, left, right)
