@@ -271,9 +271,9 @@ HARMONY = {
 }
 
 
-def write_marking(folder: Path, marked: dict[str, bool] = MARKED) -> Path:
+def write_marking(folder: Path, marked: dict[str, bool] = MARKED, template: str = TEMPLATE) -> Path:
     """A talker whose tokens have these texts, some of which are special, as Mistral's and Llama 3's marks are."""
-    write_talker(folder, "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE)
+    write_talker(folder, "{% if tools %}{{ tools | tojson }}{% endif %}" + template)
     written = json.loads((folder / "tokenizer.json").read_text())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     for text, special in marked.items():  # in place of the last that are merged

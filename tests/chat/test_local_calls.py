@@ -48,3 +48,16 @@ def test_harmony(tmp_path):
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", '{"city": "a"}')]
         plain = said([])
         assert (plain.reasoning, plain.shown, plain.text) == ("I need it.", '{"city": "a"}', '{"city": "a"}')
+
+
+def test_a_call_that_the_model_has_named(tmp_path):
+    """As Kimi K2's are, whose template needs the name again."""
+    marked = {
+        "<|tool_call_begin|>": True,
+        "functions.weather:7": False,
+        "<|tool_call_argument_begin|>": True,
+        "{}": False,
+    }
+    with writing(tmp_path, marked) as said:
+        [call] = said([WEATHER]).tool_calls
+        assert (call.id, call.name, call.arguments) == ("functions.weather:7", "weather", "{}")

@@ -309,7 +309,13 @@ def test_what_has_been_read_of_a_call_is_not_read_again(counts, begin):
 
 
 @pytest.mark.parametrize(
-    ("begin", "end"), [("[TOOL_CALLS]weather[ARGS]{", "}"), ("<|python_tag|>weather.call(", ")"), ("[weather(", ")]")]
+    ("begin", "end"),
+    [
+        ("[TOOL_CALLS]weather[ARGS]{", "}"),
+        ("<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{", "}"),
+        ("<|python_tag|>weather.call(", ")"),
+        ("[weather(", ")]"),
+    ],
 )
 def test_what_has_been_read_of_a_call_by_name_is_not_read_again(counts, begin, end):
     colon = ":" if begin.endswith("{") else "="

@@ -67,7 +67,24 @@ def granite(name, members):
     return "<|tool_call|>" + json.dumps([{"name": name, "arguments": members}])
 
 
-FORMS = {form.__name__: form for form in (qwen, unwrapped, seed, glm, minimax, granite)}
+def deepseek_r1(name, members):
+    body = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(members)}\n```<｜tool▁call▁end｜>"
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(name, members):
+    body = f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(members)}<｜tool▁call▁end｜>"
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
+def kimi(name, members):
+    body = f"<|tool_call_begin|>functions.{name}:12<|tool_call_argument_begin|>{json.dumps(members)}<|tool_call_end|>"
+    return f"<|tool_calls_section_begin|>{body}<|tool_calls_section_end|>"
+
+
+FORMS = {
+    form.__name__: form for form in (qwen, unwrapped, seed, glm, minimax, granite, deepseek_r1, deepseek_v31, kimi)
+}
 
 
 def read(text, cuts):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .json_parts import SPACE, CallObject, PartialCall, Tools
 from .named_calls import MISTRAL, PYTHON, NamedCall
+from .section_calls import SECTIONS, SectionCall
 from .tagged_calls import FUNCTION, MINIMAX, SEED, TaggedCall, tagged_call
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
 GRANITE = "<|tool_call|>"
-MARKS = (TAG, MISTRAL, PYTHON, GRANITE, FUNCTION, SEED, MINIMAX)
+MARKS = (TAG, MISTRAL, PYTHON, GRANITE, FUNCTION, SEED, MINIMAX, *SECTIONS)
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _LONGEST = max(map(len, MARKS))
+_Call = CallObject | NamedCall | TaggedCall | SectionCall
 _BEGIN = re.compile(r"\s*(?:\[[\s;,]*)?")
 
 
@@ -85,7 +87,7 @@ class _Series:
         self.place, self.start, self.at = place, start, start
         self._mark = mark
         self._listed = False
-        self._call: CallObject | NamedCall | TaggedCall | None = None
+        self._call: _Call | None = None
         self._calls: list[PartialCall] = []
 
     def read(self, text: str, known: Tools) -> tuple[tuple[PartialCall, ...], bool]:
@@ -108,13 +110,15 @@ class _Series:
             self._calls.append(call)
             self._call = None
 
-    def _begun(self, text: str, begin: re.Match[str]) -> CallObject | NamedCall | TaggedCall | None:
+    def _begun(self, text: str, begin: re.Match[str]) -> _Call | None:
         """What may be a call behind ``begin``."""
         self._listed |= "[" in begin.group()
         if text.startswith("{", begin.end()):
             return CallObject(begin.end())
         if self._mark in (TAG, FUNCTION, SEED, MINIMAX):
             return tagged_call(self._mark, text, self.at, begin.end())
+        if form := SECTIONS.get(self._mark):
+            return SectionCall(self.at, begin.end(), form)
         if self._mark == MISTRAL:
             return NamedCall(self.at, begin.end(), python=False)
         in_python = self._mark == PYTHON or (self._listed and not self._mark)

@@ -25,10 +25,11 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class PartialCall:
-    """A call, and its arguments as the model has written them so far."""
+    """A call, and its arguments as the model has written them so far; ``id`` where it has named the call itself."""
 
     name: str
     arguments: str
+    id: str = ""
 
 
 class Value:

@@ -179,7 +179,7 @@ def _whole(text: str, shown: str, calls: Sequence[PartialCall], finished: bool) 
     if not finished:
         return shown, ()
     # Mistral's templates ask for ids of nine characters
-    made = tuple(ToolCall(f"call{n:05}", call.name, call.arguments) for n, call in enumerate(calls))
+    made = tuple(ToolCall(call.id or f"call{n:05}", call.name, call.arguments) for n, call in enumerate(calls))
     return (shown, made) if all(call.is_whole for call in made) else (text, ())
 
 

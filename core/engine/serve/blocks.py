@@ -41,14 +41,14 @@ class Blocks:
 
     def advance(self, parts: Parts, finished: bool) -> Iterator[tuple[Step, Block, str]]:
         """What is new: blocks that begin, text that is added to them, and blocks that end."""
-        wanted: list[tuple[Kind, str, str]] = [("reasoning", "", parts.reasoning)] if parts.reasoning else []
+        wanted: list[tuple[Kind, str, str, str]] = [("reasoning", "", "", parts.reasoning)] if parts.reasoning else []
         if parts.content or (finished and not parts.calls):
-            wanted.append(("text", "", parts.content))
-        wanted += [("call", call.name, call.arguments) for call in parts.calls]
-        for index, (kind, name, text) in enumerate(wanted):
+            wanted.append(("text", "", "", parts.content))
+        wanted += [("call", call.name, call.id, call.arguments) for call in parts.calls]
+        for index, (kind, name, own, text) in enumerate(wanted):
             if index == len(self.blocks):
                 yield from self._close()
-                self.blocks.append(Block(index, kind, name, call_id()))
+                self.blocks.append(Block(index, kind, name, call_id(own, [block.id for block in self.blocks])))
                 self._open = True
                 yield "start", self.blocks[index], ""
             block = self.blocks[index]

@@ -47,9 +47,12 @@ def routes(models: Models) -> APIRouter:
 def _whole(chat: Chat, completion: CompletionOutput) -> dict[str, Any]:
     """A whole choice."""
     parts = chat.parts(completion)
+    ids: list[str] = []
+    for call in parts.calls:
+        ids.append(call_id(call.id, ids))
     calls = [
-        {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in parts.calls
+        {"id": own, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for own, call in zip(ids, parts.calls, strict=True)
     ]
     message: dict[str, Any] = {"role": "assistant", "content": parts.content or (None if calls else "")}
     message |= {"reasoning_content": parts.reasoning} if parts.reasoning else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ class Delta:
         calls = []
         for index, call in enumerate(parts.calls):
             if index >= len(before.calls):
-                self.ids.append(call_id())
+                self.ids.append(call_id(call.id, self.ids))
                 function = {"name": call.name, "arguments": call.arguments}
                 calls.append({"index": index, "id": self.ids[index], "type": "function", "function": function})
             elif new := call.arguments[len(before.calls[index].arguments) :]:
@@ -35,6 +36,7 @@ class Delta:
         return delta | ({"tool_calls": calls} if calls else {})
 
 
-def call_id() -> str:
-    """Mistral's templates ask for nine letters and digits."""
-    return secrets.token_hex(5)[:9]
+def call_id(own: str = "", taken: Container[str] = ()) -> str:
+    """What the model has named the call, which its template needs again, where that tells it from those of ids that are
+    ``taken``; else nine letters and digits, which Mistral's templates ask for."""
+    return own if own and own not in taken else secrets.token_hex(5)[:9]

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 
 from engine import __version__
-from engine.answers import Parts, reasons
+from engine.answers import PartialCall, Parts, reasons
 from engine.runtime.outputs import RequestOutput
 
 from .chat import Chat, prepare
@@ -323,7 +323,7 @@ class _Form:
         thinking = {"thinking": thought} if thought else {}
         if not self._chatting:
             return {**head, "response": text, **thinking}
-        calls = [{"function": {"name": c.name, "arguments": _object(c.arguments)}} for c in parts.calls] if done else []
+        calls = [_called(call) for call in parts.calls] if done else []
         message = {"role": "assistant", "content": text, **thinking} | ({"tool_calls": calls} if calls else {})
         return {**head, "message": message}
 
@@ -340,6 +340,11 @@ class _Form:
             "eval_count": len(output.outputs[0].token_ids),
             "eval_duration": int((last - first) * 1e9),
         }
+
+
+def _called(call: PartialCall) -> dict[str, Any]:
+    own = {"id": call.id} if call.id else {}
+    return {**own, "function": {"name": call.name, "arguments": _object(call.arguments)}}
 
 
 def _object(arguments: str) -> Any:
