@@ -13,6 +13,7 @@ from engine.sampling.grammar import json_in_lark
 
 from .errors import ApiError
 from .fields import ChatBody, NamedTool, Tool
+from .harmony_forms import any_with_calls, call_alone, call_or, calls_in_harmony
 from .model import ServedModel
 
 
@@ -41,15 +42,18 @@ def wanted(body: ChatBody, model: ServedModel) -> Wanted:
     tools, form = tools_of(body), body.form()
     names = {tool.function.name: tool.function.parameters or {} for tool in tools}
     one_call = body.parallel_tool_calls is False
+    harmony = body.ending == "answer" and calls_in_harmony(model.llm.engine.tokenizer, tools)
     if body.tool_choice not in (None, "none", "auto"):
         if form is not None:
             raise ApiError(
                 400, "A call of a tool is forced, and a form is asked for, too; leave one out.", "tool_choice"
             )
-        return Wanted(_call_alone(body.tool_choice, tools), names, one_call=True)
+        chosen = _chosen(body.tool_choice, tools)
+        if harmony:
+            return Wanted(call_alone(chosen), names, one_call=True, plain=False)
+        return Wanted(_call_form(chosen), names, one_call=True)
     if form is None:
-        strict = any(tool.function.strict for tool in tools) and _writes_tags(model.template())
-        return Wanted(_text_with_calls(tools) if strict else None, names, one_call, plain=False)
+        return Wanted(_strict(tools, harmony, model), names, one_call, plain=False)
     if not tools:
         return Wanted(form, names, one_call)
     if form.json is None and form.json_object is None:
@@ -58,18 +62,31 @@ def wanted(body: ChatBody, model: ServedModel) -> Wanted:
             "structured_outputs asks for a form in which no tool can be called; set tool_choice to none.",
             "structured_outputs",
         )
+    if harmony:
+        return Wanted(call_or(form, tools), names, one_call=True, plain=False)
     if _writes_tags(model.template()):
         return Wanted(_tagged_call_or(form, tools, one_call), names, one_call, tagged=True)
     return Wanted(_call_or(form, tools), names, one_call=True)
 
 
-def _call_alone(choice: Any, tools: list[Tool]) -> StructuredOutputs:
-    """The form of a call that the model must make."""
+def _chosen(choice: Any, tools: list[Tool]) -> list[Tool]:
+    """The tools of which the model must call one."""
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
         if not tools:
             raise ApiError(400, f"tool_choice names {choice.function.name}, and there is no such tool.", "tool_choice")
-    return _call_form(tools)
+    return tools
+
+
+def _strict(tools: list[Tool], harmony: bool, model: ServedModel) -> StructuredOutputs | None:
+    """The form of any text, in which calls are by the schemas of tools that are strict. None where none is, or calls cannot be
+    told from a text."""
+    if not any(tool.function.strict for tool in tools):
+        return None
+    held = [tool if tool.function.strict else _without_schema(tool) for tool in tools]
+    if harmony:
+        return any_with_calls(held)
+    return _text_with_calls(held) if _writes_tags(model.template()) else None
 
 
 def _writes_tags(template: ChatTemplate) -> bool:
@@ -77,13 +94,12 @@ def _writes_tags(template: ChatTemplate) -> bool:
 
 
 def _text_with_calls(tools: list[Tool]) -> StructuredOutputs:
-    """The form of any text, in which calls are by the schemas of tools that are strict."""
-    loose = [tool if tool.function.strict else _without_schema(tool) for tool in tools]
+    """The form of any text, in which calls are by the tools' schemas."""
     rules = [
         "%llguidance {}",
         r'start: (begin "\n"? object "\n"? "</tool_call>")* TEXT',
         f'begin[lazy]: TEXT "{TAG}"',
-        f"object: {json_in_lark(_call_form(loose))}",
+        f"object: {json_in_lark(_call_form(tools))}",
         r"TEXT: /(.|\n)*/",
     ]
     return StructuredOutputs(grammar="\n".join(rules))
