@@ -37,7 +37,17 @@ def test_a_mark_that_is_a_special_token(tmp_path):
     with writing(tmp_path, tiny_models.MARKED) as said:
         answer = said([WEATHER])
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", '{"city": "a"}')]
+        assert (answer.shown, answer.text) == ("I look.", "I look.")  # the template shows its calls
         assert said([]).text == "".join(text for text, special in tiny_models.MARKED.items() if not special)
+
+
+def test_thoughts_before_a_call_are_kept(tmp_path):
+    marked = {"<think>": False, "I need it.": False, "</think>": False, "\n\nI look. ": False}
+    call = {"<tool_call>": False, '{"name": "weather", "arguments": {"city": "a"}}': False, "</tool_call>": False}
+    with writing(tmp_path, marked | call) as said:
+        answer = said([WEATHER])
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", '{"city": "a"}')]
+        assert (answer.reasoning, answer.shown, answer.text) == ("I need it.", "I look.", "".join(marked).rstrip())
 
 
 def test_harmony(tmp_path):

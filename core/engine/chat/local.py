@@ -107,6 +107,8 @@ class Local:
         if harmony is None:
             reasoning, rest, thinking = split_reasoning(kept, inside, finished)
             shown, calls = _calls(rest, ask, finished)
+            if calls:  # the template writes them
+                kept = kept.removesuffix(rest) + shown
         else:
             reasoning, kept, found = harmony.read(kept, finished)
             thinking = reasoning != "" and not kept and not found
