@@ -330,3 +330,13 @@ def test_arguments_that_a_template_wants_as_text() -> None:
     said = '{"place": "Šumava", "days": [1]}'
     source = f"{{% for m in messages %}}{call}{{% endfor %}}"
     assert ChatTemplate(source).render([message]) == f"weather<{said}>{said}!{said}"
+
+
+def test_thoughts_and_a_text_beside_calls_in_channels() -> None:
+    """gpt-oss's template refuses both, though the model may write both."""
+    source = """{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}
+        {{- '<|channel|>' + (m.thinking or m.content) }}{% endfor %}"""
+    thoughtful = ASSISTANT | CALL | {"content": "I look.", "reasoning_content": "Hm."}
+    assert ChatTemplate(source).render([thoughtful]) == "<|channel|>Hm.\n\nI look."
+    assert ChatTemplate(source).render([thoughtful | {"reasoning_content": None}]) == "<|channel|>I look."
+    assert ChatTemplate(source).render([thoughtful | {"content": ""}]) == "<|channel|>Hm."

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _MAX_SOURCE = 1 << 20  # characters
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """What conversations call an answer's reasoning; gpt-oss's template reads the second, most others the first."""
+_CHANNEL = "<|channel|>"  # of gpt-oss's messages
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class ChatTemplate:
         variables: what else the template knows (enable_thinking, ...).  TemplateError if the template is invalid,
         refuses the messages, or uses far more memory or time than a prompt of them needs.
         """
-        template = _compile(self.tool_source if tools and self.tool_source else self.source)
+        source = self.tool_source if tools and self.tool_source else self.source
         values = {
-            "messages": [_templated(message) for message in messages],
+            "messages": [_templated(message, _CHANNEL in source) for message in messages],
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return _rendered(template, {**self.marks, **values, **variables})
+        return _rendered(_compile(source), {**self.marks, **values, **variables})
 
     def reads(self, name: str) -> bool:
         """Whether the template looks at a variable of this name. TemplateError if the template is invalid."""
@@ -54,12 +55,18 @@ class ChatTemplate:
         return any(name in _variables(source) for source in sources)
 
 
-def _templated(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _templated(message: Mapping[str, Any], in_channels: bool) -> Mapping[str, Any]:
     """As transformers gives a message to a template: without keys that are null, which many would write as None or run
     through, and with its reasoning under both names that templates read."""
     said = {key: value for key, value in message.items() if value is not None}
     thoughts = next((said[name] for name in _THOUGHTS if name in said), None)
-    return said if thoughts is None else {"thinking": thoughts, **said, "reasoning_content": thoughts}
+    if thoughts is None:
+        return said
+    if in_channels and said.get("tool_calls") and thoughts and said.get("content"):
+        # gpt-oss's template refuses both beside calls, and shows either as analysis
+        thoughts = said["thinking"] = f"{thoughts}\n\n{said['content']}"
+        said["content"] = ""
+    return {"thinking": thoughts, **said, "reasoning_content": thoughts}
 
 
 def _rendered(template: Template, values: dict[str, Any]) -> str:
