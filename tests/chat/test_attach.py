@@ -279,3 +279,11 @@ def test_what_is_refused_before_anything_came_is_one_line(chat, server):
     server.scripts = [[404, "There is no nope."]]
     done = chat("nope", "--attach", server.url, "-p", "x")
     assert done.status == 2 and "There is no nope." in done.err and done.err.count("\n") == 1
+
+
+def test_reasoning_is_not_sent_back(chat, server):
+    """Some servers refuse it."""
+    server.scripts = [[("reasoning", "hm"), "one"], ["two"]]
+    chat("--attach", server.url, "-p", "x")
+    assert chat("--attach", server.url, "--continue", "-p", "y").out == "two\n"
+    assert server.requests[-1]["messages"][1] == {"role": "assistant", "content": "one"}

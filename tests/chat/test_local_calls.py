@@ -8,6 +8,7 @@ import tiny_models
 
 from engine import LLM
 from engine.chat.answer import Ask
+from engine.chat.conversation import Conversation, Message, ToolCall
 from engine.chat.local import Local
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -71,3 +72,21 @@ def test_a_call_that_the_model_has_named(tmp_path):
     with writing(tmp_path, marked) as said:
         [call] = said([WEATHER]).tool_calls
         assert (call.id, call.name, call.arguments) == ("functions.weather:7", "weather", "{}")
+
+
+def test_thoughts_before_a_call_go_back(tmp_path):
+    """Where they are apart from the text, as gpt-oss's; its template shows them until the turn has ended."""
+    shown = (
+        "{% if m.tool_calls %}({{ m.thinking }})[{{ m.tool_calls[0].function.arguments.city }}]{% endif %}{% endfor %}"
+    )
+    template = tiny_models.TEMPLATE.replace("{% endfor %}", shown)
+    folder = tiny_models.write_marking(tmp_path, tiny_models.HARMONY, template)
+    source = Local(LLM(folder), folder)
+    call = ToolCall("call00000", "weather", '{"city": "a"}')
+    made = Message("assistant", "", "I need it.", (call,))
+    talk = Conversation(messages=[Message("user", "Hm?"), made, Message("tool", "Sun.", tool_call_id=call.id)])
+    try:
+        prompt, *_ = source.exact(Ask(talk.sent(), {}))
+    finally:
+        source.close()
+    assert prompt == "<user>Hm?<assistant>(I need it.)[a]<tool>Sun.<assistant>"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from engine.errors import RequestError
 
-from .conversation import ToolCall
+from .conversation import ToolCall, without_reasoning
 
 Wire = Mapping[str, Any]
 _TEMPLATE = 200
@@ -59,7 +59,7 @@ class Ask:
     def characters(self) -> int:
         """Of what is sent, from which its tokens are estimated: the JSON around the messages stands for what a template puts
         there, and some more for what it begins with."""
-        return _TEMPLATE + len(json.dumps([*self.messages, *self.tools], ensure_ascii=False))
+        return _TEMPLATE + len(json.dumps([*without_reasoning(self.messages), *self.tools], ensure_ascii=False))
 
 
 class TooLongError(RequestError):

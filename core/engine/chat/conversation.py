@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ SUMMARY_REQUEST = (
     "Summarize our conversation so far in a few sentences. Keep names, numbers, decisions and open questions; leave out"
     " everything else, and add nothing."
 )
+_REASONING = "reasoning"
 _SUMMARY_INTRODUCTION = "A summary of our conversation so far:\n"
 _SUMMARY_REPLY = "Thank you, I go on from there."
 
@@ -42,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Message:
-    """``content`` is what the model is shown again; ``reasoning`` what a server gave apart from it."""
+    """``content`` is what the model is shown again; ``reasoning`` what was given apart from it."""
 
     role: str
     content: str
@@ -51,8 +52,10 @@ class Message:
     tool_call_id: str | None = None
 
     def wire(self) -> dict[str, Any]:
-        """In the form of OpenAI's messages, which templates take, too."""
+        """In the form of OpenAI's messages, and with its reasoning, as templates take them."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            message[_REASONING] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [call.wire() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -123,6 +126,11 @@ class Conversation:
         """Its title, or else the beginning of what was said first."""
         first = next((m.content for m in self.messages if m.role == "user"), "")
         return self.title or " ".join(first.split())[:60]
+
+
+def without_reasoning(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As servers take them, some of which refuse it."""
+    return [{key: value for key, value in message.items() if key != _REASONING} for message in messages]
 
 
 def with_calls(text: str, calls: Iterable[ToolCall]) -> str:

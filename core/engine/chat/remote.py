@@ -15,7 +15,7 @@ from engine.answers import closes_reasoning, split_reasoning
 from engine.errors import EngineError, RequestError, UsageError
 
 from .answer import Answer, Ask, Reading, TooLongError, Usage
-from .conversation import ToolCall, with_calls
+from .conversation import ToolCall, with_calls, without_reasoning
 
 _CONNECT_S, _SILENCE_S = 10.0, 600.0
 _MAX_LINE = 16 << 20
@@ -78,7 +78,7 @@ class Remote:
 
     def _body(self, ask: Ask) -> dict[str, Any]:
         options = {name: value for name, value in ask.options.items() if value is not None}
-        body = {"model": self.name, "messages": list(ask.messages), "stream": True}
+        body = {"model": self.name, "messages": without_reasoning(ask.messages), "stream": True}
         body |= {"stream_options": {"include_usage": True}, **options}
         if ask.tools:
             body["tools"] = list(ask.tools)

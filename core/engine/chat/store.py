@@ -217,7 +217,7 @@ def exported(talk: Conversation, form: str) -> str:
     """A conversation as ``md`` or ``json``."""
     if form == "json":
         whole = {"id": talk.id, "title": talk.name(), "model": talk.model, "system": talk.system}
-        messages = [m.wire() | ({"reasoning": m.reasoning} if m.reasoning else {}) for m in talk.messages]
+        messages = [message.wire() for message in talk.messages]
         return json.dumps(whole | {"messages": messages}, ensure_ascii=False, indent=2) + "\n"
     lines = [f"# {talk.name()}", "", f"Model: {talk.model}"]
     if talk.system:
