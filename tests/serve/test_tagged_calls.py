@@ -135,3 +135,11 @@ def test_a_call_is_read_as_it_was_written(form, members, data):
 def test_texts(text, content, calls):
     for found in (read(text, ()), read(text, range(len(text)))):
         assert (found.content, [(call.name, call.arguments) for call in found.calls]) == (content, calls)
+
+
+@pytest.mark.parametrize("part", [{"type": 5}, {"anyOf": 5}, {"type": [[]], "oneOf": [5]}, {"enum": 5}, 5])
+def test_schemas_that_are_none(part):
+    """Nothing looks at them before a call is read."""
+    reader = Reader({"clock": {"properties": {"a": part}}})
+    [call] = reader.read("<function=clock><parameter=a>1</parameter></function>", True).calls
+    assert call.arguments == '{"a": 1}'

@@ -109,7 +109,7 @@ class TaggedCall:
                 self._sought = max(self._key.end(), len(text) - len(close) + 1)
                 return
             name, value = self._key.group(1), text[self._key.end() : end].removeprefix("\n").removesuffix("\n")
-            self._members.append(f"{_said(name)}: {_typed(value, _part(schema, name))}")
+            self._members.append(f"{_said(name)}: {typed(value, _part(schema, name))}")
             self._key, self._at = None, end + len(close)
 
     def _may_go_on(self, text: str) -> bool:
@@ -131,9 +131,9 @@ def _part(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _typed(text: str, schema: Mapping[str, Any]) -> str:
+def typed(text: str, schema: Mapping[str, Any]) -> str:
     """The JSON of a value: of a type that its schema allows, and a text otherwise. Without a schema it is what it reads as."""
-    allowed = _types(schema)
+    allowed = types_of(schema)
     if allowed == {"string"}:
         return _said(text)
     written = text.strip()
@@ -152,16 +152,20 @@ def _none(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
+def types_of(schema: Mapping[str, Any]) -> set[str]:
     """The types that a schema names; empty where it names none."""
     named = schema.get("type")
-    found = {named} if isinstance(named, str) else {kind for kind in named or () if isinstance(kind, str)}
+    found = {named} if isinstance(named, str) else {kind for kind in _listed(named) if isinstance(kind, str)}
     for several in ("anyOf", "oneOf"):
-        for part in schema.get(several) or ():
-            found |= _types(part) if isinstance(part, Mapping) else set()
+        for part in _listed(schema.get(several)):
+            found |= types_of(part) if isinstance(part, Mapping) else set()
     if not found and isinstance(options := schema.get("enum"), list):
         found = {_type_of(option) for option in options}
     return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _type_of(value: Any) -> str:
