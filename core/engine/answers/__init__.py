@@ -6,10 +6,13 @@ from .json_parts import PartialCall, Tools
 from .reader import Parts, Reader, Reading
 from .reasoning import MARKS as REASONING
 from .reasoning import closes_reasoning, open_mark, reasons, split_reasoning, thoughts_are_special
+from .tagged_calls import MINIMAX, SEED, typed, types_of
 
 __all__ = [
     "FINAL",
+    "MINIMAX",
     "REASONING",
+    "SEED",
     "TAG",
     "HarmonyReading",
     "PartialCall",
@@ -25,4 +28,6 @@ __all__ = [
     "speaks_harmony",
     "split_reasoning",
     "thoughts_are_special",
+    "typed",
+    "types_of",
 ]

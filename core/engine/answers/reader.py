@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .calls import TAG, CallReader
+from .calls import CallReader
 from .harmony import HarmonyReading
 from .json_parts import PartialCall, Tools
 from .reasoning import split_reasoning
@@ -23,14 +23,14 @@ class Parts:
 class Reader:
     """How answers to a request are read. ``tools``: those that may be called; ``inside``: the prompt ended in an
     open block of reasoning; ``plain``: the answer has a form of its own, with no reasoning in it; ``one_call``: no more
-    than one call is wanted; ``tagged``: what does not begin with the tag of a call is no call; ``harmony``: the text shows the
+    than one call is wanted; ``tag``: what does not begin with it is no call; ``harmony``: the text shows the
     marks of that format."""
 
     tools: Tools = field(default_factory=dict)
     inside: bool = False
     plain: bool = False
     one_call: bool = False
-    tagged: bool = False
+    tag: str = ""
     harmony: bool = False
 
     def read(self, text: str, finished: bool) -> Parts:
@@ -57,7 +57,7 @@ class Reading:
         reasoning, rest, _ = ("", text, False) if reader.plain else split_reasoning(text, reader.inside, finished)
         if not reader.tools:
             return Parts(reasoning, rest)
-        if reader.tagged and not rest.startswith(TAG):
-            return Parts(reasoning, "" if TAG.startswith(rest) and not finished else rest)
+        if not rest.startswith(reader.tag):
+            return Parts(reasoning, "" if reader.tag.startswith(rest) and not finished else rest)
         content, calls = self._calls.read(rest, finished)
         return reader.parts(reasoning, content, calls)

@@ -56,7 +56,7 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     asked = wanted(body, model)
     params = _params(body, model.recommended, asked.form)
     plain, tokenizer = asked.form is not None and asked.plain, model.llm.engine.tokenizer
-    harmony = speaks_harmony(tokenizer) and not plain and not asked.tagged
+    harmony = speaks_harmony(tokenizer) and not plain and not asked.tag
     thinks = not plain and thoughts_are_special(tokenizer)
     if harmony or thinks or (asked.tools and marks_are_special(tokenizer)):
         params = replace(params, skip_special_tokens=False)
@@ -75,7 +75,7 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
         inside=open_mark(text) != "",
         plain=plain,
         one_call=asked.one_call,
-        tagged=asked.tagged,
+        tag=asked.tag,
         harmony=harmony,
     )
     salt = salt_of(caller, body.cache_salt or "")
