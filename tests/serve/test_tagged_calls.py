@@ -143,3 +143,37 @@ def test_schemas_that_are_none(part):
     reader = Reader({"clock": {"properties": {"a": part}}})
     [call] = reader.read("<function=clock><parameter=a>1</parameter></function>", True).calls
     assert call.arguments == '{"a": 1}'
+
+
+REFERRED = {
+    "$defs": {
+        "place": {"type": "object"},
+        "digit": {"enum": ["1", "2"]},
+        "round": {"anyOf": [{"$ref": "#/$defs/round"}, {"$ref": "#/$defs/place"}]},
+        "a/b": {"type": "integer"},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "value"),
+    [
+        ({"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]}, '{"x": 1}', {"x": 1}),
+        ({"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"$ref": "#/$defs/digit"}, {"type": "null"}]}, "1", "1"),
+        ({"$ref": "#/$defs/digit"}, "1", "1"),
+        ({"allOf": [{"$ref": "#/$defs/digit"}]}, "1", "1"),
+        ({"const": "1"}, "1", "1"),
+        ({"$ref": "#/$defs/round"}, '{"x": 1}', {"x": 1}),
+        ({"$ref": "#/$defs/a~1b"}, "1", 1),
+        ({"$ref": "#/$defs/none"}, "1", 1),
+        ({"$ref": "http://x/y"}, "1", 1),
+        ({"anyOf": [True, {"type": "null"}]}, "1", 1),
+        ({"anyOf": [{}, {"type": "null"}]}, "1", 1),
+    ],
+)
+def test_types_of_what_a_schema_refers_to(part, text, value):
+    """As pydantic writes models within models, optional ones above all."""
+    reader = Reader({"clock": {"properties": {"a": part}, **REFERRED}})
+    [call] = reader.read(f"<function=clock><parameter=a>{text}</parameter></function>", True).calls
+    assert json.loads(call.arguments) == {"a": value}

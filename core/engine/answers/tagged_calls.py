@@ -109,7 +109,7 @@ class TaggedCall:
                 self._sought = max(self._key.end(), len(text) - len(close) + 1)
                 return
             name, value = self._key.group(1), text[self._key.end() : end].removeprefix("\n").removesuffix("\n")
-            self._members.append(f"{_said(name)}: {typed(value, _part(schema, name))}")
+            self._members.append(f"{_said(name)}: {typed(value, _part(schema, name), schema)}")
             self._key, self._at = None, end + len(close)
 
     def _may_go_on(self, text: str) -> bool:
@@ -131,9 +131,10 @@ def _part(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def typed(text: str, schema: Mapping[str, Any]) -> str:
-    """The JSON of a value: of a type that its schema allows, and a text otherwise. Without a schema it is what it reads as."""
-    allowed = types_of(schema)
+def typed(text: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """The JSON of a value: of a type that its schema, a part of ``root``, allows, and a text otherwise. Without a schema it is
+    what it reads as."""
+    allowed = types_of(schema, root)
     if allowed == {"string"}:
         return _said(text)
     written = text.strip()
@@ -152,15 +153,44 @@ def _none(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-def types_of(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema names; empty where it names none."""
-    named = schema.get("type")
-    found = {named} if isinstance(named, str) else {kind for kind in _listed(named) if isinstance(kind, str)}
-    for several in ("anyOf", "oneOf"):
-        for part in _listed(schema.get(several)):
-            found |= types_of(part) if isinstance(part, Mapping) else set()
-    if not found and isinstance(options := schema.get("enum"), list):
-        found = {_type_of(option) for option in options}
+def types_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> set[str]:
+    """The types that a schema, a part of ``root``, names; empty where it may be of any."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    left: list[Any] = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping) and isinstance(reference := part.get("$ref"), str):
+            if reference not in seen:
+                seen.add(reference)
+                left.append(_referred(reference, root))
+            continue
+        types = _named(part) if isinstance(part, Mapping) else set()
+        several = [each for key in _SEVERAL for each in _listed(part.get(key))] if isinstance(part, Mapping) else []
+        if not types and not several:
+            return set()
+        found |= types
+        left += [] if types else several
+    return found
+
+
+_SEVERAL = ("anyOf", "oneOf", "allOf")
+
+
+def _named(part: Mapping[str, Any]) -> set[str]:
+    """The types of a schema by itself."""
+    named = part.get("type")
+    found = {kind for kind in (named, *_listed(named)) if isinstance(kind, str)}
+    return found or {_type_of(option) for option in ([part["const"]] if "const" in part else _listed(part.get("enum")))}
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """What a reference within ``root`` is to; None where it is to nothing there."""
+    first, *steps = reference.split("/")
+    found = root if first == "#" else None
+    for step in steps:
+        key = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, Mapping) else None
     return found
 
 

@@ -132,12 +132,11 @@ def _values(tags: Tags, schema: Mapping[str, Any]) -> list[str] | None:
 
 def _value(tags: Tags, part: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
     """A value and what closes it."""
-    if _is_free(part):
+    whole, types = _resolved(part, schema), types_of(part, schema)
+    if _is_free(whole, types):
         return "plain"
-    whole = _resolved(part, schema)
-    types = types_of(whole)
     if "string" in types:
-        texts = _texts(tags, whole, part)
+        texts = _texts(tags, whole, schema)
         return None if texts is None else f"({' | '.join(map(_quoted, texts))}) {_quoted(tags.close)}"
     alone = {**part, **{key: schema[key] for key in _DEFINITIONS if key in schema}}
     if not types or not _stands_alone(alone):
@@ -145,9 +144,9 @@ def _value(tags: Tags, part: Mapping[str, Any], schema: Mapping[str, Any]) -> st
     return f"({json_in_lark(StructuredOutputs(json=alone))}) {_quoted(tags.close)}"
 
 
-def _is_free(part: Mapping[str, Any]) -> bool:
+def _is_free(part: Mapping[str, Any], types: set[str]) -> bool:
     """Whether any text is a value of it, whatever it reads as."""
-    keys, types = part.keys() - _REMARKS, types_of(part)
+    keys = part.keys() - _REMARKS
     if keys == {"anyOf"} and isinstance(part["anyOf"], list):
         keys = {key for each in part["anyOf"] if isinstance(each, Mapping) for key in each.keys() - _REMARKS}
     return keys == {"type"} and "string" in types and types <= _SCALARS
@@ -164,16 +163,16 @@ def _resolved(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
     return part
 
 
-def _texts(tags: Tags, whole: Mapping[str, Any], part: Mapping[str, Any]) -> list[str] | None:
+def _texts(tags: Tags, part: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str] | None:
     """Of a value that is one of some; None where it is not, or is not read as what it is."""
-    if not whole.keys() - _REMARKS <= {"type", "enum", "const"}:
+    if not part.keys() - _REMARKS <= {"type", "enum", "const"}:
         return None
-    options = [whole["const"]] if "const" in whole else whole.get("enum")
+    options = [part["const"]] if "const" in part else part.get("enum")
     if not isinstance(options, list):
         return None
     texts = [option if isinstance(option, str) else json.dumps(option) for option in options]
     for option, text in zip(options, texts, strict=True):
-        read = json.dumps(json.loads(typed(text, part)))
+        read = json.dumps(json.loads(typed(text, part, schema)))
         if not text or text != text.strip() or tags.close.strip() in text or read != json.dumps(option):
             return None
     return texts
