@@ -193,3 +193,12 @@ def test_a_port_that_is_taken_is_told_in_the_system_s_words():
         with pytest.raises(UsageError) as told:
             listen(ServeOptions(host="127.0.0.1", port=port))
     assert str(told.value) == f"127.0.0.1:{port} cannot be listened on: Address already in use; choose another --port."
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="The system has no sockets for both.")
+def test_every_address_has_those_of_ipv4_among_them():
+    with listen(ServeOptions(host="::", port=0)) as listening:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, listening.getsockname()[1]), timeout=5).close()
+    with listen(ServeOptions(host="::1", port=0)) as listening, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", listening.getsockname()[1]), timeout=5)

@@ -121,7 +121,9 @@ def listen(options: ServeOptions) -> socket.socket:
     """A listening socket. UsageError where the address cannot be had."""
     try:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
-        listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG)
+        address = found[0][4][:2]
+        both = address[0] == "::" and socket.has_dualstack_ipv6()  # every address, those of IPv4 among them
+        listening = socket.create_server(address, family=found[0][0], backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         names = isinstance(error, socket.gaierror)  # whose numbers are not the system's
         reason = error.strerror if names or error.errno is None else os.strerror(error.errno)
