@@ -340,11 +340,3 @@ def test_a_fault_that_nobody_foresaw_has_the_protocols_form(running, monkeypatch
     told = capsys.readouterr().err
     assert '"defect"' in told and "ValueError" in told and answer.headers["x-request-id"] in told
     assert "what a prompt said" not in told
-
-
-def test_the_models_with_a_slash_behind(running):
-    """Which all other paths may have, too."""
-    with running.http as http:
-        assert http.get("/v1/models/").json() == http.get("/v1/models").json()
-        assert http.get("/v1/models/tiny/").json() == http.get("/v1/models/tiny").json()
-        assert http.get("/v1/models/other/").status_code == 404

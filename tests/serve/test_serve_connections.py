@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import select
 import socket
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from engine.serve import connection
+from engine.serve.keys import Keys
 
 VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 BODY = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 1}).encode()
@@ -120,6 +122,18 @@ def test_a_whole_url_as_target(running):
         for target in (b"http://x/version", b"HTTP://x:80/version?a=b"):
             assert asked(client, VERSION.replace(b"/version", target)).startswith(b"HTTP/1.1 200")
         assert asked(client, VERSION.replace(b"/version", b"http://x")).startswith(b"HTTP/1.1 200")
+
+
+def test_a_path_with_a_slash_behind_it_is_answered_there(start):
+    running = start(keys=Keys({hashlib.sha256(b"secret").digest(): "me"}))
+    with running.http as client:
+        assert client.get("/health/").status_code == 200
+        assert client.get("/v1/models/tiny/").status_code == 401
+        client.headers["Authorization"] = "Bearer secret"
+        assert client.post("/v1/completions/?a=b", json=json.loads(BODY)).json()["object"] == "text_completion"
+        assert client.get("/v1/models/tiny/").json() == client.get("/v1/models/tiny").json()
+        assert client.get("/v1/models/").json() == client.get("/v1/models").json()
+        assert client.get("/no/").status_code == client.get("/v1/models//").status_code == 404
 
 
 def test_a_length_that_is_told_twice_is_the_last_of_its_connection(running):

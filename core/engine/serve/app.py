@@ -29,7 +29,7 @@ def make_app(
     tracing: Tracing | None = None,
 ) -> ASGIApp:
     """All endpoints for these models. ``max_body`` is in bytes."""
-    app = FastAPI(title="engine", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="engine", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     add_handlers(app)
     for router in (
         chat_completions.routes(served),

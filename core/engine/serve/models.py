@@ -122,13 +122,12 @@ def routes(models: Models) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/models")
-    @router.get("/v1/models/", include_in_schema=False)
     async def list_models() -> dict[str, Any]:
         """The models that requests may name."""
         return {"object": "list", "data": [described(model) for model in models.by_name.values()]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        return described(models.known(name.removesuffix("/")))
+        return described(models.known(name))
 
     return router
