@@ -6,6 +6,7 @@ import json
 import math
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 import tiny_models
 
@@ -49,6 +50,27 @@ def test_generate_and_forms(running):
         form = {"type": "integer", "minimum": 10, "maximum": 99}
         number = http.post("/api/generate", json=body | {"stream": False, "format": form}).json()
         assert 10 <= json.loads(number["response"]) <= 99
+
+
+def test_a_raw_prompt_is_given_as_it_is(start, tmp_path):
+    tiny_models.write_llama(tmp_path, np.random.default_rng(5))  # without a chat template
+    running = start(model=tmp_path, max_model_len=256)
+    body = {"model": "tiny", "prompt": "Hello? <think>", "raw": True, "options": OPTIONS, "think": False}
+    with running.http as http:
+        whole = http.post("/api/generate", json=body | {"stream": False}).json()
+        pieces = lines(http, "/api/generate", body)
+        told = [
+            http.post("/api/generate", json=body | wrong).json()["error"]
+            for wrong in ({"raw": False}, {"system": "x"}, {"think": "low"}, {"prompt": "x" * 2000, "options": {}})
+        ]
+    same = {"top_k": 40, "repetition_penalty": 1.1}
+    plain = running.openai.completions.create(
+        model="tiny", prompt="Hello? <think>", max_tokens=15, seed=5, temperature=0.9, extra_body=same
+    )
+    assert whole["response"] == "".join(piece["response"] for piece in pieces) == plain.choices[0].text
+    assert plain.usage.prompt_tokens == whole["prompt_eval_count"] == pieces[-1]["prompt_eval_count"]
+    words = ("with raw", "without system", "think", "context")
+    assert all(word in sentence for word, sentence in zip(words, told, strict=True))
 
 
 def test_tools_and_thoughts(start, tmp_path):
@@ -103,7 +125,7 @@ def test_models_and_refusals(running):
         assert http.post("/api/chat", json={"model": "other", "messages": HELLO}).status_code == 404
 
 
-@pytest.mark.parametrize("field", ["images", "context", "raw", "suffix", "template"])
+@pytest.mark.parametrize("field", ["images", "context", "suffix", "template"])
 def test_fields_that_are_not_there_are_named(running, field):
     with running.http as http:
         answer = http.post("/api/generate", json={"model": "tiny", "prompt": "x", field: "y"})

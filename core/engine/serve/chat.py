@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from .fields import ChatBody
 from .generation import Generation, begin
 from .keys import salt_of
 from .model import ServedModel
-from .prompts import chat_prompt
+from .prompts import chat_prompt, encode
 from .tracing import current
 
 
@@ -62,14 +62,7 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
         params = replace(params, skip_special_tokens=False)
     alone = plain and not asked.tools and body.ending == "answer" and speaks_harmony(tokenizer)
     text, ids = await prompt(model, body, caller, FINAL if alone else "")
-    room = model.max_model_len - len(ids)
-    if params.max_tokens is None and room < 1:
-        raise ApiError(
-            400,
-            f"The conversation has {len(ids)} tokens; the context of {model.name} holds {model.max_model_len}.",
-            "messages",
-            "context_length_exceeded",
-        )
+    _check_room(model, ids, params, "conversation")
     reader = Reader(
         asked.tools,
         inside=open_mark(text) != "",
@@ -81,6 +74,31 @@ async def _prepared(model: ServedModel, body: ChatBody, caller: str) -> Chat:
     salt = salt_of(caller, body.cache_salt or "")
     generation = await begin(model, [ids], params, caller, bool(body.stream), model.priority(body.priority), salt, text)
     return Chat(model, generation, reader, body.top_logprobs or 0)
+
+
+async def prepare_raw(model: ServedModel, text: str, body: ChatBody, caller: str) -> Chat:
+    """``prepare`` for a text that is given to the model as it is, in place of the conversation; its answer is not taken
+    apart."""
+    with named(body.names):
+        params = _params(body, model.recommended, body.form())
+        ids = await encode(model, text)
+        _check_room(model, ids, params, "prompt")
+        if trace := current.get():
+            trace.asked([{"role": "user", "content": text}])
+        salt = salt_of(caller, "")
+        generation = await begin(model, [ids], params, caller, bool(body.stream), salt=salt)
+    return Chat(model, generation, Reader({}, plain=True), 0)
+
+
+def _check_room(model: ServedModel, ids: Sequence[int], params: SamplingParams, what: str) -> None:
+    """ApiError 400 where an answer that has no length of its own has no place behind what is asked."""
+    if params.max_tokens is None and len(ids) >= model.max_model_len:
+        raise ApiError(
+            400,
+            f"The {what} has {len(ids)} tokens; the context of {model.name} holds {model.max_model_len}.",
+            "messages",
+            "context_length_exceeded",
+        )
 
 
 async def prompt(model: ServedModel, body: ChatBody, caller: str, head: str = "") -> tuple[str, tuple[int, ...]]:

@@ -164,7 +164,11 @@ class ServedModel:
     def template(self) -> ChatTemplate:
         found = self.llm.engine.loaded.checkpoint.chat_template()
         if found is None:
-            raise ApiError(400, f"{self.name} has no chat template; use /v1/completions.", code="no_chat_template")
+            raise ApiError(
+                400,
+                f"{self.name} has no chat template; use /v1/completions, or /api/generate with raw.",
+                code="no_chat_template",
+            )
         return found
 
     def check_context(self, options: ContextOption | None) -> None:

@@ -20,7 +20,7 @@ from engine import __version__
 from engine.answers import PartialCall, Parts, reasons
 from engine.runtime.outputs import RequestOutput
 
-from .chat import Chat, prepare
+from .chat import Chat, prepare, prepare_raw
 from .errors import ApiError, named
 from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Nothing, Tool
 from .keep_alive import KeepAlive
@@ -159,13 +159,13 @@ class ChatAsked(Asked):
 
 
 class GenerateAsked(Asked):
-    """POST /api/generate: a message of a person alone, with ``system`` before it."""
+    """POST /api/generate: a message of a person alone, with ``system`` before it; ``raw``: a text as it is."""
 
     prompt: str = ""
     system: str | None = None
     suffix: Literal[""] | None = None
     template: Literal[""] | None = None
-    raw: Literal[False] | None = None
+    raw: bool | None = None
     context: Nothing = None
     images: Nothing = None
 
@@ -211,7 +211,7 @@ def routes(models: Models) -> APIRouter:
         if asked.think is True and "thinking" not in _abilities(model):
             raise ApiError(400, f"think is true, and the chat template of {model.name} knows no thinking.", "think")
         with named(_NAMES if chatting else _NAMES | {"messages": "prompt"}):
-            chat = await answered(request, prepare(model, asked.chat(), request.state.caller))
+            chat = await answered(request, _prepared(model, asked, request.state.caller))
         form = _Form(chat, chatting, start)
         if asked.stream:
             return stream(request, chat.generation, partial(_pieces, chat, form), _line, "application/x-ndjson")
@@ -252,6 +252,15 @@ def routes(models: Models) -> APIRouter:
         return {"version": __version__}
 
     return router
+
+
+async def _prepared(model: ServedModel, asked: ChatAsked | GenerateAsked, caller: str) -> Chat:
+    """ApiError 400 for ``raw`` beside what only a chat template could tell the model."""
+    if isinstance(asked, ChatAsked) or not asked.raw:
+        return await prepare(model, asked.chat(), caller)
+    if other := "system" if asked.system else "think" if asked.think else None:
+        raise ApiError(400, f"raw has the prompt given as it is, without {other}; leave one out.", other)
+    return await prepare_raw(model, asked.prompt, asked.chat(), caller)
 
 
 def _done(model: ServedModel, chatting: bool, what: str) -> dict[str, Any]:
