@@ -66,6 +66,24 @@ def test_stop_sequences_and_counts(running):
     assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
 
 
+def test_a_form_that_is_asked_for_is_kept(running):
+    form = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    fields = {"output_config": {"format": {"type": "json_schema", "schema": form}}, "max_tokens": 100}
+    answer = client(running).messages.create(**seeded(cache_control={"type": "ephemeral", "ttl": "1h"}, **fields))
+    assert answer.stop_reason == "end_turn" and isinstance(json.loads(answer.content[0].text)["n"], int)
+    with client(running).messages.stream(**seeded(**fields)) as stream:
+        assert stream.get_final_text() == answer.content[0].text
+    counted = client(running).messages.count_tokens(
+        model="tiny", messages=HELLO, output_config=fields["output_config"], cache_control={"type": "ephemeral"}
+    )
+    assert counted.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+
+
 def test_what_the_assistant_has_begun_goes_on(running):
     """A last message of its own is the beginning of the answer, which has what follows alone."""
     begun = [*HELLO, {"role": "assistant", "content": "It is q"}]

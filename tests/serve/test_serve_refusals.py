@@ -115,6 +115,8 @@ REFUSED = [
      "The field messages.0.content.0.type is missing."),
     (MESSAGES, {"max_tokens": 5, "tools": [{"name": "f", "input_schema": BAD}], "tool_choice": {"type": "any"}}, "tools",
      NOT_USED),
+    (MESSAGES, {"max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": BAD}}},
+     "output_config.format", NOT_USED),
     (MESSAGES, {"max_tokens": 5, "tools": [CLOCK], "tool_choice": {"type": "tool"}}, "tool_choice.name",
      "The field tool_choice.name is missing."),
     (MESSAGES, {"max_tokens": 5, "tools": [CLOCK], "tool_choice": {"type": "any", "name": "clock"}}, "tool_choice.name",

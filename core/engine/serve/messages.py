@@ -22,7 +22,7 @@ from .models import Models
 from .respond import Outputs, last_outputs, stream, usage
 from .sse import Event, answered, encoded
 
-_NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking"}
+_NAMES = {"stop": "stop_sequences", "reasoning_effort": "thinking", "response_format": "output_config.format"}
 """What a request calls the chat's fields."""
 _CALL = "toolu_"
 """How ids of calls begin there; templates know them without."""
@@ -94,8 +94,19 @@ class WhetherToThink(Body):
     type: Literal["disabled", "adaptive"]
 
 
+class AnswerFormat(Body):
+    """The answer is valid by the schema."""
+
+    type: Literal["json_schema"]
+    schema_: Loose = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: AnswerFormat | None = None
+
+
 class CountBody(Body):
-    """POST /v1/messages/count_tokens."""
+    """POST /v1/messages/count_tokens. What ``cache_control`` asks for is so anyway."""
 
     model: str
     messages: Listed[Turn] = Field(min_length=1)
@@ -103,6 +114,8 @@ class CountBody(Body):
     tools: Listed[ToolOfMessages] | None = None
     tool_choice: Annotated[Choice | NamedChoice, Field(discriminator="type")] | None = None
     thinking: WhetherToThink | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
 
     def fields(self, model: ServedModel) -> dict[str, Any]:
         """As those of a chat with this model."""
@@ -120,6 +133,9 @@ class CountBody(Body):
             found["tool_choice"] = {"any": "required"}.get(self.tool_choice.type, self.tool_choice.type)
         if self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use:
             found["parallel_tool_calls"] = False
+        if self.output_config is not None and (wanted := self.output_config.format) is not None:
+            schema = {"name": "answer", "schema": wanted.schema_}
+            found["response_format"] = {"type": "json_schema", "json_schema": schema}
         return found
 
     def _system(self) -> list[dict[str, Any]]:
