@@ -78,6 +78,8 @@ REFUSED = [
     (CHAT, {"metadata": {"a": 1}}, "metadata.a", "The field metadata.a is wrong: input should be a valid string."),
     (PLAIN, {"prompt": [99999]}, "prompt", "The token id 99999 does not exist"),
     (PLAIN, {"prompt": "x" * 3000}, "prompt", "The prompt has 3"),
+    (PLAIN, {"prompt": [[5]] * 20000}, "prompt", "There are 20000 prompts; at most 1024 are taken."),
+    (EMBED, {"input": [[5]] * 20000}, "input", "There are 20000 inputs; at most 2048 are taken."),
     (PLAIN, {"prompt": "a", "max_tokens": 100000}, "max_tokens", "100000 more are to be generated"),
     (PLAIN, {"prompt": "a", "logprobs": 40}, "logprobs", "logprobs is 40; it must be an integer"),
     (PLAIN, {"prompt": "a", "n": 2, "best_of": 1}, "best_of", "best_of (1) is below n (2)"),
@@ -162,3 +164,21 @@ def test_what_is_no_object_has_no_field(tooled, content):
     assert answer.status_code == 400
     told = {"message": "The body must be a JSON object, sent as application/json.", "param": None}
     assert told.items() <= answer.json()["error"].items()
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (
+            b"[" * 60_000 + b"]" * 60_000,
+            "The body is nested too deep to be read; send fewer levels of lists and objects.",
+        ),
+        (b"9" * 5000, "The body has a whole number of more digits than are read; send a smaller one."),
+        (b'"\xff"', "The body is no JSON in UTF-8."),
+    ],
+)
+def test_what_cannot_be_parsed_is_told_as_what_it_is(tooled, value, sentence):
+    with tooled.http as http:
+        headers = {"content-type": "application/json"}
+        answer = http.post(PLAIN, content=b'{"prompt": "a", "seed": %s}' % value, headers=headers)
+    assert answer.status_code == 400 and answer.json()["error"]["message"] == sentence

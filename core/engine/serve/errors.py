@@ -147,9 +147,8 @@ def add_handlers(app: FastAPI) -> None:
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        # what FastAPI says of bytes that it cannot parse at all
         sentences = {
-            400: "The body is no JSON in UTF-8.",
+            400: _unreadable(error.__cause__),
             404: f"There is nothing at {request.url.path}.",
             405: "This method is not for this path.",
         }
@@ -170,6 +169,15 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ValidationError, refuse)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unknown)
+
+
+def _unreadable(why: BaseException | None) -> str:
+    """What is wrong with bytes that FastAPI cannot parse at all."""
+    if isinstance(why, RecursionError):
+        return "The body is nested too deep to be read; send fewer levels of lists and objects."
+    if isinstance(why, ValueError) and not isinstance(why, UnicodeError):
+        return "The body has a whole number of more digits than are read; send a smaller one."
+    return "The body is no JSON in UTF-8."
 
 
 def _invalid(errors: Sequence[Mapping[str, Any]], body: Any = None) -> ApiError:

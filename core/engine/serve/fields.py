@@ -389,7 +389,7 @@ class ChatBody(SamplingFields):
         return [message.templated() for message in self.messages]
 
 
-Prompts = str | Many[str] | Many[int] | Listed[Many[int]]
+Prompts = str | Many[str] | Many[int] | Many[Many[int]]
 
 
 class CompletionBody(SamplingFields):
