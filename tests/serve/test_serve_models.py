@@ -51,6 +51,15 @@ def test_models_load_when_they_are_asked_for(several):
     assert not served["broken"].loaded
 
 
+def test_no_model_is_loaded_while_the_server_shuts_down(several):
+    other = several.models.known("other")
+    other.admission.draining = True
+    with several.http as http:
+        refused = http.post("/v1/completions", json=ASK | {"model": "other"})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+    assert refused.headers["retry-after"] and not other.loaded
+
+
 def test_a_model_that_cannot_load_ends_its_request_alone(several, capsys):
     for _ in range(2):
         with pytest.raises(openai.InternalServerError, match="broken cannot be loaded") as refused:

@@ -72,8 +72,7 @@ class Admission:
 
     def check(self, caller: str, weight: int) -> None:
         """Raises what ``enter`` would."""
-        if self.draining:
-            raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_s=5)
+        self.check_open()
         if weight > self.capacity:
             raise ApiError(
                 400, f"The request asks for {weight} {self._kind}; at most {self.capacity} run at a time.", "n"
@@ -83,6 +82,11 @@ class Admission:
         waiting = self.waiting
         if (waiting or weight > self._free) and waiting + weight > self._max_queue:
             raise self._refusal(f"The server is full: {self.running} {self._kind} run and {waiting} wait")
+
+    def check_open(self) -> None:
+        """ApiError 503 when the server shuts down."""
+        if self.draining:
+            raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_s=5)
 
     def enter(self, caller: str, weight: int, priority: int = 0) -> Place:
         """A place in the caller's queue, behind all of no higher ``priority``. ApiError 429 where there is none, 503 when the

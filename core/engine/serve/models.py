@@ -44,8 +44,10 @@ class Models:
 
     async def find(self, name: str | None) -> ServedModel:
         """A model that is loaded, now if it was not, for as long as the task is ``in_use``. ApiError 404 for a name that is
-        not served, 503 if it cannot load."""
+        not served, 503 if it cannot load or the server shuts down."""
         model = self.known(name)
+        if not model.loaded:
+            model.admission.check_open()
         model.take()
         _taken.get().append(model)
         if self._budget is None or model.loaded:
