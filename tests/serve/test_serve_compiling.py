@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import uuid
 
 import httpx
@@ -57,6 +58,15 @@ def test_a_form_that_is_compiled_holds_up_no_others(compiled):
             assert len(running.logs) == 3 and not running.models.known(None).admission.running
             assert b" 400 " in client.recv(64)
     running.wait_until_free()
+
+
+def test_a_deadline_ends_the_wait_for_a_form(start, monkeypatch):
+    compiled = threading.Event()
+    monkeypatch.setattr(grammar, "_compile", lambda *_: compiled.wait(30))
+    with start(options={"deadline": 0.2}).http as http:
+        late = http.post("/v1/completions", json=SHORT | {"structured_outputs": {"regex": "[cd]{4}"}})
+        assert not compiled.is_set() and (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+        compiled.set()
 
 
 def test_forms_of_clients_that_have_left_are_not_compiled(compiled):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
 from engine.errors import EngineStoppedError, RequestError
@@ -51,7 +51,8 @@ async def begin(
     together = len(prompts) if len(prompts) <= room else max(room // 2, 1)  # long ones leave room for others
     weight = together * params.samples
     model.admission.check(caller, weight)
-    await _compile(model, params.structured_outputs, caller, priority)
+    async with _in_time(model, start):
+        await _compile(model, params.structured_outputs, caller, priority)
     gate = None if together == len(prompts) else asyncio.Semaphore(together)
     prepared = [
         await model.llm.prepare(list(prompt), params, None, priority, stream, salt, lane(), gate) for prompt in prompts
@@ -187,21 +188,15 @@ class Generation:
         return [found[index] for index in sorted(found)]
 
     async def _timed(self, source: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        limit = self._model.deadline_s
-        left = None if limit is None else self._start + limit - time.monotonic()
-        at = None if left is None else asyncio.get_running_loop().time() + left
-        try:
-            async with asyncio.timeout_at(at):
-                await self._place.turn()
-            while True:
-                async with asyncio.timeout_at(at):
-                    try:
-                        item = await anext(source)
-                    except StopAsyncIteration:
-                        return
-                yield item
-        except TimeoutError as error:
-            raise ApiError(504, f"The request took longer than {limit:g} s.", code="deadline") from error
+        async with _in_time(self._model, self._start):
+            await self._place.turn()
+        while True:
+            async with _in_time(self._model, self._start):
+                try:
+                    item = await anext(source)
+                except StopAsyncIteration:
+                    return
+            yield item
 
     async def _single(self) -> AsyncGenerator[Output, None]:
         async with aclosing(self._prepared[0].outputs()) as outputs:
@@ -228,6 +223,18 @@ class Generation:
                 for step in steps:
                     step.cancel()
                 await asyncio.gather(*steps, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _in_time(model: ServedModel, start: float) -> AsyncGenerator[None, None]:
+    """ApiError 504 when the deadline of a request that began at ``start`` has passed."""
+    limit = model.deadline_s
+    left = None if limit is None else start + limit - time.monotonic()
+    try:
+        async with asyncio.timeout(left):
+            yield
+    except TimeoutError as error:
+        raise ApiError(504, f"The request took longer than {limit:g} s.", code="deadline") from error
 
 
 def _check(completion: CompletionOutput) -> None:
