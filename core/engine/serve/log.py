@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 import traceback
@@ -29,3 +30,17 @@ def log_defect(error: Exception, request_id: str | None = None) -> None:
             f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
         ]
         log("defect", error=type(error).__name__, request_id=request_id, frames=frames)
+
+
+class _OfLibraries(logging.Handler):
+    """What libraries warn of, as lines of the same log, without what may quote a prompt."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log("library", logger=record.name, warning=record.getMessage().partition("\n")[0])
+        if record.exc_info is not None and isinstance(error := record.exc_info[1], Exception):
+            log_defect(error)
+
+
+def log_libraries() -> None:
+    """From now on, in all of the process."""
+    logging.getLogger().addHandler(_OfLibraries())

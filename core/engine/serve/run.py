@@ -26,7 +26,7 @@ from .admission import Admission
 from .app import make_app
 from .connection import ACCEPTED, Connection
 from .keys import VARIABLE, Keys
-from .log import log
+from .log import log, log_libraries
 from .metrics import Metrics
 from .model import ServedModel
 from .models import Models
@@ -148,6 +148,7 @@ def serve(models: Mapping[str, EngineConfig], options: ServeOptions, keys: Keys,
     if wrong := next((config.model for config in models.values() if not config.model.exists()), None):
         raise UsageError(f"There is no model {wrong}.")
     raise_file_limit()
+    log_libraries()
     listening = listen(options)
     openers = {name: partial(_open, name, config, note) for name, config in models.items()}
     sequences = {name: config.max_num_seqs for name, config in models.items()}
