@@ -201,6 +201,23 @@ def test_callers_take_turns():
     assert asyncio.run(order()).index("rare") <= 1
 
 
+def test_a_queue_that_one_caller_fills_has_room_for_others():
+    """As much as an even share of it; the one who fills it is refused, and without any keys all callers are one."""
+
+    async def refused() -> list[bool]:
+        admission = Admission(capacity=1, max_queue=4)
+        found = []
+        for caller in ["busy"] * 6 + ["rare"] * 3 + ["other"] * 2 + ["busy"]:
+            try:
+                admission.enter(caller, 1)
+                found.append(False)
+            except ApiError as error:
+                found.append(error.status == 429)
+        return found
+
+    assert asyncio.run(refused()) == [False] * 5 + [True] + [False] * 2 + [True] + [False, True] + [True]
+
+
 def test_the_lowest_priority_begins_first():
     """Of all callers, in the order in which they came where it is the same, and before what waits already."""
 
@@ -239,7 +256,7 @@ def test_admission_counts_what_enters_and_leaves():
                     places.append(admission.enter(str(rng.integers(4)), int(rng.integers(1, 6))))
             running = sum(p.weight for p in places if p.begun is not None)
             assert running == admission.running <= 5
-            assert sum(p.weight for p in places if p.begun is None) == admission.waiting <= 6
+            assert sum(p.weight for p in places if p.begun is None) == admission.waiting <= 6 + 3 + 2 + 1
             assert admission.idle.is_set() == (not places)
         for place in places:
             place.leave()

@@ -40,8 +40,8 @@ class Place:
 
 
 class Admission:
-    """``capacity``: sequences, or what else ``kind`` says, that may run at a time; ``max_queue``: those that may wait beyond.
-    All on one event loop."""
+    """``capacity``: sequences, or what else ``kind`` says, that may run at a time; ``max_queue``: those that may wait beyond,
+    where a caller with less than an even share of them finds room in any case. All on one event loop."""
 
     def __init__(self, capacity: int, max_queue: int, max_per_key: int | None = None, kind: str = "sequences") -> None:
         self.capacity = capacity
@@ -79,8 +79,10 @@ class Admission:
             )
         if self._max_per_key is not None and self._held[caller] >= self._max_per_key:
             raise self._refusal(f"This key has {self._held[caller]} requests at work, which is the most it may have")
-        waiting = self.waiting
-        if (waiting or weight > self._free) and waiting + weight > self._max_queue:
+        waiting, own = self.waiting, sum(place.weight for place in self._queues.get(caller, ()))
+        share = self._max_queue / len(self._queues.keys() | {caller})  # which no other caller's requests can fill
+        full = waiting + weight > self._max_queue and own + weight > share
+        if (waiting or weight > self._free) and full:
             raise self._refusal(f"The server is full: {self.running} {self._kind} run and {waiting} wait")
 
     def check_open(self) -> None:
