@@ -12,7 +12,8 @@ import tiny_models
 
 from engine.sampling.grammar import GrammarCompiler
 from engine.serve.calling import wanted
-from engine.serve.fields import ChatBody
+from engine.serve.fields import ChatBody, Function
+from engine.serve.messages import MessagesBody
 
 WEATHER = {
     "type": "function",
@@ -308,3 +309,7 @@ def test_calls_of_strict_tools_are_valid(tagged):
     assert wanted(ChatBody(**fields | {"tools": [WEATHER, CLOCK]}), model).form is None
     answer = ask(tagged, temperature=0, max_tokens=20, tools=[strict]).choices[0]
     assert answer.finish_reason == "length" and len(answer.message.content) == 20
+    function = strict["function"]
+    tool = {"name": function["name"], "input_schema": function["parameters"], "strict": True}
+    over_anthropic = MessagesBody(model="tiny", max_tokens=20, messages=fields["messages"], tools=[tool]).chat(model)
+    assert over_anthropic.tools[0].function == Function(**function | {"description": None})

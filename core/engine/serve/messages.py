@@ -74,6 +74,7 @@ class ToolOfMessages(Body):
     description: str | None = None
     input_schema: Loose
     type: Literal["custom"] | None = None
+    strict: bool | None = None
     cache_control: dict[str, Any] | None = None
 
 
@@ -185,7 +186,7 @@ def _call(part: ToolUse) -> dict[str, Any]:
 
 def _tool(tool: ToolOfMessages) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": function | {"strict": tool.strict}}
 
 
 def routes(models: Models) -> APIRouter:
