@@ -79,6 +79,7 @@ def test_tools_and_thoughts(start, tmp_path):
     )
     running = start(model=tiny_models.write_talker(tmp_path, template))
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
+    called["tool_calls"].append({"id": "call_1", "type": "function"} | called["tool_calls"][0])  # as in LangChain.js
     messages = [*HELLO, called, {"role": "tool", "tool_name": "weather", "content": "Sun."}]
     with running.http as http:
         assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"][2:] == ["tools", "thinking"]

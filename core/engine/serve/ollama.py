@@ -75,6 +75,7 @@ class FunctionOfCall(AskedOfOllama):
 
 class CallOfTurn(AskedOfOllama):
     id: str | None = None
+    type: Literal["function"] | None = None
     function: FunctionOfCall
 
 
