@@ -65,6 +65,11 @@ def test_a_head_that_does_not_come_ends_its_connection(running, monkeypatch, hea
         assert asked(idle, VERSION).startswith(b"HTTP/1.1 200")
 
 
+def test_connections_idle_for_longer_than_proxies_keep_them(running):
+    """nginx and others send the next request on one within 60 s, and have a 502 where it is closed meanwhile."""
+    assert running.server.config.timeout_keep_alive > 60
+
+
 def test_what_is_slow_after_its_head_stays(running, monkeypatch):
     monkeypatch.setattr(connection, "_HEAD_S", 0.1)
     with connect(running) as slow, connect(running) as silent:

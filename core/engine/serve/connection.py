@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from .log import log
 
 _HEAD_S = 10.0
-"""A request's head must have come by then; a connection that has none of it after an answer is closed by uvicorn, earlier."""
+"""A request's head must have come by then; a connection that has none of it after an answer is closed by uvicorn, later."""
 ACCEPTED = 16
 """Connections that are accepted in one turn of the event loop."""
 _OTHER_FILES = 64

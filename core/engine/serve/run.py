@@ -38,6 +38,8 @@ _SPARE = 1.25
 """Sequences that the scheduler is given, for each that it may run: so its next one is there when one ends."""
 _BACKLOG = 2048
 """Connections that wait to be accepted."""
+_IDLE_S = 75
+"""For how long a connection is kept without a request: longer than by proxies and clients, which would send one as it closes."""
 _TICKS = 10
 """Of a tenth of a second each, between looks for models that idle."""
 
@@ -48,7 +50,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, models: Models, drain_s: float) -> None:
         quiet: dict[str, Any] = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False}
-        super().__init__(uvicorn.Config(app, http=Connection, lifespan="off", ws="none", backlog=ACCEPTED, **quiet))
+        kept: dict[str, Any] = {"backlog": ACCEPTED, "timeout_keep_alive": _IDLE_S}
+        super().__init__(uvicorn.Config(app, http=Connection, lifespan="off", ws="none", **kept, **quiet))
         self._models = models
         self._admissions = [model.admission for model in models.by_name.values()]
         self._drain_s = drain_s
