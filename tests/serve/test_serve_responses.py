@@ -48,6 +48,15 @@ def test_streams_give_the_same_as_whole_answers(running):
         assert done == [item.status for item in whole.output] == ["incomplete"]
 
 
+def test_thoughts_are_no_more_tokens_than_there_are(start, tmp_path):
+    """Tokens that are no whole characters are shown as others, which may be more tokens."""
+    template = tiny_models.TEMPLATE.replace("<assistant>", "<assistant><think>")
+    running = start(model=tiny_models.write_talker(tmp_path, template))
+    for _ in range(5):
+        used = ask(running, temperature=1.5).usage
+        assert 0 < used.output_tokens_details.reasoning_tokens <= used.output_tokens == 20
+
+
 def test_forms(running):
     form = {
         "type": "json_schema",

@@ -87,7 +87,7 @@ def _whole(chat: Chat, head: dict[str, Any], found: list[Block], output: Request
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": reasoned},
+            "output_tokens_details": {"reasoning_tokens": min(reasoned, counts["completion_tokens"])},
             "total_tokens": counts["total_tokens"],
         },
     }
