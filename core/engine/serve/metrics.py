@@ -193,24 +193,13 @@ class _State(Collector):
 
 
 def snapshot(model: ServedModel) -> dict[str, float]:
-    """The state of a model as of now; zeros as long as it is not loaded."""
+    """The state of a model as of now, zeros as long as it is not loaded, and what was counted since the server began."""
+    counted = model.counts
+    counts = {name: float(counted[name]) for name in ("preemptions", "guessed", "held", "restarts")}
     if not model.loaded:
-        names = (
-            "running",
-            "waiting",
-            "kv_blocks",
-            "kv_used",
-            "kv_cached",
-            "kv_usage",
-            "preemptions",
-            "guessed",
-            "held",
-            "steps",
-            "restarts",
-        )
-        return dict.fromkeys(names, 0.0)
+        names = ("running", "waiting", "kv_blocks", "kv_used", "kv_cached", "kv_usage", "steps")
+        return dict.fromkeys(names, 0.0) | counts
     stats, health = model.llm.engine.scheduler_stats(), model.llm.health()
-    guesses = model.llm.engine.speculation()
     total, used = sum(pool.total for pool in stats.pools), sum(pool.used for pool in stats.pools)
     return {
         "running": stats.running,
@@ -219,9 +208,6 @@ def snapshot(model: ServedModel) -> dict[str, float]:
         "kv_used": used,
         "kv_cached": sum(pool.cached for pool in stats.pools),
         "kv_usage": used / total if total else 0.0,
-        "preemptions": stats.preemptions,
-        "guessed": guesses.guessed,
-        "held": guesses.held,
         "steps": health.steps,
-        "restarts": health.restarts,
+        **counts,
     }

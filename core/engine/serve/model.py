@@ -6,6 +6,7 @@ import asyncio
 import gc
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 
@@ -40,6 +41,7 @@ class ServedModel:
         self._llm: AsyncLLM | None = None
         self._turns: Turns | None = None
         self._opened = ExitStack()
+        self._past: Counter[str] = Counter()
         self._loading = asyncio.Lock()
         self.users = 0
         """Requests that have found the model and not ended."""
@@ -117,6 +119,7 @@ class ServedModel:
         """Frees the model's memory, unless somebody has begun to use it."""
         async with self._loading:
             if self.loaded and not self.users:
+                self._past = self.counts
                 self._llm = self._turns = None
                 await asyncio.to_thread(self._free)
                 log("unloaded", model=self.name)
@@ -133,6 +136,17 @@ class ServedModel:
     def release(self) -> None:
         self.users -= 1
         self.used_at = time.monotonic()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What its step loops have counted since the server began, with the times before it was unloaded."""
+        found = self._past.copy()
+        if self.loaded:
+            engine = self.llm.engine
+            guesses = engine.speculation()
+            found.update(preemptions=engine.scheduler_stats().preemptions, restarts=engine.health().restarts)
+            found.update(guessed=guesses.guessed, held=guesses.held)
+        return found
 
     @property
     def recommended(self) -> Mapping[str, float]:
