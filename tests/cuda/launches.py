@@ -1,8 +1,8 @@
 """What the ops launch for shapes as models have them, recorded on tensors without memory and compiled without a GPU.
 
 Run as a script: ``launches.py TARGET [KERNEL ...]`` prints one line of JSON a kernel, or only for those named, with its
-instructions, registers spilled, shared memory, the reductions in its loops and how many reads are on their way when it begins a
-round of one. It must not run where TRITON_INTERPRET is set.
+instructions, a program's registers, those spilled, shared memory, the reductions in its loops, what these copy from registers to
+shared memory and how many reads are on their way when it begins a round of one. It must not run where TRITON_INTERPRET is set.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def _layers(r, tokens, ints):
         members = {f"weight.{n}": matrix(format_, outputs, 4096) for n, outputs in enumerate((4096, 1024, 1024))}
         r.run("linear_group", {"x": x}, ("bf16",) * 3, members)
     for format_ in ("Q8_0 whole", "Q4_K"):
-        r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)}, quantized_activation="required")
+        weights = {"weight": matrix(format_, 4096, 4096)}
+        r.run("linear", {"x": x, "residual": residual}, ("f32",), weights, quantized_activation="required")
     for format_ in ("FP8 whole", "FP8 128") if tiles.multiplies_fp8() else ():
         weights = {"weight": matrix(format_, 4096, 4096)}
         r.run("linear", {"x": x, "residual": residual}, ("f32",), weights, quantized_activation="fp8")
@@ -304,11 +305,11 @@ def _head(r, ints):
         r.run("sample", {**given, **sampling}, ("i32", "i32", "f32", "i32", "f32"), None, history, Dims(K=20))
 
 
-def _spilled(compiled, target):
-    """32-bit registers spilled a thread, as ptxas or the assembler's notes tell it."""
+def _registers(compiled, target):
+    """32-bit registers that a thread has, and how many it spills, as ptxas or the assembler's notes tell it."""
     if target.backend == "hip":
         notes = compiled.asm["amdgcn"]
-        return sum(int(n) for n in re.findall(r"\.vgpr_spill_count:\s*(\d+)", notes))
+        return [sum(map(int, re.findall(rf"\.vgpr{kind}_count:\s*(\d+)", notes))) for kind in ("", "_spill")]
     # The newest of them, since it knows the version that the text has.
     ptxas = max(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas*"), key=lambda path: len(path.name))
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
@@ -321,22 +322,25 @@ def _spilled(compiled, target):
             text=True,
             check=True,
         )
-    return sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", found.stderr)) // 4
+    used, spilled = (
+        sum(map(int, re.findall(rf"(\d+) {what}", found.stderr))) for what in ("registers", "bytes spill st")
+    )
+    return used, spilled // 4
 
 
 _FP8 = r"wgmma\.mma_async\.sync\.aligned\.\w+\.f32\.e4m3|mma\.sync\.aligned[\w.:]*\.e4m3"
 _MATRIX = rf"{_FP8}|wgmma\.mma_async|mma\.sync|tcgen05\.mma[\w.:]*|v_mfma_\w+|v_wmma_\w+|v_swmmac\w+"
 
 
-def _reduced(text):
-    """Reductions within loops over columns: warps wait for each other in each round."""
+def _within_loops(text, what):
+    """Lines within loops in which ``what`` is found."""
     found, loops = 0, []
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
         loops = [loop for loop in loops if loop < indent]
         if "scf.for" in line:
             loops.append(indent)
-        found += '"tt.reduce"' in line and bool(loops)
+        found += bool(loops) and re.search(what, line) is not None
     return found
 
 
@@ -347,15 +351,18 @@ def main(target, *names):
             continue
         compiled = triton.compile(launch.source()[0], target=TARGETS[target], options=launch.options)
         text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
+        registers, spilled = _registers(compiled, TARGETS[target])
         about = {
             "kernel": launch.kernel.fn.__name__,
             "label": launch.label(),
             "dot": str(launch.arguments.get("DOT", "")),
             "width": launch.arguments.get("WIDTH", 0),
             "matrix": sorted(set(re.findall(_MATRIX, text))),
-            "spilled": _spilled(compiled, TARGETS[target]),
+            "registers": registers * TARGETS[target].warp_size * compiled.metadata.num_warps,
+            "spilled": spilled,
             "shared": compiled.metadata.shared,
-            "reduced": _reduced(compiled.asm["ttir"]),
+            "reduced": _within_loops(compiled.asm["ttir"], '"tt.reduce"'),
+            "copied": _within_loops(compiled.asm["ttgir"], r"local_alloc %|local_store"),
             "ahead": max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0),
         }
         print(json.dumps(about), flush=True)

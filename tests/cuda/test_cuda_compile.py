@@ -35,6 +35,7 @@ TARGETS = {
 PARTLY = {"sm_89", "sm_120"}  # of which only what needs much shared memory is compiled
 HAS_FP8 = {"sm_90", "sm_100", "sm_120"}
 RDNA = {"gfx1100", "gfx1201"}  # no matrix instructions for f32
+REGISTERS = 65_536  # of a multiprocessor of NVIDIA's
 MEASURED = {"sm_90", "gfx942"}  # where the kernels in which most of a step's time goes may spill nothing
 
 
@@ -66,6 +67,8 @@ def test_every_kernel_compiles(target, tmp_path):
         deep = kernel["kernel"] == "attend" and kernel["width"] <= 128 and target in ("sm_80", "sm_90", "sm_100")
         if deep and kernel["dot"] != "fp32" and "DECODE=True" in kernel["label"]:
             assert kernel["ahead"], where
+        if kernel["kernel"] == "dense" and target == "sm_90" and kernel["dot"] != "fp32":
+            assert kernel["registers"] <= REGISTERS // 2, where
         near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] == "attend" and kernel["width"] <= 128)
         assert kernel["spilled"] <= (0 if near and target in MEASURED else 16), where
 
@@ -85,6 +88,14 @@ def test_logits_may_be_of_either_type_of_activations(tmp_path):
     names = ("adjust", "best_of_parts", "log_sum", "report")
     kernels = [kernel["kernel"] for kernel in _compiled("sm_90", tmp_path, *names)]
     assert sorted(kernels) == sorted(2 * names)
+
+
+@pytest.mark.timeout(300)
+def test_products_of_int8_leave_room_for_another_program(tmp_path):
+    """With a residual, too: its compiler waits for each step's products, and only another program would multiply meanwhile."""
+    pytest.importorskip("triton")
+    for kernel in _compiled("sm_90", tmp_path, "bytes_by_bytes"):
+        assert kernel["registers"] <= REGISTERS // 2, kernel["label"]
 
 
 def _compiled(target, tmp_path, *names):

@@ -9,6 +9,9 @@ import triton.language as tl
 
 from .common import from_e4m3, put
 
+ENDED = tl.constexpr(4096)
+"""Sums of a program to which a residual is added at a time."""
+
 
 @triton.jit
 def _rows_of(order, block, rows, GROUPED: tl.constexpr, BM: tl.constexpr):
@@ -37,16 +40,43 @@ def _finish(
 ):  # fmt: skip
     """sums f32 [BN, BM], with bias and residual, into y [rows, ...] from column batch * outputs on, or where matrices are JOINED
     into a y of each."""
-    there = (n < outputs)[:, None] & row_there[None, :]
     if BIASED:
         sums += tl.load(bias + n, mask=n < outputs, other=0).to(tl.float32)[:, None]
-    if JOINED:
-        place = _place(m[None, :], n[:, None], rows, outputs, first, second)
+    m = tl.where(row_there, m, -1)
+    _put_sums(
+        sums, residual, y, m, n, outputs, batch, y_row, rows, first, second, ADDED, JOINED, sums.shape[0], sums.shape[1]
+    )
+
+
+@triton.jit
+def _put_sums(
+    sums, residual, y, m, n, outputs, batch, y_row, rows, first, second,
+    ADDED: tl.constexpr, JOINED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """m: -1 where there is no row. A few rows at a time where there is a residual: all of it would take as many registers as the
+    sums, and with them the place of a second program on a multiprocessor."""
+    if ADDED and BN * BM > ENDED:
+        HALF: tl.constexpr = BM // 2
+        low, high = _halves(sums, BN, BM)
+        low_m, high_m = _halves(m[None, :], 1, BM)
+        low_m, high_m = tl.reshape(low_m, [HALF]), tl.reshape(high_m, [HALF])
+        _put_sums(low, residual, y, low_m, n, outputs, batch, y_row, rows, first, second, ADDED, JOINED, BN, HALF)
+        _put_sums(high, residual, y, high_m, n, outputs, batch, y_row, rows, first, second, ADDED, JOINED, BN, HALF)
     else:
-        place = m.to(tl.int64)[None, :] * y_row + batch * outputs + n[:, None]
-    if ADDED:
-        sums += tl.load(residual + place, mask=there, other=0).to(tl.float32)
-    put(y + place, sums, there)
+        there = (n < outputs)[:, None] & (m >= 0)[None, :]
+        if JOINED:
+            place = _place(m[None, :], n[:, None], rows, outputs, first, second)
+        else:
+            place = m.to(tl.int64)[None, :] * y_row + batch * outputs + n[:, None]
+        if ADDED:
+            sums += tl.load(residual + place, mask=there, other=0).to(tl.float32)
+        put(y + place, sums, there)
+
+
+@triton.jit
+def _halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The first columns of x [ROWS, COLUMNS], and the others."""
+    return tl.split(tl.permute(tl.reshape(x, [ROWS, 2, COLUMNS // 2]), (0, 2, 1)))
 
 
 @triton.jit
