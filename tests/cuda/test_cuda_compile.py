@@ -98,6 +98,15 @@ def test_products_of_int8_leave_room_for_another_program(tmp_path):
         assert kernel["registers"] <= REGISTERS // 2, kernel["label"]
 
 
+@pytest.mark.timeout(300)
+def test_e4m3_is_multiplied_from_where_it_was_read_to(tmp_path):
+    pytest.importorskip("triton")
+    kernels = _compiled("sm_90", tmp_path, "fp8_by_fp8")
+    assert kernels
+    for kernel in kernels:
+        assert kernel["copied"] == 0, kernel["label"]
+
+
 def _compiled(target, tmp_path, *names):
     """In a process of its own, since kernels of this one are interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

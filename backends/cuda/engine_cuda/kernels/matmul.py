@@ -292,19 +292,22 @@ def fp8_by_fp8(
     there = m < rows
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    x_rows = x + m.to(tl.int64)[:, None] * depth
-    w_rows = weight + n.to(tl.int64)[:, None] * depth
+    # Read as what they are: bytes that are cast then go through registers and shared memory once more.
+    x_rows = x.to(tl.pointer_type(tl.float8e4nv), bitcast=True) + m.to(tl.int64)[:, None] * depth
+    w_rows = weight.to(tl.pointer_type(tl.float8e4nv), bitcast=True) + n.to(tl.int64)[:, None] * depth
     w_scales = scale + n.to(tl.int64) * groups
     sums = tl.zeros([BN, BM], tl.float32)
+    if not WHOLE:
+        following = tl.load(w_scales, mask=n < outputs, other=0)
     for first in range(0, depth, BK):
         inside = (first + k < depth)[None, :]
-        a = tl.load(w_rows + (first + k)[None, :], mask=(n < outputs)[:, None] & inside, other=0)
-        b = tl.load(x_rows + (first + k)[None, :], mask=there[:, None] & inside, other=0)
-        a = a.to(tl.float8e4nv, bitcast=True)
-        b = tl.trans(b.to(tl.float8e4nv, bitcast=True))
-        part = tl.dot(a, b)
+        a = tl.load(w_rows + (first + k)[None, :], mask=(n < outputs)[:, None] & inside, other=0.0)
+        b = tl.load(x_rows + (first + k)[None, :], mask=there[:, None] & inside, other=0.0)
+        part = tl.dot(a, tl.trans(b))
         if not WHOLE:
-            part *= tl.load(w_scales + first // BK, mask=n < outputs, other=0)[:, None]
+            part *= following[:, None]
+            # A step before it is needed, or each waits for memory once more.
+            following = tl.load(w_scales + tl.minimum(first // BK + 1, groups - 1), mask=n < outputs, other=0)
         sums += part
     if WHOLE:
         sums *= tl.load(w_scales, mask=n < outputs, other=0)[:, None]
