@@ -2,7 +2,8 @@
 
 Run as a script: ``launches.py TARGET [KERNEL ...]`` prints one line of JSON a kernel, or only for those named, with its
 instructions, a program's registers, those spilled, shared memory, the reductions in its loops, what these copy from registers to
-shared memory and how many reads are on their way when it begins a round of one. It must not run where TRITON_INTERPRET is set.
+shared memory, the reads that they wait for and how many are on their way when it begins a round of one. It must not run where
+TRITON_INTERPRET is set.
 """
 
 from __future__ import annotations
@@ -344,6 +345,13 @@ def _within_loops(text, what):
     return found
 
 
+def _awaited(text):
+    """Reads within loops that a round needs itself, and for which it waits: others are for the next one."""
+    yielded = set(re.findall(r"%[\w]+", "".join(line for line in text.splitlines() if "scf.yield" in line)))
+    reads = [line.split()[0] for line in text.splitlines() if "= tt.load" in line and line.startswith(" " * 6)]
+    return sum(read not in yielded for read in reads)
+
+
 def main(target, *names):
     tiles.architecture = lambda: target
     for launch in record():
@@ -363,6 +371,7 @@ def main(target, *names):
             "shared": compiled.metadata.shared,
             "reduced": _within_loops(compiled.asm["ttir"], '"tt.reduce"'),
             "copied": _within_loops(compiled.asm["ttgir"], r"local_alloc %|local_store"),
+            "awaited": _awaited(compiled.asm["ttgir"]),
             "ahead": max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0),
         }
         print(json.dumps(about), flush=True)

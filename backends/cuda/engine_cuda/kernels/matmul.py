@@ -118,23 +118,32 @@ def _spread(values, ROWS: tl.constexpr, COUNT: tl.constexpr, EACH: tl.constexpr)
 
 @triton.jit
 def _of_groups(pointer, rows, there, first, groups, GROUP: tl.constexpr, COUNT: tl.constexpr):
-    """What the COUNT groups of columns from ``first`` on have, f32 [ROWS, COUNT]: 0 beyond the last."""
+    """What the COUNT groups of columns from ``first`` on have, [ROWS, COUNT]: 0 beyond the last."""
     group = (first // GROUP + tl.arange(0, COUNT))[None, :]
     mask = there[:, None] & (group < groups)
-    return tl.load(pointer + rows[:, None] * groups + group, mask=mask, other=0).to(tl.float32)
+    return tl.load(pointer + rows[:, None] * groups + group, mask=mask, other=0)
 
 
 @triton.jit
-def _factors(pointer, fine, rows, there, first, groups, supers, GROUP: tl.constexpr, SUPER: tl.constexpr,
-             FINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """The factors of COLUMNS columns from ``first`` on, f32 [ROWS, COLUMNS]: one for each SUPER columns, times an integer for
-    each GROUP where FINE says so."""
+def _read_factors(pointer, fine, rows, there, first, groups, supers, GROUP: tl.constexpr, SUPER: tl.constexpr,
+                  FINE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Of COLUMNS columns from ``first`` on what each SUPER have, and where FINE says so the integer that each GROUP have."""
+    value = _of_groups(pointer, rows, there, first, supers, SUPER, COLUMNS // SUPER if COLUMNS > SUPER else 1)
+    if FINE:
+        return value, _of_groups(fine, rows, there, first, groups, GROUP, COLUMNS // GROUP if COLUMNS > GROUP else 1)
+    else:
+        return value, tl.zeros([1, 1], tl.int8)
+
+
+@triton.jit
+def _factors(value, fine, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr, ROWS: tl.constexpr,
+             COLUMNS: tl.constexpr):  # fmt: skip
+    """The factors of COLUMNS columns, f32 [ROWS, COLUMNS], of what ``_read_factors`` has read."""
     SUPERS: tl.constexpr = COLUMNS // SUPER if COLUMNS > SUPER else 1
-    value = _of_groups(pointer, rows, there, first, supers, SUPER, SUPERS)
+    value = value.to(tl.float32)
     if FINE:
         GROUPS: tl.constexpr = COLUMNS // GROUP if COLUMNS > GROUP else 1
-        value = _spread(value, ROWS, SUPERS, GROUPS // SUPERS)
-        value *= _of_groups(fine, rows, there, first, groups, GROUP, GROUPS)
+        value = _spread(value, ROWS, SUPERS, GROUPS // SUPERS) * fine.to(tl.float32)
         return _spread(value, ROWS, GROUPS, COLUMNS // GROUPS)
     else:
         return _spread(value, ROWS, SUPERS, COLUMNS // SUPERS)
@@ -168,16 +177,16 @@ def _meant(codes, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constex
 
 @triton.jit
 def decoded(
-    codes, scale, fine_scale, least, fine_least, rows, there, first, groups, supers,
+    codes, scale, fine_scale, least, fine_least,
     MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr, LEAST: tl.constexpr,
     GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Codes [ROWS, COLUMNS] of the columns from ``first`` on as f32 numbers: (what a code means - ZERO) * scale - least; 0
-    beyond the last group."""
+    """Codes [ROWS, COLUMNS] as f32 numbers: (what a code means - ZERO) * scale - least, by factors as they were read; 0 beyond
+    the last group."""
     numbers = _meant(codes, MEANING, TABLE, NATIVE) - ZERO
-    numbers *= _factors(scale, fine_scale, rows, there, first, groups, supers, GROUP, SUPER, FINE, ROWS, COLUMNS)
+    numbers *= _factors(scale, fine_scale, GROUP, SUPER, FINE, ROWS, COLUMNS)
     if LEAST:
-        numbers -= _factors(least, fine_least, rows, there, first, groups, supers, GROUP, SUPER, FINE, ROWS, COLUMNS)
+        numbers -= _factors(least, fine_least, GROUP, SUPER, FINE, ROWS, COLUMNS)
     return numbers
 
 
@@ -214,15 +223,30 @@ def quantized(
     bytes_ = tl.arange(0, BK * BITS // 8)
     sums = tl.zeros([BN, BM], tl.float32)
     begin = tl.program_id(2) * part if PARTS else 0
+    # Factors are read a step before they are needed, which else waits for memory each time, and by 32-bit offsets.
+    scale, least = scale + expert * outputs * supers, least + expert * outputs * supers
+    fine_scale, fine_least = fine_scale + expert * outputs * groups, fine_least + expert * outputs * groups
+    scales, fine_scales = _read_factors(scale, fine_scale, n, there, begin, groups, supers, GROUP, SUPER, FINE, BK)
+    leasts, fine_leasts = scales, fine_scales
+    if LEAST:
+        leasts, fine_leasts = _read_factors(least, fine_least, n, there, begin, groups, supers, GROUP, SUPER, FINE, BK)
     for column in range(begin, tl.minimum(begin + part, depth), BK):  # without a branch, or nothing of it is read ahead
         byte = (column * BITS // 8 + bytes_)[None, :]
         taken = tl.load(codes + w_rows[:, None] * code_row + byte, mask=there[:, None] & (byte < code_row), other=0)
         if BITS == 4:
             taken = _nibbles(taken, BN, BK)
         a = decoded(
-            taken, scale, fine_scale, least, fine_least, w_rows, there, column, groups, supers,
+            taken, scales, fine_scales, leasts, fine_leasts,
             MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, BN, BK,
         )  # fmt: skip
+        following = column + BK
+        scales, fine_scales = _read_factors(
+            scale, fine_scale, n, there, following, groups, supers, GROUP, SUPER, FINE, BK
+        )
+        if LEAST:
+            leasts, fine_leasts = _read_factors(
+                least, fine_least, n, there, following, groups, supers, GROUP, SUPER, FINE, BK
+            )
         columns = (column + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
         sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
@@ -343,8 +367,10 @@ def embed_quantized(
         taken = (packed >> (column % 64 // 8)) & 15
     else:
         taken = tl.load(codes + rows[:, None] * code_row + column + k)
+    scales, fine_scales = _read_factors(scale, fine_scale, rows, there, column, groups, supers, GROUP, SUPER, FINE, 32)
+    leasts, fine_leasts = _read_factors(least, fine_least, rows, there, column, groups, supers, GROUP, SUPER, FINE, 32)
     numbers = decoded(
-        taken, scale, fine_scale, least, fine_least, rows, there, column, groups, supers,
+        taken, scales, fine_scales, leasts, fine_leasts,
         MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, 1, 32,
     )  # fmt: skip
     put(y + token * width + column + k, numbers * factor, column + k < width)
