@@ -132,6 +132,21 @@ def test_few_ways_are_worth_compiling(cuts, monkeypatch):
             assert all(one.bm * one.bn <= one.warps * 32 * 128 for one in ways[1:])
 
 
+@pytest.mark.parametrize(("kernel", "bytes_"), [("dense.bf16", 2), ("int8", 1), ("e4m3", 1)])
+def test_few_rows_have_enough_of_a_weight_on_its_way(cuts, monkeypatch, kernel, bytes_):
+    """What 4.8 TB/s bring within 700 ns."""
+    from engine_cuda import tiles
+
+    monkeypatch.setattr(tiles, "INTERPRETED", False)
+    monkeypatch.setattr(tiles, "architecture", lambda: "sm_90")
+    for rows in (1, 16):
+        usual = cuts.Shape(kernel, rows, 4096, 14336, bytes_).usual()
+        on_its_way = 4096 * (usual.stages - 1) * usual.bk * bytes_
+        assert on_its_way >= 4.8e12 * 700e-9, usual
+        assert kernel != "e4m3" or usual.bk == 128
+        assert 4 < len(cuts.Shape(kernel, rows, 4096, 14336, bytes_).ways()) <= 44
+
+
 def test_ways_are_compiled_side_by_side_before_one_is_timed(tmp_path):
     """As on a GPU, in a process whose kernels are not interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -22,6 +22,7 @@ from engine.backend.v1 import Tuned, Tuning
 
 from .kernels.common import INTERPRETED, only_compiled, power_of_two
 from .tiles import Tiles, near, of_matmul
+from .weights import FP8_GROUP
 
 SHIPPED = Path(__file__).parent / "tables"
 MOST_ROWS = 4096
@@ -48,7 +49,8 @@ class Shape:
         return f"{self.kernel} {self.outputs}x{self.depth} {rows if self.block is None else f'in {self.block}'}"
 
     def usual(self) -> Tiles:
-        return of_matmul(self.rows, self.outputs, self.bytes_, self.block, self.kernel.startswith("codes"))
+        columns = FP8_GROUP if self.kernel == "e4m3" else None
+        return of_matmul(self.rows, self.outputs, self.bytes_, self.block, self.kernel.startswith("codes"), columns)
 
     def ways(self) -> list[Tiles]:
         """The usual one and those near to it."""

@@ -82,9 +82,11 @@ class Tiles:
     stages: int
 
 
-def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None, codes: bool = False) -> Tiles:
+def of_matmul(
+    rows: int, outputs: int, bytes_: int, block: int | None = None, codes: bool = False, columns: int | None = None
+) -> Tiles:
     """``bytes_``: of a number in the product. ``block``: the rows of a program, where they are given. ``codes``: whether the
-    weight is decoded in registers."""
+    weight is decoded in registers. ``columns``: of a step, where they are given; fewer are read further ahead."""
     if INTERPRETED:  # each program costs the same, however large it is
         bm = block or power_of_two(min(rows, 64), 16)
         return Tiles(bm, power_of_two(min(outputs, 256), 16), 128, 4, 1)
@@ -94,20 +96,23 @@ def of_matmul(rows: int, outputs: int, bytes_: int, block: int | None = None, co
     if codes and bytes_ == 4:  # 64 columns, as 32 bytes of codes may hold; there are registers for as few rows
         return Tiles(bm, 64 if _nvidia() and not _registers_hold_sums() else 32, 64, 4, 2)
     if _nvidia() and bytes_ < 4:
-        return _busy(rows, outputs, bytes_, codes, bm, bn)
+        return _busy(rows, outputs, bytes_, codes, bm, bn, columns)
     warps = 8 if bm >= min(most, 128) and bn == 128 else 4
     return Tiles(bm, bn, 128 // bytes_, warps, 2 if codes else 3)
 
 
-def _busy(rows: int, outputs: int, bytes_: int, codes: bool, bm: int, bn: int) -> Tiles:
-    """Tiles of ``bn`` outputs or fewer, so that all multiprocessors have some; few rows are read in large steps."""
+def _busy(rows: int, outputs: int, bytes_: int, codes: bool, bm: int, bn: int, given: int | None) -> Tiles:
+    """Tiles of ``bn`` outputs or fewer, so that all multiprocessors have some; few rows are read in large steps. Narrow tiles are
+    multiplied by other instructions, which give E4M3 other bits."""
     few = bm <= 32
-    least, wanted = (32, 2 * PROGRAMS) if few and bytes_ == 2 and not codes else (64, PROGRAMS)
+    least, wanted = (32, 2 * PROGRAMS) if few and not codes and given is None else (64, PROGRAMS)
     while bn > least and -(-rows // bm) * -(-outputs // bn) < wanted:
         bn //= 2
     warps = 8 if bm >= 128 and not (codes and bn == 64) else 4  # of more, some would decode what others do
-    columns = (128 if codes else 256) if few else (256 if bm == 64 else 128) // bytes_
     one = bm * bytes_ + bn * (1 if codes else bytes_)
+    if given is not None:
+        return Tiles(bm, bn, given, warps, min(8, SHARED // (one * given)))
+    columns = (128 if codes else 512 // bytes_) if few else (256 if bm == 64 else 128) // bytes_
     while 3 * one * columns > SHARED:
         columns //= 2
     return Tiles(bm, bn, columns, warps, min(4, SHARED // (one * columns)))
@@ -140,7 +145,7 @@ def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:
     heights = [block] if block else [bm for bm in (16, 32, 64, 128, 256) if most // 4 <= bm <= most]
     found = [
         Tiles(bm, bn, usual.bk, warps, stages)
-        for bm in heights for bn in (32, 64, 128, 256) for warps in (4, 8) for stages in (2, 3, 4)
+        for bm in heights for bn in (32, 64, 128, 256) for warps in (4, 8) for stages in range(2, max(5, usual.stages + 1))
         if warps * 32 * (4 if warps == 4 else 16) <= bm * bn <= warps * 32 * 128
         if -(bm * bn >= size) <= stages - max(usual.stages, 2) <= (bm * bn <= size)
     ]  # fmt: skip
