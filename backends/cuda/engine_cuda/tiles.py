@@ -67,6 +67,8 @@ PROGRAMS = 128
 SHARED = 96 << 10
 """Bytes of memory for a program's steps: so that two are on a multiprocessor, or one where there is little. Where rows are few,
 the memory's bandwidth takes some 30 KiB on their way to each multiprocessor at a time."""
+ALONE = 128 << 10
+"""The same for a program that has a multiprocessor to itself, since there are no more of them."""
 PART = 1024
 """The fewest columns of a part of a product."""
 
@@ -96,26 +98,31 @@ def of_matmul(
     if codes and bytes_ == 4:  # 64 columns, as 32 bytes of codes may hold; there are registers for as few rows
         return Tiles(bm, 64 if _nvidia() and not _registers_hold_sums() else 32, 64, 4, 2)
     if _nvidia() and bytes_ < 4:
-        return _busy(rows, outputs, bytes_, codes, bm, bn, columns)
+        return _busy(rows, outputs, bytes_, codes, bm, bn, columns, block is not None)
     warps = 8 if bm >= min(most, 128) and bn == 128 else 4
     return Tiles(bm, bn, 128 // bytes_, warps, 2 if codes else 3)
 
 
-def _busy(rows: int, outputs: int, bytes_: int, codes: bool, bm: int, bn: int, given: int | None) -> Tiles:
+def _busy(
+    rows: int, outputs: int, bytes_: int, codes: bool, bm: int, bn: int, given: int | None, grouped: bool
+) -> Tiles:
     """Tiles of ``bn`` outputs or fewer, so that all multiprocessors have some; few rows are read in large steps. Narrow tiles are
     multiplied by other instructions, which give E4M3 other bits."""
     few = bm <= 32
     least, wanted = (32, 2 * PROGRAMS) if few and not codes and given is None else (64, PROGRAMS)
-    while bn > least and -(-rows // bm) * -(-outputs // bn) < wanted:
+    blocks = -(-rows // bm)
+    while bn > least and blocks * -(-outputs // bn) < wanted:
         bn //= 2
+    alone = blocks * -(-outputs // bn) <= PROGRAMS and not (grouped or _little_shared())
+    shared = ALONE if alone else SHARED
     warps = 8 if bm >= 128 and not (codes and bn == 64) else 4  # of more, some would decode what others do
     one = bm * bytes_ + bn * (1 if codes else bytes_)
     if given is not None:
-        return Tiles(bm, bn, given, warps, min(8, SHARED // (one * given)))
+        return Tiles(bm, bn, given, warps, min(8, shared // (one * given)))
     columns = (128 if codes else 512 // bytes_) if few else (256 if bm == 64 else 128) // bytes_
     while 3 * one * columns > SHARED:
         columns //= 2
-    return Tiles(bm, bn, columns, warps, min(4, SHARED // (one * columns)))
+    return Tiles(bm, bn, columns, warps, min(4, shared // (one * columns)))
 
 
 def parts_of(tiles: Tiles, rows: int, outputs: int, depth: int) -> int:
