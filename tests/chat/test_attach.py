@@ -287,3 +287,10 @@ def test_reasoning_is_not_sent_back(chat, server):
     chat("--attach", server.url, "-p", "x")
     assert chat("--attach", server.url, "--continue", "-p", "y").out == "two\n"
     assert server.requests[-1]["messages"][1] == {"role": "assistant", "content": "one"}
+
+
+def test_a_servers_name_is_harmless_after_an_answer(chat, server):
+    server.model["id"] = "a\x1b]0;owned\x07model"
+    server.scripts = [["yes"]]
+    done = chat("--attach", server.url, "-p", "x")
+    assert done.out == "yes\n" and "model" in done.err and "\x1b" not in done.err

@@ -256,6 +256,16 @@ def test_markdown_is_rendered_and_long_answers_are_whole(terminal, server):
     assert child.screen.title != "owned" and "The end." in child.text()
 
 
+def test_neither_a_servers_name_nor_an_entity_reaches_the_terminal(terminal, server):
+    server.model["id"] = "a\x1b]0;owned\x07model"
+    server.scripts = [["left &#x202e;right&#x1b;]0;owned&#7; &amp; **bold &#8238;**\n\n| a |\n|---|\n| &#x202E;c |"]]
+    child = terminal("--attach", server.url)
+    child.line("name")
+    child.wait("left .right.* & bold")
+    child.wait_prompt()
+    assert child.screen.title != "owned" and "\u202e" not in child.text()
+
+
 def test_reasoning_is_folded_dimmed_or_hidden(terminal, server):
     script = [("reasoning", "deep thought"), "The answer."]
     server.scripts = [script, ["<think>", "inner ", "voice", "</think>", "\n\nSecond."], script]

@@ -28,6 +28,9 @@ class _Rendered(Markdown):
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False, code_theme="ansi_dark")
         self.parsed = _PARSER.parse(text)
+        for token in self.parsed:
+            for part in token.children or ():
+                part.content = visible(part.content)  # what entities such as &#x202e; have become
 
 
 def finished_blocks(text: str) -> int:
@@ -133,7 +136,9 @@ class Streaming:
         lines = self._draw_thought(answer, height, last or not answer.thinking)
         lines += self._shown.grow(visible(answer.shown), max(1, height - len(lines)), last)
         body = Segments([segment for line in lines for segment in (*line, Segment.line())])
-        self._live.update(Group(body, Text(status, style="dim", no_wrap=True, overflow="ellipsis")), refresh=True)
+        self._live.update(
+            Group(body, Text(visible(status), style="dim", no_wrap=True, overflow="ellipsis")), refresh=True
+        )
 
     def _draw_thought(self, answer: Answer, height: int, over: bool) -> list[list[Segment]]:
         """Lines of reasoning that are not yet final."""

@@ -65,4 +65,4 @@ class Plain:
         if any(self._written.values()):
             print(flush=True)
         if self._came:
-            print(f"[{status}]", file=sys.stderr, flush=True)
+            print(visible(f"[{status}]"), file=sys.stderr, flush=True)
