@@ -118,8 +118,9 @@ def test_a_model_placed_on_a_backend_with_gaps(engine, toy, llama):
     assert all(segment["transfers"] for segment in model["segments"] if segment["place"] == "device")
 
 
-def test_a_number_of_threads_that_no_pool_has_is_a_sentence(engine, cpu):
-    done = engine("doctor", "--backend", cpu, "--threads", "10000")
+@pytest.mark.parametrize("threads", [0, 10000, 1 << 31])
+def test_a_number_of_threads_that_no_pool_has_is_a_sentence(engine, cpu, threads):
+    done = engine("doctor", "--backend", cpu, "--threads", threads)
     assert done.status == 2 and "ValueError" not in done.err
     assert done.err.startswith("engine: The backend cpu could not be opened: A pool has between 1 and 1024 threads")
 

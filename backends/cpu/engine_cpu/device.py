@@ -33,6 +33,7 @@ from .providers import CpuProvider, make_providers
 
 # Variants with an instruction that multiplies and adds pairs of 16 bits: twice the products of f32.
 _PAIRS_ARE_FASTER = ("amx", "avx512", "avx512_vnni", "avx_vnni")
+_MOST_THREADS = 1024
 
 
 class CpuDevice:
@@ -43,7 +44,10 @@ class CpuDevice:
     def __init__(self, threads: int | None = None, isa: str | None = None, pin_threads: bool = False) -> None:
         self.isa: str = isa or _native.isa()
         found = find_processors()
-        self.pool = _native.Pool(threads or found.cores, found.order if pin_threads else (), found.share)
+        wanted = found.cores if threads is None else threads
+        if not 1 <= wanted <= _MOST_THREADS:  # here, too: what is no C int gives no sentence there
+            raise ValueError(f"A pool has between 1 and {_MOST_THREADS} threads, not {wanted}.")
+        self.pool = _native.Pool(wanted, found.order if pin_threads else (), found.share)
         self._pinned = pin_threads
         self.packing = _native.PackQueue(self.pool.size)
 
