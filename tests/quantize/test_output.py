@@ -71,3 +71,23 @@ def test_a_file_in_the_place_of_a_folder_is_refused_at_once(tmp_path, force):
     with pytest.raises(UsageError, match="is a folder; give the name of a file in it"):
         check_target(tmp_path, tmp_path / "model.gguf", 0, force)
     check_target(tmp_path, tmp_path / "model", 0, force=True, is_folder=True)
+
+
+def test_what_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
+    check_target(tmp_path / "out", tmp_path / "model.gguf", 0, force=False)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UsageError, match="o cannot be written: File name too long"):
+        check_target(tmp_path / ("o" * 250), tmp_path / "model.gguf", 0, force=False)
+
+    def refused(*arguments, **settings):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refused)  # root may write anywhere
+    with pytest.raises(UsageError, match="out cannot be written: Permission denied"):
+        check_target(tmp_path / "out", tmp_path / "model.gguf", 0, force=False)
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe is a device or a pipe"):
+        check_target(tmp_path / "pipe", tmp_path / "model.gguf", 0, force=True)

@@ -23,11 +23,19 @@ def check_target(out: Path, source: Path, size: int, force: bool, is_folder: boo
         raise UsageError(f"{out} is the input; give another name for the output.")
     if out.is_dir() and not is_folder:
         raise UsageError(f"{out} is a folder; give the name of a file in it.")
+    if out.exists() and not (out.is_file() or out.is_dir()):
+        raise UsageError(f"{out} is a device or a pipe, and is not replaced; give the name of a file.")
     if out.exists() and not force:
         raise UsageError(f"{out} exists; give another name, or --force to replace it.")
     free = shutil.disk_usage(folder).free
     if size > free:
         raise UsageError(f"The output takes {size / 1e6:,.1f} MB, but {folder} has {free / 1e6:,.1f} MB left.")
+    trial = _part(out)
+    try:  # now, and not after what takes hours
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from error
 
 
 def _part(out: Path) -> Path:
