@@ -71,7 +71,9 @@ def test_refuses_in_one_line(refusal, llama, tmp_path, text):
     assert "cannot be read" in refusal("perplexity", llama, tmp_path / "none")
     assert "2 to 256" in refusal("perplexity", llama, text, "--context", 1000)
     assert "--stride is 40" in refusal("perplexity", llama, text, "--context", 32, "--stride", 40)
-    assert "--max-context" in refusal("perplexity", llama, text, "--context", 32, "--max-context", 16)
+    for command in (("perplexity", llama, text), ("imatrix", llama, text, "-o", out)):
+        assert "--max-context is 16" in refusal(*command, "--context", 32, "--max-context", 16)
+    assert "--shard-size" in refusal("quantize", llama, out, "-t", "NF4", "--shard-size", "inf")
     out.write_bytes(b"mine")
     for command in (("quantize", llama, out, "-t", "Q8_0"), ("imatrix", llama, text, "-o", out)):
         assert "--force" in refusal(*command)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engine.cli.perplexity import Context, TextPath
+from engine.cli.perplexity import Context, TextPath, choose_window
 from engine.console.opening import find_model
 from engine.console.options import EngineOptions, Model
 from engine.console.progress import Wait
@@ -34,14 +34,13 @@ def imatrix(
       engine quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M --imatrix imatrix.gguf
     """
     text = read_text_file(file)
-    from engine.evaluate.windows import choose_context
     from engine.quantize.collect import collect
     from engine.quantize.imatrix import write_imatrix
     from engine.quantize.output import check_target
 
     path = find_model(model)
     check_target(output, path, 0, force)
-    window = choose_context(path, context)
+    window = choose_window(path, context, engine)
     settings = {**engine.settings(), "max_model_len": window}
     with Wait("Loading") as wait:
         found = collect(path, text, str(file), window, output, wait.update, **settings)

@@ -55,12 +55,8 @@ def perplexity(
       engine perplexity model-q4_k_m.gguf wiki.test.txt --kl model-f16.gguf
     """
     text = read_text_file(file)
-    from engine.evaluate.windows import choose_context
-
     path, base = find_model(model), None if kl is None else find_model(kl)
-    window = choose_context(path, context)
-    if engine.max_context is not None and engine.max_context < window:
-        raise UsageError(f"--max-context is {engine.max_context}, but a window has {window} tokens.")
+    window = choose_window(path, context, engine)
     step = stride or window
     if step > window:
         raise UsageError(f"--stride is {step}; it must be at most the window's {window} tokens, or some are left out.")
@@ -72,6 +68,16 @@ def perplexity(
         print(json.dumps(report))
     else:
         _print(report)
+
+
+def choose_window(model: Path, context: int | None, engine: EngineOptions) -> int:
+    """Tokens of a window, which fit what the model may have at a time."""
+    from engine.evaluate.windows import choose_context
+
+    window = choose_context(model, context)
+    if engine.max_context is not None and engine.max_context < window:
+        raise UsageError(f"--max-context is {engine.max_context}, but a window has {window} tokens.")
+    return window
 
 
 def _measure(model: Path, text: str, context: int, stride: int, settings: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def quantize(
     ] = None,
     double_quant: Annotated[bool, typer.Option("--double-quant", help="NF4: keep the scales in 8 bits, too.")] = False,
     shard_size: Annotated[
-        float | None, typer.Option(min=0.001, help="NF4 and INT8: most GB of a safetensors file; 5 if not given.")
+        float | None,
+        typer.Option(min=0.001, max=1e6, help="NF4 and INT8: most GB of a safetensors file; 5 if not given."),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="GGUF: threads; all cores if not given.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
