@@ -111,6 +111,19 @@ def _database(child):
     return Path(os.environ["XDG_DATA_HOME"]) / "engine" / "chats.db"
 
 
+def test_what_is_typed_while_the_model_loads_is_the_first_message():
+    pytest.importorskip("pexpect", reason="pexpect is not installed")
+    pytest.importorskip("pyte", reason="pyte is not installed")
+    from terminal import Terminal
+
+    child = Terminal(["--no-save", "--max-tokens", "4"])
+    child.wait("built-in demo")
+    child.line("early")
+    child.line("/exit")
+    assert child.ended() == 0
+    assert child.text().count("early") == 1 and "The answer is cut" in child.text()
+
+
 def test_leaving(terminal, server):
     for leave in ("\x04", "/exit\r"):
         child = terminal("--attach", server.url)

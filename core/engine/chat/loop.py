@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from engine.console.notes import note
@@ -65,29 +66,37 @@ def resumed(store: Store | None, number: int | None) -> Conversation:
 def run(
     settings: Any,
     talk: Conversation,
-    source: Source,
+    model: str | None,
     store: Store | None,
     form: StructuredOutputs | None,
     prompt: str | None,
     attached: str,
 ) -> bool:
-    """Answer ``prompt`` and leave, or converse. ``attached`` goes before the first message. False where something that was
-    piped in has been refused. Raises EngineError."""
-    talk.model = source.reference
-    session = Session(source, settings, talk, store, Piped().choose, form=form, tools=Tools(settings.tools))
-    session.attached = attached
-    if sys.stdout.isatty() and not _dumb():
-        session.screen = _screen(settings)
-    try:
-        session.warn_of_the_unheard()
-        if prompt is None:
-            return _converse(session)
-        _once(session, prompt)
-        return True
-    finally:
-        session.source.close()
-        if store is not None:
-            store.close()
+    """Open the model, answer ``prompt`` and leave, or converse. ``attached`` goes before the first message. False where
+    something that was piped in has been refused. Raises EngineError."""
+    typed = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
+
+    def status() -> str:
+        return session.status()
+
+    terminal: Terminal = _typed(settings, status) if typed else Piped()
+    with terminal.quiet():  # from here on, since a message may be typed while the model loads
+        source = open_source(settings, model)
+        talk.model = source.reference
+        session = Session(source, settings, talk, store, terminal.choose, form=form, tools=Tools(settings.tools))
+        session.attached = attached
+        if sys.stdout.isatty() and not _dumb():
+            session.screen = _screen(settings)
+        try:
+            session.warn_of_the_unheard()
+            if prompt is None:
+                return _converse(session, terminal, typed)
+            _once(session, prompt)
+            return True
+        finally:
+            session.source.close()
+            if store is not None:
+                store.close()
 
 
 def _dumb() -> bool:
@@ -107,59 +116,54 @@ def _screen(settings: Any) -> Any:
 
 def _once(session: Session, prompt: str) -> None:
     if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
-        session.choose = _typed(session).choose
+        session.choose = _typed(session.settings, session.status).choose
     session.once = True
     session.say(prompt)
     if session.stopped:
         raise KeyboardInterrupt
 
 
-def _typed(session: Session) -> Typed:
+def _typed(settings: Any, status: Callable[[], str]) -> Typed:
     from .settings import history_file
 
-    path = history_file() if session.settings.save else None
-    return Typed(path, session.status, words(), session.settings.editing)
+    return Typed(history_file() if settings.save else None, status, words(), settings.editing)
 
 
-def _converse(session: Session) -> bool:
+def _converse(session: Session, terminal: Terminal, typed: bool) -> bool:
     """Reads and answers messages until /exit, the end of the input, or two Ctrl-C. False where something that was piped in
     has been refused."""
-    typed = sys.stdin.isatty() and sys.stdout.isatty()
-    terminal: Terminal = _typed(session) if typed else Piped()
-    session.choose = terminal.choose
     chat = Chat(session, terminal, lambda name: _change_model(session, name))
     if typed:
         note(f"{session.source.name}; /help lists the commands.")
     if session.talk.messages:
         retell(session.talk)
-    with terminal.quiet():
-        leaving = refused = False
-        while True:
-            try:
-                line = terminal.read()
-            except EOFError:
-                return typed or not refused
-            except KeyboardInterrupt:
-                if leaving:
-                    raise
-                leaving = True
-                note(LEAVING)
-                continue
-            except EngineError as error:  # what was piped in is no message
-                refused = True
-                note(str(error))
-                continue
-            try:
-                obey(chat, line) if line.startswith("/") else chat.say(line)
-            except LeaveError:
-                return typed or not refused
-            except EngineError as error:
-                refused = True
-                note(str(error))
-            except KeyboardInterrupt:  # of a command
-                session.stopped = True
-                note(LEAVING)
-            leaving, session.stopped = session.stopped, False
+    leaving = refused = False
+    while True:
+        try:
+            line = terminal.read()
+        except EOFError:
+            return typed or not refused
+        except KeyboardInterrupt:
+            if leaving:
+                raise
+            leaving = True
+            note(LEAVING)
+            continue
+        except EngineError as error:  # what was piped in is no message
+            refused = True
+            note(str(error))
+            continue
+        try:
+            obey(chat, line) if line.startswith("/") else chat.say(line)
+        except LeaveError:
+            return typed or not refused
+        except EngineError as error:
+            refused = True
+            note(str(error))
+        except KeyboardInterrupt:  # of a command
+            session.stopped = True
+            note(LEAVING)
+        leaving, session.stopped = session.stopped, False
 
 
 def _change_model(session: Session, name: str) -> None:

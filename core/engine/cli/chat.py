@@ -96,7 +96,7 @@ def chat(
       engine chat --export md --id 12 > fox.md
     """
     from engine.chat.commands import as_attachment
-    from engine.chat.loop import open_source, open_store, resumed, run
+    from engine.chat.loop import open_store, resumed, run
     from engine.chat.settings import ENGINE, SAMPLING, load_settings
     from engine.chat.store import Store
 
@@ -114,8 +114,8 @@ def chat(
     store = open_store(settings)
     talk = resumed(store, number) if resume or number is not None else _new()
     talk.system = settings.system if settings.system is not None else talk.system
-    source = open_source(settings, settings.model or (None if settings.attach else talk.model or None))
-    if not run(settings, talk, source, store, outputs, message, attached):
+    named = settings.model or (None if settings.attach else talk.model or None)
+    if not run(settings, talk, named, store, outputs, message, attached):
         raise typer.Exit(2)
 
 
