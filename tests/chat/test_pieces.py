@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
 import time
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ import pytest
 from engine.chat.conversation import Conversation, Message, ToolCall
 from engine.chat.markdown import finished_blocks
 from engine.chat.settings import ToolSetting, change, load_settings
-from engine.chat.terminal import message, shortest, unfinished
+from engine.chat.terminal import Typed, message, shortest, unfinished
 from engine.chat.tools import DECLINED, Tools
 from engine.errors import RequestError, UsageError
 
@@ -37,6 +41,16 @@ def test_blocks_that_are_finished_stay_as_they_are():
 def test_messages_of_several_lines():
     assert unfinished('"""a') and unfinished('"""') and unfinished("a\\") and not unfinished('"""a"""')
     assert message('"""\na\nb"""') == "a\nb" and message("a\\\nb") == "a\nb" and message("plain") == "plain"
+
+
+def test_a_text_that_cannot_be_written_for_an_editor_ends_no_chat(monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=full))
+    with pytest.raises(UsageError, match="written for an editor: No space left on device; TMPDIR"):
+        Typed.edit(Typed.__new__(Typed), "text")
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Mock(side_effect=full))
+    with pytest.raises(UsageError, match="written for an editor"):
+        Typed.edit(Typed.__new__(Typed), "text")
 
 
 def test_letters_that_choose_are_one_choice_s_alone():

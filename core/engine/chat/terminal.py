@@ -175,19 +175,28 @@ class Typed:
             buffer.document = Document(text, len(text))
 
     def edit(self, text: str) -> str:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "message.md"
+                file.write_text(text, encoding="utf-8", errors="surrogateescape")
+                self._run_editor(file)
+                return read_text_file(file).rstrip("\n")
+        except OSError as error:  # a full disk, say
+            reason = error.strerror or error
+            raise UsageError(
+                f"The text cannot be written for an editor: {reason}; TMPDIR names another folder."
+            ) from error
+
+    def _run_editor(self, file: Path) -> None:
         command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or shutil.which("nano") or "vi"
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "message.md"
-            file.write_text(text, encoding="utf-8", errors="surrogateescape")
-            try:
-                with _modes(self._cooked):
-                    status = subprocess.call([*shlex.split(command), str(file)])
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error  # shlex's errors have none
-                raise UsageError(f"The editor {command} cannot be run: {reason}; set EDITOR to another.") from error
-            if status != 0:
-                raise UsageError(f"The editor {command} ended with status {status}; nothing is changed.")
-            return read_text_file(file).rstrip("\n")
+        try:
+            with _modes(self._cooked):
+                status = subprocess.call([*shlex.split(command), str(file)])
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error  # shlex's errors have none
+            raise UsageError(f"The editor {command} cannot be run: {reason}; set EDITOR to another.") from error
+        if status != 0:
+            raise UsageError(f"The editor {command} ended with status {status}; nothing is changed.")
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
