@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,31 @@ def test_what_is_pulled_again_is_said_to_be_here(hub, engine, name):
     assert "Downloading" in first.stderr and "here already" not in first.stderr
     assert "Downloading" not in again.stderr and "is here already" in again.stderr, again.stderr
     assert first.stdout == again.stdout
+
+
+def test_what_is_here_is_not_locked_in_a_cache_that_cannot_be_written(hub, engine, tmp_path):
+    first = engine("pull", "anna/tiny-GGUF:Q8_0")
+    locks = tmp_path / "hf" / "hub" / ".locks"
+    shutil.rmtree(locks)
+    locks.write_text("a file, which root cannot write into, either")
+    again = engine("pull", "anna/tiny-GGUF:Q8_0")
+    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other_model(hub, engine):
+    assert engine("pull", "anna/tiny-GGUF:Q8_0").returncode == 0
+    code = (
+        "from engine.hub import cache\n"
+        "read = cache.cached_variants\n"
+        "def unreadable(repo):\n"
+        "    if repo == 'aaron/private': raise PermissionError(13, 'Permission denied')\n"
+        "    return read(repo)\n"
+        "cache.cached_variants = unreadable\n"
+        "(cache.cache_folder() / 'models--aaron--private').mkdir()\n"
+        "print(*(one.name for one in cache.cached_models()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "anna/tiny-GGUF:Q8_0\n", done.stderr
 
 
 def test_huggingface_hub_finds_what_was_pulled(hub, engine, gguf):

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,11 @@ def cached_models() -> list[Cached]:
     """All that can be opened, by name."""
     folders = sorted(cache_folder().glob(f"{CACHE_PREFIX}*--*"))
     repos = (folder.name.removeprefix(CACHE_PREFIX).replace("--", "/", 1) for folder in folders)
-    return [found for repo in repos for found in cached_variants(repo)]
+    found: list[Cached] = []
+    for repo in repos:
+        with suppress(PermissionError):  # another person's, in a cache that several share
+            found += cached_variants(repo)
+    return found
 
 
 def cached_variants(repo: str, revision: str | None = None) -> list[Cached]:

@@ -137,12 +137,13 @@ def _fetch_blob(repository: Repository, file: RepoFile, meter: _Meter) -> None:
         raise HubError(f"The hub tells no digest of {file.path} in {repo}; try again later.")
     folder = repo_folder(repo)
     blob, locks = folder / "blobs" / etag, folder.parent / ".locks" / folder.name
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / f"{etag}.lock"):  # where huggingface_hub has it, so that a download of its own waits
-        if blob.exists():
-            meter.found(blob.stat().st_size)
-        else:
-            _fetch(url, blob, file, found.size or file.size, meter)
+    if not blob.exists():  # or a cache that another owns would have to be written
+        locks.mkdir(parents=True, exist_ok=True)
+        with FileLock(locks / f"{etag}.lock"):  # where huggingface_hub has it, so that a download of its own waits
+            if not blob.exists():
+                _fetch(url, blob, file, found.size or file.size, meter)
+                return
+    meter.found(blob.stat().st_size)
 
 
 def _fetch(url: str, blob: Path, file: RepoFile, expected: int, meter: _Meter) -> None:
