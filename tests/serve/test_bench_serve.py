@@ -172,6 +172,10 @@ def test_refusals_are_counted(start, capsys):
         ["--goodput", "ttft"],
         ["--goodput", "itl:5"],
         ["--vocab", "9"],
+        ["--vocab", str(1 << 70)],
+        ["--num-prompts", str(1 << 70)],
+        ["--random-input-len", str(1 << 70)],
+        ["--random-output-len", str(1 << 70)],
         ["--plot", "x.pdf"],
         ["--plot", "no/such/folder.png"],
     ],
@@ -186,6 +190,12 @@ def test_a_server_that_is_not_there(capsys):
         port = free.getsockname()[1]
     assert run(["bench-serve", f"http://127.0.0.1:{port}", "--model", "x", "--num-prompts", "2"]) == 2
     assert "Every request failed; the first: ConnectionRefusedError: " in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_is_told_without_an_option_of_the_chat(capsys):
+    assert run(["bench-serve", ""]) == 2
+    said = capsys.readouterr().err
+    assert "must be a server's URL" in said and "--attach" not in said
 
 
 def test_a_model_that_is_not_there_is_the_server_s_sentence(running, capsys):

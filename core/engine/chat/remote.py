@@ -267,7 +267,7 @@ def _base(url: str) -> SplitResult:
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"--attach is {url!r}; it must be a server's URL such as http://localhost:8000.")
+        raise UsageError(f"The address is {url!r}; it must be a server's URL such as http://localhost:8000.")
     path = parts.path.rstrip("/").removesuffix("/chat/completions")
     return parts._replace(path=path or "/v1", query="", fragment="")
 

@@ -29,14 +29,16 @@ def bench_serve(
     burstiness: Annotated[
         float, typer.Option(help="Shape of the times between requests: 1 is Poisson, less comes in bursts.")
     ] = 1.0,
-    num_prompts: Annotated[int, typer.Option(min=1, help="How many requests are sent at each rate.")] = 100,
+    num_prompts: Annotated[int, typer.Option(min=1, max=10**6, help="How many requests are sent at each rate.")] = 100,
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="Most requests at a time.")] = None,
-    random_input_len: Annotated[int, typer.Option(min=1, help="Tokens of a random prompt.")] = 256,
-    random_output_len: Annotated[int, typer.Option(min=1, help="Tokens of an answer to it.")] = 128,
+    random_input_len: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens of a random prompt.")] = 256,
+    random_output_len: Annotated[int, typer.Option(min=1, max=1 << 24, help="Tokens of an answer to it.")] = 128,
     random_range_ratio: Annotated[
         float, typer.Option(min=0, max=1, help="By which part these lengths differ, evenly.")
     ] = 0.0,
-    vocab: Annotated[int, typer.Option(help="Random prompts have token ids from 100 to below this.")] = 1000,
+    vocab: Annotated[
+        int, typer.Option(max=1 << 31, help="Random prompts have token ids from 100 to below this.")
+    ] = 1000,
     dataset_path: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Conversations in ShareGPT's form; their first turns are asked.")
     ] = None,
