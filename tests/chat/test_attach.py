@@ -294,3 +294,10 @@ def test_a_servers_name_is_harmless_after_an_answer(chat, server):
     server.scripts = [["yes"]]
     done = chat("--attach", server.url, "-p", "x")
     assert done.out == "yes\n" and "model" in done.err and "\x1b" not in done.err
+
+
+def test_tokens_that_a_server_does_not_count_are_told_in_whole_sentences(chat, server):
+    server.scripts = [["yes"]]
+    done = chat("--attach", server.url, given="/tokens\nx\n/tokens\n")
+    assert "What the conversation takes is not known before it is answered; the server" in done.err
+    assert "The conversation took 2 when it was last sent; the server" in done.err

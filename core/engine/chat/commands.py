@@ -263,8 +263,9 @@ def _tokens(chat: Chat, rest: str) -> None:
     messages = session.talk.sent()
     total = session.source.count(session.ask())
     if total is None:
-        known = "not known before it is answered" if session.used is None else f"{session.used} when it was last sent"
-        tell(f"The conversation takes {known}; the server does not count tokens.")
+        unknown = "What the conversation takes is not known before it is answered"
+        known = unknown if session.used is None else f"The conversation took {session.used} when it was last sent"
+        tell(f"{known}; the server does not count tokens.")
         return
     for message in messages[:_COUNTED]:
         alone = session.source.count(session.ask([message])) or 0
