@@ -28,7 +28,7 @@ from engine_cuda import providers, tiles
 from engine_cuda.arrays import DTYPES
 from engine_cuda.cuts import Cuts
 from engine_cuda.kernels.common import OPTIONS
-from engine_cuda.ops import cache, dense, head, rows, step
+from engine_cuda.ops import cache, dense, head, recurrent, rows, step
 from engine_cuda.repack import REPACKED
 from engine_cuda.weights import WHOLE_ROW, Coded, Dense
 
@@ -136,7 +136,7 @@ class Recorder:
 
     def __init__(self):
         self.found = {}
-        for module in (cache, dense, head, rows, step):
+        for module in (cache, dense, head, recurrent, rows, step):
             module.launch = self
         self.ops = {op: offered[0] for op, offered in providers.make_providers(META, CUTS).items()}
 
@@ -173,6 +173,7 @@ def record():
     for tokens in (16, 512):
         _layers(r, tokens, ints)
     _rows(r, 16, 16, ints)
+    _recurrent(r, 16, 16, ints)
     _head(r, ints)
     return list(r.found.values())
 
@@ -225,7 +226,7 @@ def _rows(r, tokens, seqs, ints):
     r.run("rms_norm", {"x": residual}, weights={"weight": vector(4096)}, eps=1e-5)
     r.run("add_rms_norm", {"x": x, "residual": residual}, ("f32", "bf16"), {"weight": vector(4096)}, eps=1e-5)
     r.run("layer_norm", {"x": residual}, weights={"weight": vector(4096), "bias": vector(4096)}, eps=1e-5)
-    for kind in ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"):
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "clamped_swiglu"):
         r.run("gated_act", {"gate": wide, "up": wide}, kind=kind)
     r.run("add", {"a": residual, "b": x}, ("f32",))
     r.run("scale_softcap", {"x": x}, ("f32",), softcap=30.0)
@@ -264,6 +265,26 @@ def _cached(r, tokens, seqs, ints, dtype, width, more):
     weights = {"sinks": vector(heads)} if more.pop("sinks", False) else {}
     attrs = {"heads": heads, "scale": 0.1, "block_size": 16, **shape, **more}
     r.run("attention", inputs, ("bf16",), weights, states, **attrs)
+
+
+def _recurrent(r, tokens, seqs, ints):
+    key_heads, value_heads, width, block_size = 16, 32, 128, 512
+    columns = (2 * key_heads + value_heads) * width
+    place = {"seq_starts": ints(seqs), "query_offsets": ints(seqs + 1), "page_table": ints(seqs, 64)}
+    x, tail = tensor(tokens, columns), tensor(256, 3, columns, dtype="f32")
+    r.run(
+        "causal_conv",
+        {"x": x, **place},
+        ("bf16",),
+        {"weight": vector(columns, 4)},
+        {"tail": tail},
+        block_size=block_size,
+    )
+    gates = {name: tensor(tokens, value_heads) for name in ("decay", "beta")}
+    weights = {name: vector(value_heads) for name in ("rate", "bias")}
+    memory = {"memory": tensor(256, value_heads, width, width, dtype="f32")}
+    shape = {"key_heads": key_heads, "value_heads": value_heads, "key_dim": width, "value_dim": width}
+    r.run("gated_delta", {"qkv": x, **gates, **place}, ("bf16",), weights, memory, block_size=block_size, **shape)
 
 
 def _experts(r, tokens, ints):

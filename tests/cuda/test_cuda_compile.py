@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    "add", "adjust", "attend", "ban_ngrams", "best_of_parts", "bytes_by_bytes", "choose", "clear_counts", "combine",
-    "concat_heads", "count_choices", "count_tokens", "dense", "embed_dense", "embed_quantized", "expand_tokens",
-    "fill_history", "gated_act", "gather_columns", "gather_rows", "keep", "kv_copy", "kv_slots", "kv_write",
-    "layer_norm", "log_sum", "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write",
+    "add", "adjust", "attend", "ban_ngrams", "best_of_parts", "bytes_by_bytes", "causal_conv", "choose", "clear_counts",
+    "combine", "concat_heads", "count_choices", "count_tokens", "dense", "embed_dense", "embed_quantized", "expand_tokens",
+    "fill_history", "gated_act", "gated_delta", "gather_columns", "gather_rows", "keep", "kv_copy", "kv_slots", "kv_write",
+    "layer_norm", "leave_tail", "log_sum", "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write",
     "rounded", "route", "scale_softcap", "sum_parts", "to_bytes", "wants",
 }  # fmt: skip
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken

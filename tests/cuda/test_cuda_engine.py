@@ -103,7 +103,8 @@ def test_a_gpu_without_bf16_is_not_opened(device, monkeypatch):
         module.open_device(1, {})
 
 
-def test_no_op_is_computed_by_torch(device, tmp_path):
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_no_op_is_computed_by_torch(kind, device, delta_kind, tmp_path):
     """A step's every value is written by a kernel."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -128,7 +129,7 @@ def test_no_op_is_computed_by_torch(device, tmp_path):
         return inside
 
     rng = np.random.default_rng()
-    folder = write_checkpoint("llama", tmp_path / "llama", rng)
+    folder = write_checkpoint(kind, tmp_path / kind, rng)
     providers.TritonProvider.bind = watched
     try:
         models.answers(folder, "cuda", models.random_prompts(rng, (3, 9)), new=2)
@@ -139,8 +140,8 @@ def test_no_op_is_computed_by_torch(device, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mixtral", "deepseek"])
-def test_answers_are_the_reference_s(kind, device, tmp_path):
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek", "qwen3_5"])
+def test_answers_are_the_reference_s(kind, device, delta_kind, tmp_path):
     rng = np.random.default_rng()
     folder, prompts = write_checkpoint(kind, tmp_path / kind, rng), models.random_prompts(rng, (1, 17))
     got, want = (models.answers(folder, name, prompts, new=4) for name in ("cuda", "reference"))

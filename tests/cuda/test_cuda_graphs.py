@@ -53,7 +53,10 @@ class Watched:
         if kept is not None:
             self.again += 1
             arena, runner.arena = runner.arena, self._graphs.Arena(runner.arena.device)
+            before = {name: state.clone() for name, state in frame.states.items()}
             anew = runner.record(Frame(frame.dims, given, frame.states))
+            for name, state in before.items():  # else a memory would have met the tokens twice
+                frame.states[name].copy_(state)
             pairs = zip(kept.launches, anew.launches, strict=True)
             self.different += [a.name for a, b in pairs if _about(a, arena) != _about(b, runner.arena)]
             runner.arena = arena
@@ -91,16 +94,18 @@ def _params(rng, count):
 
 
 @pytest.mark.parametrize(
-    "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixtral", "deepseek", "gpt_oss"))]
+    "kind",
+    ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixtral", "deepseek", "gpt_oss", "qwen3_5"))],
 )
-def test_tokens_are_those_of_steps_that_are_not_recorded(kind, recording, monkeypatch, tmp_path):
+def test_tokens_are_those_of_steps_that_are_not_recorded(kind, recording, delta_kind, monkeypatch, tmp_path):
     rng = np.random.default_rng()
     folder = write_checkpoint(kind, tmp_path / kind, rng)
     prompts = models.random_prompts(rng, rng.integers(1, 40, 3).tolist())
     params = _params(rng, 3)
     watched = Watched(monkeypatch)
     got = _generated(folder, prompts, params)
-    assert watched.recorded >= 4 and watched.again > watched.recorded, "body and head of two sizes, and then again"
+    sizes = 1 if kind == "qwen3_5" else 2  # so small a cache has few of a memory's blocks, and sequences wait for them
+    assert watched.recorded >= 2 * sizes and watched.again > watched.recorded, "body and head of each, and then again"
     assert not watched.different, f"{watched.different[0]} would be launched otherwise than it was recorded"
     monkeypatch.setenv("ENGINE_CUDA_GRAPHS", "0")
     assert _generated(folder, prompts, params) == got

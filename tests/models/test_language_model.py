@@ -48,6 +48,18 @@ WITH_TOWERS = {
         QWEN_VISION | {"out_hidden_size": 64, "deepstack_visual_indexes": [0]},
         {},
     ),
+    "qwen3_5": ("Qwen3_5", "qwen3_5_text", QWEN_VISION | {"out_hidden_size": 64}, {}),
+    "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", QWEN_VISION | {"out_hidden_size": 64}, {}),
+}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
 }
 SECTIONS = {
     "head_dim": 16,
@@ -57,7 +69,8 @@ SECTIONS = {
 TOKENS = 40
 NEW_NAMES = "model.language_model."
 OLD_NAMES = {"gemma3": "language_model.model.", "mistral3": "language_model.model."}
-OLD_NAMES |= {"qwen2_vl": "model.", "qwen2_5_vl": "model.", "qwen3_vl": NEW_NAMES}
+OLD_NAMES |= {"qwen2_vl": "model.", "qwen2_5_vl": "model.", "qwen3_vl": NEW_NAMES, "qwen3_5": NEW_NAMES}
+OLD_NAMES |= {"qwen3_5_moe": NEW_NAMES}
 
 
 @pytest.fixture(params=WITH_TOWERS)
@@ -65,6 +78,7 @@ def model(request):
     name, kind, vision, more = WITH_TOWERS[request.param]
     torch.manual_seed(np.random.default_rng().integers(1 << 30).item())
     text = SIZES | {"model_type": kind} | (SECTIONS if kind.startswith("qwen") else {})
+    text |= LINEAR if kind.startswith("qwen3_5") else {}
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision, **more)
     return enlarged(getattr(transformers, f"{name}ForConditionalGeneration")(config))
 

@@ -167,7 +167,7 @@ def model_of(family):
     """transformers' model in f32 with every parameter random, norms and biases too."""
     name, _, changes = FAMILIES[family]
     torch.manual_seed(sum(family.encode()))
-    kind = f"{name}TextConfig" if name == "Gemma3" else f"{name}Config"
+    kind = f"{name}TextConfig" if name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else f"{name}Config"
     sizes = deepcopy(SIZES | {"pad_token_id": 0} | changes)  # a configuration writes into what it is given
     if name in ("OPT", "GPTNeoX"):
         del sizes["num_key_value_heads"]
@@ -177,11 +177,12 @@ def model_of(family):
     head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
     model = getattr(transformers, head)(config).eval().float()
     minus_one = name in ("Gemma", "Gemma2", "Gemma3")
+    norms_less_one = minus_one or name in ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if parameter.ndim == 1 and parameter_name.endswith("weight"):
-                parameter.copy_((0 if minus_one else 1) + 0.3 * noise)
+                parameter.copy_((0 if norms_less_one else 1) + 0.3 * noise)
             elif parameter_name.endswith("bias"):
                 parameter.copy_(0.3 * noise)
             elif parameter_name.endswith("sinks"):

@@ -38,6 +38,20 @@ GLM_EXPERTS = {
     "routed_scaling_factor": 1.5,
 }
 ERNIE_EXPERTS = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3}
+LINEAR = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "num_hidden_layers": 5,
+}
+ROUTED = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
 YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
@@ -84,6 +98,9 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "ernie4_5 biases": ("Ernie4_5", None, {"head_dim": 32, "use_bias": True, "tie_word_embeddings": False}),
     "ernie4_5_moe": ("Ernie4_5_Moe", "ernie4_5-moe", ERNIE_EXPERTS),
     "seed_oss": ("SeedOss", "seed_oss", {"head_dim": 16}),
+    "qwen3_next": ("Qwen3Next", None, LINEAR | ROUTED | {"mlp_only_layers": [1]}),
+    "qwen3_5": ("Qwen3_5", None, LINEAR | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True}),
+    "qwen3_5_moe": ("Qwen3_5Moe", None, LINEAR | ROUTED | {"num_hidden_layers": 4}),
 }
 YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
     "olmo3 yarn": {

@@ -10,7 +10,7 @@ from .compile import ABSENT, Lowering
 from .layouts import KV_DTYPE_NUMBERS
 from .weights import SPANS
 
-ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4}
+ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "sigmoid": 5}
 ROWS_DIM = {"T": 0, "R": 2}
 PROCESSED_BY = (
     "logits", "rows", "positions", "token_seq", "seq_slots", "prompt_lengths", "temperature", "top_k", "top_p", "min_p",
@@ -158,6 +158,20 @@ def linear(low: Lowering) -> None:
 
 def _member(name: str) -> int:
     return int(name.partition(".")[2] or 0)
+
+
+def causal_conv(low: Lowering) -> None:
+    columns, width = low.bound.call.weights["weight"].shape
+    inputs = low.inputs("x", "seq_starts", "query_offsets", "page_table")
+    numbers = {"columns": columns, "width": width, "block_size": low.bound.call.attr("block_size")}
+    low.emit("causal_conv", inputs, [_weight(low, "weight")], states=["tail"], **numbers)
+
+
+def gated_delta(low: Lowering) -> None:
+    names = ("key_heads", "value_heads", "key_dim", "value_dim", "block_size")
+    numbers = {name: low.bound.call.attr(name) for name in names}
+    inputs = low.inputs("qkv", "decay", "beta", "seq_starts", "query_offsets", "page_table")
+    low.emit("gated_delta", inputs, [_weight(low, "rate"), _weight(low, "bias")], states=["memory"], **numbers)
 
 
 def rms_norm(low: Lowering) -> None:

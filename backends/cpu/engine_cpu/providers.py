@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .device import CpuDevice
 
 PACKED_ACTIVATIONS = frozenset({*SPANS, "bf16"})
-ACTIVATIONS = frozenset({"silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"})
+ACTIVATIONS = frozenset(lower.ACTIVATION_NUMBERS)
 NO_LAYOUT: frozenset[str] = frozenset()
 KV_LAYOUTS = frozenset({CPU_LANES.name, CPU_PAIRS.name})
 
@@ -49,7 +49,7 @@ class CpuProvider:
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
         # The matrices of experts are [experts, N, K], and what has two axes is their biases.
-        plain = len(ref.shape) <= any(use.startswith("moe_linear") for use in uses) + 1
+        plain = len(ref.shape) <= any(use.startswith("moe_linear") for use in uses) + 1 or "causal_conv" in uses
         return weights.pack_plain(ref, progress) if plain else weights.pack(ref, self.device.packing, progress)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
@@ -156,6 +156,8 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("linear_group", lower.linear, "bias quantized_activation input_scale", _linear_check)
     one("head_linear", lower.head_linear, check=_matrix_check)
     one("concat_heads", lower.concat_heads)
+    one("causal_conv", lower.causal_conv)
+    one("gated_delta", lower.gated_delta)
     one("rms_norm", lower.rms_norm, "head_dim weight_offset packed", _packed_check)
     one("layer_norm", lower.layer_norm, "bias head_dim packed", _packed_check)
     one("add_rms_norm", lower.add_rms_norm, "weight_offset packed", _packed_check)

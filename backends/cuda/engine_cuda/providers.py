@@ -14,7 +14,7 @@ from .arrays import on
 from .cuts import Cuts
 from .layouts import PAGES
 from .operands import Op, Operands
-from .ops import cache, dense, head, rows, step
+from .ops import cache, dense, head, recurrent, rows, step
 
 Check = Callable[[Call], str | None]
 NO_LAYOUT: frozenset[str] = frozenset()
@@ -101,6 +101,8 @@ def make_providers(device: torch.device, cuts: Cuts) -> dict[str, tuple[Provider
     one(
         "attention", cache.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True, alone=False
     )
+    one("causal_conv", recurrent.causal_conv)
+    one("gated_delta", recurrent.gated_delta)
     one("embed", dense.embed, "scale")
     one("gather_columns", rows.gather_columns, "chosen")
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)

@@ -13,7 +13,7 @@ from .kernels import Run
 from .layouts import PAGES
 from .memory import WorkingSet
 from .operands import Op, Operands
-from .ops import cache, dense, head, rows, step
+from .ops import cache, dense, head, recurrent, rows, step
 from .ops.rows import ACTIVATIONS, CLAMPED
 
 Check = Callable[[Call], str | None]
@@ -88,6 +88,8 @@ def make_providers(kernels: Run | None, memory: WorkingSet) -> dict[str, tuple[P
     one("kv_write", cache.kv_write, "k_scale v_scale latent", kv=True)
     one("rope_kv_write", cache.rope_kv_write, ROPE_KV_WRITE, kv=True)
     one("attention", cache.attention, ATTENTION, kv=True, alone=False)
+    one("causal_conv", recurrent.causal_conv)
+    one("gated_delta", recurrent.gated_delta, alone=False)
     one("embed", dense.embed, "scale")
     one("gather_columns", dense.gather_columns, "chosen")
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)

@@ -135,7 +135,8 @@ class WeightRef(Protocol):
 
 @dataclass(frozen=True)
 class StateSpec:
-    """State that an op consumes in one version and yields in the next. ``kind``: k, v, k_scale, v_scale, history.
+    """State that an op consumes in one version and yields in the next. ``kind``: k, v, k_scale, v_scale, history; tail and memory
+    of recurrent layers (``engine.ops.recurrent``), f32 whatever a cache is kept in.
     ``group``: the cache group whose blocks are its first axis, or None."""
 
     name: str

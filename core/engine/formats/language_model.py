@@ -19,6 +19,8 @@ _TYPES: Mapping[str, str] = {
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 _FLAT = ("qwen2_vl", "qwen2_5_vl")
 """Those whose first files have no text_config, but its keys among their own."""

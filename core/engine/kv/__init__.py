@@ -2,7 +2,7 @@
 
 from .allocator import BlockCopy, BlockTable, KVAllocator, MappingAllocator, PrefixHit, Remap
 from .block_pool import NULL_BLOCK, BlockPool, PoolStats
-from .cache_group import CacheGroup
+from .cache_group import RECURRENT_WINDOW, CacheGroup
 from .contiguous import ContiguousAllocator, Fragmentation
 from .host_pool import HostPool, HostStats
 from .length_predictor import LengthHistogram, LengthPredictor
@@ -13,6 +13,7 @@ from .virtual import VirtualAllocator
 
 __all__ = [
     "NULL_BLOCK",
+    "RECURRENT_WINDOW",
     "AllocatorManifest",
     "AllocatorSpec",
     "BlockCopy",

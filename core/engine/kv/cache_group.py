@@ -8,14 +8,16 @@ from typing import Literal
 from ..errors import KVCacheError
 
 GroupKind = Literal["full", "window", "latent", "recurrent", "cross"]
+RECURRENT_WINDOW = 2
+"""Of a block, a recurrent layer reads what is remembered after its last token: the next token sees that of the one before."""
 
 
 @dataclass(frozen=True)
 class CacheGroup:
     """Layers whose cache grows alike, so that one page table a sequence serves them all.
 
-    ``block_size`` is in tokens. ``window`` is the number of last positions that attention reads, for kind "window"
-    only. ``layers`` are indices into the model.
+    ``block_size`` is in tokens. ``window`` is the number of last positions that a layer reads, for the kinds "window" and
+    "recurrent" only. ``layers`` are indices into the model.
     """
 
     name: str
@@ -29,10 +31,10 @@ class CacheGroup:
             raise KVCacheError(
                 f"cache group {self.name!r} has a block size of {self.block_size}; it must be at least 1"
             )
-        if (self.kind == "window") != (self.window is not None and self.window >= 1):
+        if (self.kind in ("window", "recurrent")) != (self.window is not None and self.window >= 1):
             raise KVCacheError(
                 f"cache group {self.name!r} of kind {self.kind!r} has window {self.window}; "
-                "a window of at least 1 goes with kind 'window' and with no other"
+                "a window of at least 1 goes with the kinds 'window' and 'recurrent' and with no other"
             )
 
     def blocks(self, tokens: int) -> int:

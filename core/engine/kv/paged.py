@@ -62,10 +62,10 @@ class PagedAllocator:
                 f"{len(groups)} cache groups came with {len(num_blocks)} block counts; give one for each"
             )
         for group in groups:
-            if group.kind in ("recurrent", "cross"):
+            if group.kind == "cross":
                 raise KVCacheError(
                     f"cache group {group.name!r} is of kind {group.kind!r}, whose state does not grow with the tokens; "
-                    "the paged allocator takes full, window and latent groups"
+                    "the paged allocator takes full, window, latent and recurrent groups"
                 )
         self.groups = groups
         self._max_chunk = max_chunk

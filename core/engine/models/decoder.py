@@ -66,6 +66,8 @@ class DecoderConfig:
     """Attention and feed-forward both read the layer's input."""
     cache: Literal["full", "latent"] = "full"
     """The kind of the layers' cache group."""
+    recurrent: tuple[int, ...] = ()
+    """Layers with a memory that does not grow with the tokens, and no KV cache."""
     norm_after: bool = False
     """Layer norms follow each residual sum; otherwise they precede attention and feed-forward."""
 
@@ -140,9 +142,17 @@ def _query_factors(growth: float, span: int, context: int) -> Array:
 
 
 def attend(
-    b: Builder, c: DecoderConfig, w: Weights, i: int, q: Value, k: Value, v: Value, sinks: WeightRef | None = None
+    b: Builder,
+    c: DecoderConfig,
+    w: Weights,
+    i: int,
+    q: Value,
+    k: Value,
+    v: Value,
+    sinks: WeightRef | None = None,
+    gate: Value | None = None,
 ) -> Value:
-    """Rotary embedding if there is one, cache write, attention, output projection."""
+    """Rotary embedding if there is one, cache write, attention, a gate's sigmoid if there is one, output projection."""
     window = c.window(i)
     local = window > 0 and c.local_rope is not None
     rope = c.local_rope if local else c.rope
@@ -156,6 +166,8 @@ def attend(
     b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
     a = b.attention(q, i, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)
+    if gate is not None:
+        a = b.gated_act(gate, a, "sigmoid")
     p = f"blk.{i}.attn_output"
     return b.linear(a, w(p + ".weight"), w.maybe(p + ".bias"), axes=("embed", "heads"))
 

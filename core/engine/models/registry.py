@@ -17,7 +17,7 @@ from typing import Any
 from ..backend.v1 import WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
-from ..kv import CacheGroup
+from ..kv import RECURRENT_WINDOW, CacheGroup
 from ..program.build import Builder, Program
 from .config import config_from_gguf, config_from_hf
 from .decoder import DecoderConfig
@@ -66,7 +66,12 @@ FAMILIES: Sequence[Family] = (
     Family("ernie4_5", ("ernie4_5",), ("ernie4_5",), interleaved=True, eps=1e-5),
     Family("ernie4_5_moe", ("ernie4_5-moe",), ("ernie4_5_moe",), interleaved=True, eps=1e-5),
     Family("seed_oss", ("seed_oss",), ("seed_oss",)),
+    Family("qwen3_next", (), ("qwen3_next",)),
+    Family("qwen3_5", (), ("qwen3_5_text", "qwen3_5_moe_text")),
 )
+RECURRENT_BLOCK = 512
+"""Tokens after which the memory of linear attention is kept for those who begin alike: it is as large as some thousand tokens of
+a KV cache."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,27 @@ class Model:
     _build: Callable[[Builder, DecoderConfig, Weights], Program]
 
     def groups(self, block_size: int, windows: bool = True) -> tuple[CacheGroup, ...]:
-        """The cache groups of this architecture: the layers that see everything, and those of each window. Without
-        ``windows`` (an allocator keeps what lies behind them) all layers are one group."""
-        layers, kind = range(self.config.layers), self.config.cache
-        limits = [self.config.window(i) if windows else 0 for i in layers]
+        """The cache groups of this architecture: the layers that see everything, those of each window, and those with a memory
+        that does not grow. Without ``windows`` (an allocator keeps what lies behind them) all layers are one group, and
+        ModelError says so of a model with such a memory."""
+        recurrent, kind = self.config.recurrent, self.config.cache
+        layers = [i for i in range(self.config.layers) if i not in recurrent]
+        limits = {i: self.config.window(i) if windows else 0 for i in layers}
         found = []
-        for limit in sorted(set(limits)):
+        for limit in sorted(set(limits.values())):
             own = tuple(i for i in layers if limits[i] == limit)
             if limit:
                 found.append(CacheGroup(f"window {limit}", "window", block_size, limit, own))
             else:
                 found.append(CacheGroup(kind, kind, block_size, layers=own))
+        if recurrent:
+            if not windows:
+                raise ModelError(
+                    f"{self.checkpoint.path} has layers of linear attention, whose memory lies in pages; use the KV allocator"
+                    " paged (--kv-allocator paged)."
+                )
+            size = max(RECURRENT_BLOCK // block_size, 1) * block_size
+            found.append(CacheGroup("recurrent", "recurrent", size, RECURRENT_WINDOW, recurrent))
         return tuple(found)
 
     @property

@@ -5,14 +5,42 @@
 
 from collections.abc import Mapping
 
-from . import activation, attention, collective, dense, head, heads, kv, moe, norm, position, rope_kv_write, step
+from . import (
+    activation,
+    attention,
+    collective,
+    dense,
+    head,
+    heads,
+    kv,
+    moe,
+    norm,
+    position,
+    recurrent,
+    rope_kv_write,
+    step,
+)
 from .cases import evaluate
 from .inputs import FROM_HISTORY, STEP_INPUTS
 from .spec import REQUIRED, Case, OpSpec, Tolerance
 
 OPS: Mapping[str, OpSpec] = {
     spec.name: spec
-    for group in (step, dense, heads, norm, position, activation, kv, rope_kv_write, attention, moe, head, collective)
+    for group in (
+        step,
+        dense,
+        heads,
+        norm,
+        position,
+        activation,
+        kv,
+        rope_kv_write,
+        attention,
+        recurrent,
+        moe,
+        head,
+        collective,
+    )
     for spec in group.SPECS
 }
 

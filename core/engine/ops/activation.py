@@ -32,6 +32,12 @@ def _gelu_tanh(x: Array) -> Array:
     return y
 
 
+def _sigmoid(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        y: Array = 1 / (1 + np.exp(-x))
+    return y
+
+
 def _relu(x: Array) -> Array:
     y: Array = np.maximum(x, 0)
     return y
@@ -43,6 +49,7 @@ _KINDS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "sigmoid": _sigmoid,
 }
 CLAMPED = "clamped_swiglu"
 
@@ -107,6 +114,7 @@ def gated_act_cases(rng: Generator) -> Iterator[Case]:
         (2, 768, "gelu_tanh", False),
         (9, 33, "gelu_tanh", True),
         (4, 128, "relu", False),
+        (5, 72, "sigmoid", True),
         (6, 90, CLAMPED, True),
     ):
         gate = rng.standard_normal((rows, width), np.float32) * np.float32(3)

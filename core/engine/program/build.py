@@ -12,21 +12,9 @@ from ..backend.v1 import Array, Call, Value, WeightRef
 from ..errors import ModelError
 from ..kv import CacheGroup
 from ..ops import OPS, STEP_INPUTS
-from ..ops.kv import WHOLE
 from ..ops.spec import REQUIRED
+from .layers import KVLayer, RecurrentLayer
 from .weights import ConstantWeight, input_spec
-
-
-@dataclass(frozen=True)
-class KVLayer:
-    """The cache of one layer: which group's page table it follows and what one token holds. ``latent``: keys alone, of
-    which values are a part."""
-
-    layer: int
-    group: int
-    kv_heads: int
-    head_dim: int
-    latent: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +27,7 @@ class Program:
     embedding: tuple[Call, ...]
     inputs: tuple[Value, ...]
     kv_layers: tuple[KVLayer, ...]
+    recurrent_layers: tuple[RecurrentLayer, ...]
     groups: tuple[CacheGroup, ...]
     hidden: int
     vocab: int
@@ -67,6 +56,7 @@ class Builder:
         self._inputs: dict[str, Value] = {}
         self._ordered: dict[tuple[int, bytes], Value] = {}
         self._kv_layers: list[KVLayer] = []
+        self._recurrent_layers: list[RecurrentLayer] = []
         self._axes: dict[str, tuple[str | None, ...]] = {}
         self._body_end: int | None = None
         self._hidden = 0
@@ -251,7 +241,7 @@ class Builder:
         kv = KVLayer(layer, group, kv_heads, head_dim, latent=v is None)
         self._kv_layers.append(kv)
         inputs = {"new_k": k, "new_v": v, "kv_slots": self.kv_slots[group]}
-        states = kv_states(kv, self._kv_dtype)
+        states = kv.states(self._kv_dtype)
         self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim, latent=kv.latent)
 
     def _group_of(self, layer: int) -> int:
@@ -291,7 +281,41 @@ class Builder:
             self._needs(sinks, (heads,))
             self.name_axes(sinks, "heads")
         out = [(f"attention.{layer}", ("T", heads * (v_head_dim or kv.head_dim)), "act")]
-        return self.call("attention", inputs, out, {"sinks": sinks}, kv_states(kv, self._kv_dtype), **attrs)[0]
+        return self.call("attention", inputs, out, {"sinks": sinks}, kv.states(self._kv_dtype), **attrs)[0]
+
+    def gated_delta(
+        self,
+        layer: int,
+        qkv: Value,
+        decay: Value,
+        beta: Value,
+        weights: Mapping[str, WeightRef],
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+    ) -> Value:
+        """A causal convolution of qkv by ``conv`` [columns, width], then the gated delta rule with ``rate`` and ``bias``
+        [value_heads]: [T, value_heads * value_dim]. The layer's memory follows its cache group."""
+        columns, conv, group = qkv.shape[-1], weights["conv"], self._group_of(layer)
+        _of_width(qkv, 2 * key_heads * key_dim + value_heads * value_dim)
+        self._needs(conv, (columns, conv.shape[-1]))
+        for name in ("rate", "bias"):
+            self._needs(weights[name], (value_heads,))
+        shapes = {"tail": (conv.shape[-1] - 1, int(columns)), "memory": (value_heads, key_dim, value_dim)}
+        own = RecurrentLayer(layer, group, shapes)
+        self._recurrent_layers.append(own)
+        place = {"page_table": self.input(f"page_table.{group}")}
+        place |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
+        attrs: dict[str, Any] = {"block_size": self._groups[group].block_size}
+        out = [(f"{qkv.name}.conv", qkv.shape, "act")]
+        states = {"tail": own.state("tail")}
+        mixed = self.call("causal_conv", {"x": qkv, **place}, out, {"weight": conv}, states, **attrs)[0]
+        attrs |= {"key_heads": key_heads, "value_heads": value_heads, "key_dim": key_dim, "value_dim": value_dim}
+        gates = {"rate": weights["rate"], "bias": weights["bias"]}
+        inputs = {"qkv": mixed, "decay": decay, "beta": beta, **place}
+        out = [(f"delta.{layer}", ("T", value_heads * value_dim), "act")]
+        return self.call("gated_delta", inputs, out, gates, {"memory": own.state("memory")}, **attrs)[0]
 
     def head_linear(self, x: Value, weight: WeightRef, heads: int, n: int) -> Value:
         """Each head of x [T, heads * K] times its matrix of the weight [heads, n, K] transposed."""
@@ -398,6 +422,7 @@ class Builder:
             embedding=tuple(self._calls[head_end:]),
             inputs=tuple(self._inputs.values()),
             kv_layers=tuple(self._kv_layers),
+            recurrent_layers=tuple(self._recurrent_layers),
             groups=self._groups,
             hidden=self._hidden,
             vocab=self._vocab,
@@ -441,7 +466,9 @@ class Builder:
         copies = []
         for group in range(len(self._groups)):
             layers = [kv for kv in self._kv_layers if kv.group == group]
-            names = [name for kv in layers for name in kv_states(kv, self._kv_dtype).values()]
+            names = [name for kv in layers for name in kv.states(self._kv_dtype).values()]
+            own = [one for one in self._recurrent_layers if one.group == group]
+            names += [one.state(kind) for one in own for kind in one.shapes]
             states = {f"states.{n}": name for n, name in enumerate(names)}
             copies.append(Call("kv_copy", {"block_copies": self.input(f"block_copies.{group}")}, (), {}, states))
         return copies
@@ -466,10 +493,3 @@ def _of_width(value: Value, width: int | str) -> None:
         raise ModelError(
             f"{value.name} has {value.shape[-1]} values a token where {width} are needed; the checkpoint is inconsistent."
         )
-
-
-def kv_states(kv: KVLayer, dtype: str) -> dict[str, str]:
-    """Argument -> state name of one layer's cache; whole numbers bring scales."""
-    kinds = ["k"] if kv.latent else ["k", "v"]
-    kinds += [f"{kind}_scale" for kind in kinds] if dtype in WHOLE else []
-    return {kind: f"kv.{kv.layer}.{kind}" for kind in kinds}

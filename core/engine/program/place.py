@@ -108,8 +108,12 @@ class _Homes:
     kv_dtype: str
 
     def layout_of(self, call: Call) -> str | None:
-        state = next((s for s in call.states.values() if s.startswith("kv.")), None)
-        return None if state is None else self.layouts[_layer(state)].name
+        found = map(self.layout_of_state, call.states.values())
+        return next((layout for layout in found if layout is not None), None)
+
+    def layout_of_state(self, state: str) -> str | None:
+        """None for what is no cache."""
+        return self.layouts[_layer(state)].name if state.startswith("kv.") else None
 
 
 class Placer:
@@ -186,10 +190,11 @@ class Placer:
     # -- devices ---------------------------------------------------------------------------------------------------
 
     def _wanted(self, program: Program) -> dict[str, str]:
-        """The place of each state by the rules: a layer's cache goes with its attention, the history with sampling."""
+        """The place of each state by the rules: a layer's cache goes with its attention, a memory with what it is for, the
+        history with sampling."""
         wanted: dict[str, str] = {}
         for call in program.calls:
-            if call.op in ("attention", "sample"):
+            if call.op in ("attention", "causal_conv", "gated_delta", "sample"):
                 wanted |= dict.fromkeys(call.states.values(), self._rules.place(call))
         return wanted
 
@@ -294,6 +299,11 @@ class Placer:
             layout = site.layout(users, program.kv_dtype)
             layouts[kv.layer] = PLAIN if layout is None else layout
             places |= dict.fromkeys(states, "host" if layout is None else site.place)
+        for one in program.recurrent_layers:
+            for state in map(one.state, one.shapes):
+                users = [c for c in calls if state in c.states.values()]
+                site = self._sites[wanted[state]]
+                places[state] = site.place if site.takes(users) else "host"
         users = [c for c in calls if "history" in c.states.values()]
         site = self._sites[wanted["history"]]
         places["history"] = site.place if site.takes(users) else "host"
@@ -317,9 +327,9 @@ def _by_home(call: Call, homes: _Homes) -> list[Call]:
     """A kv_copy over many layers, as one call for each place and layout of theirs."""
     if call.op != "kv_copy":
         return [call]
-    parts: dict[tuple[str, str], list[str]] = {}
+    parts: dict[tuple[str, str | None], list[str]] = {}
     for state in call.states.values():
-        parts.setdefault((homes.places[state], homes.layouts[_layer(state)].name), []).append(state)
+        parts.setdefault((homes.places[state], homes.layout_of_state(state)), []).append(state)
     return [replace(call, states={f"states.{n}": name for n, name in enumerate(names)}) for names in parts.values()]
 
 

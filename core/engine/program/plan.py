@@ -9,7 +9,8 @@ from math import ceil, prod
 from ..backend.v1 import HOST_DTYPES, DeviceInfo, Dims, KVSpec, Limits, Packed, Plan, StateSpec
 from ..errors import ConfigError
 from ..kv import CacheGroup
-from .build import KVLayer, Program
+from .build import Program
+from .layers import KVLayer
 from .place import Placement
 from .segments import segments
 
@@ -92,6 +93,9 @@ def kv_states(program: Program, placement: Placement, kv_dtype: str, blocks: Seq
             raise ConfigError(f"The KV layout {layout.name} cannot hold {kv_dtype}; it holds {known}.")
         for kind, (shape, tag) in layout.shapes(_spec(program, kv, kv_dtype, blocks[kv.group])).items():
             found.append(StateSpec(f"kv.{kv.layer}.{kind}", kind, shape, tag, kv.group))
+    for one in program.recurrent_layers:
+        for kind, own in one.shapes.items():
+            found.append(StateSpec(one.state(kind), kind, (blocks[one.group], *own), "f32", one.group))
     return found
 
 
@@ -127,11 +131,13 @@ class Pools:
 
     def wanted(self, tokens: int, longest: int) -> tuple[int, ...]:
         """Blocks of each group for ``tokens`` tokens of several sequences, one of ``longest`` among them. In a group with
-        a window they need no more than all that run may hold."""
-        found = []
+        a window they need no more than all that run may hold. A recurrent one has large blocks, of which each sequence that so
+        many tokens may be of fills one in part."""
+        found, apart = [], min(self.sequences, tokens // min(group.block_size for group in self.groups))
         for (group, page), needed in zip(self.paged, self.needed(longest), strict=True):
+            blocks = group.blocks(tokens) + (apart if group.kind == "recurrent" else 0)
             most = self.sequences * (needed - page)
-            found.append(max(needed, min(ceil(group.blocks(tokens) / page) * page, most) + page))
+            found.append(max(needed, min(ceil(blocks / page) * page, most) + page))
         return tuple(found)
 
     def bytes(self, blocks: tuple[int, ...]) -> int:

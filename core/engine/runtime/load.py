@@ -156,6 +156,10 @@ def _load(
 ) -> Loaded:
     """``together`` runs what waits for other ranks."""
     allocator = find_allocator(config.kv_allocator)
+    if config.speculate and model.config.recurrent:
+        raise ConfigError(
+            f"{config.model} has layers of linear attention, whose memory cannot take back guessed tokens; leave speculate out."
+        )
     infos = {place: device.describe() for place, device in devices.items()}
     config, placement, rank = _place(config, model, allocator, devices, infos, group, together)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []

@@ -88,6 +88,6 @@ def _kv_copy(call: Call) -> StepFn:
 
 
 OPS: Mapping[str, Op] = {
-    "kv_write": Op(frozenset({"latent", "k_scale", "v_scale"}), _kv_write, cached=True),
+    "kv_write": Op(frozenset({"latent", "k_scale", "v_scale"}), _kv_write, cached=True, writes=True),
     "kv_copy": Op(bind=_kv_copy, cached=True),
 }

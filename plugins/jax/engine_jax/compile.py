@@ -58,7 +58,7 @@ def compile_calls(calls: Sequence[BoundCall], wanted: set[int], site: Site) -> S
     weights = [{name: packed.handle.weight for name, packed in bound.weights.items()} for bound in calls]
     made = {value.id for bound in calls for value in bound.call.outputs}
     read = {value.id for bound in calls for value in bound.call.inputs.values()} - made
-    written = {state for bound in calls if bound.call.op == "kv_write" for state in bound.call.states.values()}
+    written = {state for bound in calls if OPS[bound.call.op].writes for state in bound.call.states.values()}
     seen = {state for bound in calls for state in bound.call.states.values()} - written
 
     def step(

@@ -73,6 +73,8 @@ class Op:
     refuse: Callable[[Call], str | None] = lambda call: None
     cached: bool = False
     """It reads or writes the KV cache."""
+    writes: bool = False
+    """Of ``make``: its function replaces the call's states."""
 
 
 def dot(x: jax.Array, matrix: jax.Array) -> jax.Array:

@@ -152,6 +152,7 @@ _KINDS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "sigmoid": lambda x: 1 / (1 + jnp.exp(-x)),
 }
 _CLAMPED = "clamped_swiglu"
 

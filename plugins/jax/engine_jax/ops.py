@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import attention, cache, layers, moe, sampling, step
+from . import attention, cache, layers, moe, recurrent, sampling, step
 from .given import Op
 
-OPS: Mapping[str, Op] = {**step.OPS, **layers.OPS, **cache.OPS, **attention.OPS, **moe.OPS, **sampling.OPS}
+OPS: Mapping[str, Op] = {
+    **step.OPS,
+    **layers.OPS,
+    **cache.OPS,
+    **attention.OPS,
+    **recurrent.OPS,
+    **moe.OPS,
+    **sampling.OPS,
+}

@@ -18,7 +18,7 @@ from .weights import FORMATS, PANEL, pack
 
 PerStep = Callable[[v1.Dims], Any]
 Launch = tuple[cl.Kernel, PerStep, tuple[int, ...], tuple[Any, ...]]  # with its sizes, group, arguments
-KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu")
+KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu", "sigmoid")
 MEMBERS = 3  # matrices that a launch takes
 ITEMS = 64  # work-items of a group where none waits for another
 NUMBERS: dict[type, Any] = {bool: np.int32, int: np.int32, float: np.float32}  # as kernels take them
@@ -34,7 +34,7 @@ FEATURES = {
     "rope": "rotary_dim interleaved scale",
     "kv_write": "k_scale v_scale latent",
     "rope_kv_write": "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
-    **dict.fromkeys(("add", "gather_rows", "kv_copy"), ""),
+    **dict.fromkeys(("add", "gather_rows", "kv_copy", "causal_conv", "gated_delta"), ""),
     "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous",
 }
 
@@ -233,6 +233,35 @@ class Lowering:
         group, heads = self.device.group, numbers[0]
         program = self.cache_program(self.device.lanes_for(width, values))
         self.launch(program, "attention", lambda dims: (heads * group, dims.T), (group, 1), *args)
+
+    def causal_conv(self) -> None:
+        columns, taps = self.call.weights["weight"].shape
+        lanes = self.device.lanes_for(columns)
+        items = -(-columns // lanes // ITEMS) * ITEMS
+        program = self.device.program("recurrent", LANES=lanes, TAPS=taps)
+        self.remembering(program, "tail", ("x",), ("weight",), (items,), (ITEMS, 1), columns)
+
+    def gated_delta(self) -> None:
+        sizes = [self.call.attr(name) for name in ("key_heads", "value_heads", "key_dim", "value_dim")]
+        program = self.device.program("recurrent", LANES=self.device.lanes_for(sizes[3]), TAPS=1)
+        inputs, group = ("qkv", "decay", "beta"), self.device.group
+        self.remembering(program, "memory", inputs, ("rate", "bias"), (sizes[1] * group,), (group, 1), *sizes)
+
+    def remembering(
+        self,
+        program: cl.Program,
+        state: str,
+        inputs: tuple[str, ...],
+        weights: tuple[str, ...],
+        grid: tuple[int, ...],
+        group: tuple[int, int],
+        *sizes: int,
+    ) -> None:
+        """A kernel that goes along each sequence."""
+        values = (*self.inputs(*inputs, "seq_starts", "query_offsets", "page_table"), *self.weights(*weights))
+        memory, width = self.states[self.call.states[state]].buffer, lambda dims: dims.P
+        args = (*values, memory, self.y, width, *sizes, self.call.attr("block_size"))
+        self.launch(program, self.call.op, lambda dims: (*grid, dims.S), group, *args)
 
 
 class Step:

@@ -23,6 +23,8 @@ ENGINE_INLINE f32x16 gelu_tanh(f32x16 x) {
   return x / (1.0f + exp(-2.0f * u));
 }
 
+ENGINE_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+
 ENGINE_INLINE f32x16 relu(f32x16 x) { return select(x < 0.0f, f32x16{}, x); }
 
 // g sigmoid(alpha g) (u + 1), g no more than the limit, u within it on both sides. NaN stays.
@@ -33,12 +35,13 @@ ENGINE_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float alpha, float l
   return g / (1.0f + exp(-alpha * g)) * (u + 1.0f);
 }
 
-// Numbers: kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu, 4 clamped swiglu, which needs an up); of the last alpha, limit.
+// Numbers: kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu, 4 clamped swiglu, which needs an up and alone has alpha and
+// limit, 5 sigmoid).
 class Gating {
  public:
   explicit Gating(const KernelArgs& args) : kind_(static_cast<Kind>(args.integer("kind"))) {
-    if (args.integer("kind") < 0 || args.integer("kind") > 4)
-      throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh), 3 (relu) or 4 (clamped_swiglu).");
+    if (args.integer("kind") < 0 || args.integer("kind") > 5)
+      throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh), 3 (relu), 4 (clamped_swiglu) or 5 (sigmoid).");
     if (!needs_up()) return;
     alpha_ = static_cast<float>(args.number("alpha"));
     limit_ = static_cast<float>(args.number("limit"));
@@ -63,12 +66,13 @@ class Gating {
       case Kind::kGelu: return visit([](f32x16 x) { return gelu(x); });
       case Kind::kGeluTanh: return visit([](f32x16 x) { return gelu_tanh(x); });
       case Kind::kRelu: return visit([](f32x16 x) { return relu(x); });
+      case Kind::kSigmoid: return visit([](f32x16 x) { return sigmoid(x); });
       case Kind::kClampedSwiglu: return;
     }
   }
 
  private:
-  enum class Kind { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu };
+  enum class Kind { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu, kSigmoid };
 
   Kind kind_;
   float alpha_ = 0, limit_ = 0;

@@ -50,7 +50,7 @@ def _tanh(x):
 
 @triton.jit
 def gated_act(gate, up, y, count, alpha, limit, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
-    """Elements by blocks. KIND: silu, gelu, gelu_tanh, relu or clamped_swiglu."""
+    """Elements by blocks. KIND: silu, gelu, gelu_tanh, relu, sigmoid or clamped_swiglu."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kept = place < count
     g = tl.load(gate + place, mask=kept, other=0).to(tl.float32)
@@ -68,6 +68,8 @@ def gated_act(gate, up, y, count, alpha, limit, KIND: tl.constexpr, GATED: tl.co
             result = 0.5 * g * (1.0 + tl.erf(g * 0.7071067811865476))
         elif KIND == "gelu_tanh":
             result = 0.5 * g * (1.0 + _tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
+        elif KIND == "sigmoid":
+            result = 1.0 / (1.0 + tl.exp(-g))
         else:
             result = tl.where(g < 0, 0.0, g)
         if GATED:

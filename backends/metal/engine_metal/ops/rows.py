@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 
@@ -69,7 +70,13 @@ def _silu(x: mx.array) -> mx.array:
     return x * mx.sigmoid(x)
 
 
-ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu}
+ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+    "sigmoid": mx.sigmoid,
+}
 CLAMPED = "clamped_swiglu"
 
 

@@ -46,6 +46,7 @@ __kernel void gated_act(OUT float *y, int count, IN float *gate, IN float *up, i
   if (kind == 1) g = 0.5f * g * (1 + erf(g * M_SQRT1_2_F));
   if (kind == 2) g = 0.5f * g * (1 + tanh(0.7978845608028654f * (g + 0.044715f * g * g * g)));
   if (kind == 3) g = select(g, BROADCAST(0), g < 0);
+  if (kind == 5) g = 1 / (1 + exp(-g));
   STORE(g * u, y + i);
 }
 __kernel void add(OUT float *y, int count, IN float *a, IN float *b) {

@@ -1,0 +1,153 @@
+"""Layers whose memory does not grow with the tokens: a causal convolution, and attention by the gated delta rule.
+
+A decode step reads and writes a layer's memory once for each sequence, which is 2 * 4 * value_heads * key_dim * value_dim bytes,
+beside 4 * (W - 1) * columns bytes of the tail, read twice and written once. No step can take less time than these bytes do.
+"""
+
+import triton
+import triton.language as tl
+
+from .common import find_sequence, put
+
+
+@triton.jit
+def _before(table, start, BLOCK_SIZE: tl.constexpr):
+    """The block of the token before a sequence's first of the step; it is not read where there is none."""
+    return tl.load(table + (start - 1) // BLOCK_SIZE, mask=start > 0, other=0).to(tl.int64)
+
+
+@triton.jit
+def _recalled(x, tail, first, start, block, row, columns, end, width, W: tl.constexpr):
+    """Columns before ``end`` of rows of x, counted from the W - 1 before the sequence's first of the step, which lie in the
+    tail; f32."""
+    seen = columns < tl.where(row >= W - 1, end, 0)
+    remembered = columns < tl.where(row < W - 1, tl.where(start > 0, end, 0), 0)
+    own = tl.load(x + (first + row - (W - 1)).to(tl.int64) * width + columns, mask=seen, other=0)
+    kept = tl.load(tail + (block * (W - 1) + row) * width + columns, mask=remembered, other=0)
+    return tl.where(seen, own.to(tl.float32), kept)
+
+
+@triton.jit
+def causal_conv(
+    x, weight, tail, seq_starts, offsets, table, y, sequences, table_width, width,
+    W: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of columns of one token a program."""
+    token = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    seq = find_sequence(offsets, sequences, token)
+    first = tl.load(offsets + seq)
+    start = tl.load(seq_starts + seq)
+    block = _before(table + seq * table_width, start, BLOCK_SIZE)
+    total = tl.zeros([BLOCK], tl.float32)
+    for n in tl.static_range(W):
+        taps = tl.load(weight + columns * W + n, mask=inside, other=0).to(tl.float32)
+        total += taps * _recalled(x, tail, first, start, block, token - first + n, columns, width, width, W)
+    put(y + token.to(tl.int64) * width + columns, total / (1.0 + tl.exp(-total)), inside)
+
+
+@triton.jit
+def leave_tail(
+    x, tail, seq_starts, offsets, table, table_width, width,
+    W: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of columns of one sequence a program, after ``causal_conv`` has read all tails. The last block of tokens is
+    written first, since the first one may be what the others are read from."""
+    seq = tl.program_id(0)
+    columns = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    first = tl.load(offsets + seq)
+    start = tl.load(seq_starts + seq)
+    end = start + tl.load(offsets + seq + 1) - first
+    if start == end:
+        return
+    blocks = table + seq * table_width
+    before = _before(blocks, start, BLOCK_SIZE)
+    rows = tl.arange(0, ROWS)[:, None]
+    own = tl.where(rows < W - 1, width, 0)
+    last = (end - 1) // BLOCK_SIZE
+    for n in range(last - start // BLOCK_SIZE + 1):
+        behind = tl.minimum(end, (last - n + 1) * BLOCK_SIZE) - start
+        values = _recalled(x, tail, first, start, before, behind + rows, columns, own, width, W)
+        block = tl.load(blocks + last - n).to(tl.int64)
+        tl.debug_barrier()  # no thread writes what another one has yet to read
+        tl.store(tail + (block * (W - 1) + rows) * width + columns, values, mask=columns < own)
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + exp(x)), to all digits where that is close to 0 and without overflow."""
+    small = tl.exp(-tl.abs(x))
+    more = 1.0 + small
+    return tl.where(x > 0, x, 0.0) + tl.where(more == 1.0, small, tl.log(more) * (small / (more - 1.0)))
+
+
+@triton.jit
+def _token(
+    qkv, decay, beta, token, there, key_head, head, key, value, keys, value_heads, key_dim, value_dim, width,
+):  # fmt: skip
+    """A token's query, key, values of some columns, and the two gates before their functions, as they are stored."""
+    row = qkv + token.to(tl.int64) * width
+    of_key = key < tl.where(there, key_dim, 0)
+    gate = token.to(tl.int64) * value_heads + head
+    q = tl.load(row + key_head * key_dim + key, mask=of_key, other=0)
+    k = tl.load(row + keys + key_head * key_dim + key, mask=of_key, other=0)
+    v = tl.load(row + 2 * keys + head * value_dim + value, mask=value < tl.where(there, value_dim, 0), other=0)
+    return q, k, v, tl.load(decay + gate, mask=there, other=0), tl.load(beta + gate, mask=there, other=0)
+
+
+@triton.jit
+def _unit(x, eps):
+    wide = x.to(tl.float32)
+    return wide / tl.sqrt_rn(tl.sum(wide * wide, axis=0) + eps)
+
+
+@triton.jit
+def gated_delta(
+    qkv, decay, beta, rate, bias, memory, seq_starts, offsets, table, y,
+    table_width, share, key_heads, value_heads, key_dim, value_dim, scale, eps,
+    BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Grid: sequences, value heads, blocks of BV value columns, which do not depend on each other. A program goes through its
+    sequence's tokens with S [KEYS, BV] in registers; a token is read while the one before is computed."""
+    seq = tl.program_id(0)
+    head = tl.program_id(1)
+    first = tl.load(offsets + seq)
+    length = tl.load(offsets + seq + 1) - first
+    if length == 0:
+        return
+    start = tl.load(seq_starts + seq)
+    blocks = table + seq * table_width
+    key = tl.arange(0, KEYS)
+    value = tl.program_id(2) * BV + tl.arange(0, BV)
+    inside = (key < key_dim)[:, None] & (value < value_dim)[None, :]
+    place = key[:, None] * value_dim + value[None, :]
+    size = key_dim * value_dim
+    block = _before(blocks, start, BLOCK_SIZE)
+    known = (key < tl.where(start > 0, key_dim, 0))[:, None] & (value < value_dim)[None, :]
+    state = tl.load(memory + (block * value_heads + head) * size + place, mask=known, other=0)
+    tl.debug_barrier()  # no thread writes what another one has yet to read
+    fading = tl.load(rate + head).to(tl.float32)
+    more = tl.load(bias + head).to(tl.float32)
+    key_head, keys = head // share, key_heads * key_dim
+    width = 2 * keys + value_heads * value_dim
+    q, k, v, a, b = _token(
+        qkv, decay, beta, first, True, key_head, head, key, value, keys, value_heads, key_dim, value_dim, width
+    )
+    for n in range(length):
+        next_q, next_k, next_v, next_a, next_b = _token(
+            qkv, decay, beta, first + n + 1, n + 1 < length, key_head, head, key, value, keys, value_heads, key_dim,
+            value_dim, width,
+        )  # fmt: skip
+        unit = _unit(k, eps)[:, None]
+        state *= tl.exp(fading * _softplus(a.to(tl.float32) + more))
+        change = v.to(tl.float32) - tl.sum(unit * state, axis=0)
+        state += unit * (change / (1.0 + tl.exp(-b.to(tl.float32))))[None, :]
+        result = tl.sum((_unit(q, eps) * scale)[:, None] * state, axis=0)
+        row = (first + n).to(tl.int64) * value_heads + head
+        put(y + row * value_dim + value, result, value < value_dim)
+        behind = start + n + 1
+        if (behind % BLOCK_SIZE == 0) | (n + 1 == length):
+            block = tl.load(blocks + (behind - 1) // BLOCK_SIZE).to(tl.int64)
+            tl.store(memory + (block * value_heads + head) * size + place, state, mask=inside)
+        q, k, v, a, b = next_q, next_k, next_v, next_a, next_b

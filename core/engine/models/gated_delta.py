@@ -1,0 +1,201 @@
+"""What Qwen3-Next and Qwen 3.5 share: layers of linear attention by the gated delta rule (arXiv 2412.06464) between layers of
+attention whose result is gated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..backend.v1 import Value, WeightRef
+from ..errors import ModelError
+from ..formats import Checkpoint
+from ..program.build import Builder, Experts, Program
+from ..program.experts import expert_rows
+from ..program.weights import select
+from .decoder import DecoderConfig, attend, mlp_block, moe_block, output_head, router, shared_expert_block
+from .fields import integer
+from .weights import Weights
+
+DEFAULTS: Mapping[str, Any] = {
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "head_dim": 256,
+    "tie_word_embeddings": False,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_LAYER = "model.layers.{i}."
+HF_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "blk.{i}.attn_norm.weight": _LAYER + "input_layernorm.weight",
+    "blk.{i}.post_attention_norm.weight": _LAYER + "post_attention_layernorm.weight",
+    **{
+        f"blk.{{i}}.attn_{own}.weight": f"{_LAYER}self_attn.{name}.weight"
+        for own, name in (
+            ("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("output", "o_proj"), ("q_norm", "q_norm"), ("k_norm", "k_norm"),
+        )
+    },
+    "blk.{i}.ssm_conv1d.weight": _LAYER + "linear_attn.conv1d.weight",
+    "blk.{i}.ssm_a": _LAYER + "linear_attn.A_log",
+    "blk.{i}.ssm_dt.bias": _LAYER + "linear_attn.dt_bias",
+    "blk.{i}.ssm_norm.weight": _LAYER + "linear_attn.norm.weight",
+    "blk.{i}.ssm_out.weight": _LAYER + "linear_attn.out_proj.weight",
+    "blk.{i}.ffn_gate_inp.weight": _LAYER + "mlp.gate.weight",
+    "blk.{i}.ffn_gate_inp_shexp.weight": _LAYER + "mlp.shared_expert_gate.weight",
+    "blk.{i}.ffn_gate_up_exps.weight": _LAYER + "mlp.experts.gate_up_proj",
+    "blk.{i}.ffn_down_exps.weight": (
+        _LAYER + "mlp.experts.down_proj",
+        _LAYER + "mlp.experts.{e}.down_proj.weight",
+    ),
+    **{
+        f"blk.{{i}}.ffn_{part}{which}.weight": f"{_LAYER}mlp.{where}{part}_proj.weight"
+        for which, where in (("", ""), ("_shexp", "shared_expert."), ("_exps", "experts.{e}."))
+        for part in ("gate", "up", "down")
+        if (which, part) != ("_exps", "down")
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig(DecoderConfig):
+    """Sizes of the layers of linear attention: heads of keys and of values, and the width of each."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def share(self) -> int:
+        """Value heads of a key head."""
+        return self.value_heads // self.key_heads
+
+
+def configured(c: DecoderConfig, data: Mapping[str, Any]) -> DeltaConfig:
+    """From config.json. Norms keep their weights less 1."""
+    own = {
+        "key_heads": integer(data, "linear_num_key_heads"),
+        "value_heads": integer(data, "linear_num_value_heads"),
+        "key_dim": integer(data, "linear_key_head_dim"),
+        "value_dim": integer(data, "linear_value_head_dim"),
+    }
+    if own["value_heads"] % own["key_heads"]:
+        raise ModelError(
+            f"{own['value_heads']} value heads of linear attention cannot share {own['key_heads']} key heads evenly."
+        )
+    return DeltaConfig(**vars(replace(c, norm_offset=1.0, recurrent=_recurrent(c, data))) | own)
+
+
+def _recurrent(c: DecoderConfig, data: Mapping[str, Any]) -> tuple[int, ...]:
+    """The layers of linear attention: as layer_types says, or all but each so many-th."""
+    kinds = data.get("layer_types")
+    if kinds is None:
+        every = integer(data, "full_attention_interval", 4)
+        return tuple(i for i in range(c.layers) if (i + 1) % every)
+    known = ("linear_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != c.layers or any(kind not in known for kind in kinds):
+        raise ModelError(
+            f"The configuration's layer_types must name linear_attention or full_attention for each of {c.layers} layers."
+        )
+    return tuple(i for i, kind in enumerate(kinds) if kind == known[0])
+
+
+def unused(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The layer of multi-token prediction, which the model does not need."""
+    return ("mtp.",)
+
+
+@dataclass(frozen=True)
+class Projections:
+    """What a layer of linear attention takes from its input: qkv [2 * keys + values], the gate z [values] of its result, and
+    decay and beta [value heads]."""
+
+    qkv: WeightRef
+    z: WeightRef
+    decay: WeightRef
+    beta: WeightRef
+
+
+def delta_block(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value, parts: Projections) -> Value:
+    """The delta rule over what a short convolution has mixed, then a norm of each head times silu(z)."""
+    p = f"blk.{i}.ssm_"
+    qkv, z, decay, beta = (
+        b.linear(h, one, axes=(None, "embed")) for one in (parts.qkv, parts.z, parts.decay, parts.beta)
+    )
+    a_log, bias = (w(p + name).dense().reshape(-1) for name in ("a", "dt.bias"))
+    conv = w(p + "conv1d.weight").dense()
+    weights = {
+        "conv": b.constant(p + "conv1d.weight", conv.reshape(conv.shape[0], -1)),
+        "rate": b.constant(p + "rate", -np.exp(a_log)),
+        "bias": b.constant(p + "dt.bias", bias),
+    }
+    y = b.gated_delta(i, qkv, decay, beta, weights, c.key_heads, c.value_heads, c.key_dim, c.value_dim)
+    y = b.rms_norm(y, w(p + "norm.weight"), c.eps, c.value_dim)
+    return b.linear(b.gated_act(z, y, "silu"), w(p + "out.weight"), axes=("embed", None))
+
+
+def gated_attention_block(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value) -> Value:
+    """Attention whose result is multiplied by the sigmoid of a gate, before the output projection. The rows of a head's query
+    lie before those of its gate."""
+    p = f"blk.{i}.attn_"
+    both = w(p + "q.weight")
+    rows = np.arange(2 * c.heads * c.head_dim).reshape(c.heads, 2, c.head_dim)
+    if both.shape[0] != rows.size:
+        raise ModelError(
+            f"{both.name} has the shape {list(both.shape)}, but this model needs {rows.size} rows, queries and their gates; the"
+            " checkpoint is inconsistent."
+        )
+    q, gate = (
+        b.linear(h, select(f"{p}{name}.weight", both, rows[:, n].reshape(-1)), axes=("heads", "embed"))
+        for n, name in enumerate(("q_rows", "gate_rows"))
+    )
+    k, v = (b.linear(h, w(f"{p}{name}.weight"), axes=("kv_heads", "embed")) for name in ("k", "v"))
+    q = b.rms_norm(q, w(p + "q_norm.weight"), c.eps, c.head_dim, c.norm_offset)
+    k = b.rms_norm(k, w(p + "k_norm.weight"), c.eps, c.head_dim, c.norm_offset)
+    return attend(b, c, w, i, q, k, v, gate=gate)
+
+
+def feed_forward(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value) -> Value:
+    """Experts beside a shared one, where the layer has them."""
+    if w.maybe(f"blk.{i}.ffn_gate_inp.weight") is None:
+        return mlp_block(b, c, w, i, h)
+    return b.add(_routed(b, c, w, i, h), shared_expert_block(b, c, w, i, h))
+
+
+def _routed(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value) -> Value:
+    """Some files have gate and up of all experts in one tensor, the rows of each gate before those of its up."""
+    p = f"blk.{i}.ffn_"
+    both = w.maybe(p + "gate_up_exps.weight")
+    if both is None:
+        return moe_block(b, c, w, i, h)
+    half = both.shape[1] // 2 if len(both.shape) == 3 else 0
+    gate, up = (
+        expert_rows(f"{p}{name}_exps.weight", both, slice(n * half, (n + 1) * half))
+        for n, name in enumerate(("gate", "up"))
+    )
+    experts = Experts(gate, up, w(p + "down_exps.weight"))
+    return b.moe(h, router(c, w, i), None, experts, c.experts_used, renormalize=c.renormalize)
+
+
+def layers(
+    b: Builder, c: DeltaConfig, w: Weights, projections: Callable[[DeltaConfig, Weights, int], Projections]
+) -> Program:
+    """The decoder, by how its files keep the projections of linear attention."""
+    x = b.embed(w("token_embd.weight"))
+    for i in b.layers(c.layers):
+        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps, weight_offset=c.norm_offset)
+        if i in c.recurrent:
+            x = b.add(x, delta_block(b, c, w, i, h, projections(c, w, i)))
+        else:
+            x = b.add(x, gated_attention_block(b, c, w, i, h))
+        h = b.rms_norm(x, w(f"blk.{i}.post_attention_norm.weight"), c.eps, weight_offset=c.norm_offset)
+        x = b.add(x, feed_forward(b, c, w, i, h))
+    return output_head(b, c, w, x)

@@ -1,0 +1,210 @@
+"""Layers whose memory does not grow with the tokens: a short convolution, and attention by the gated delta rule.
+
+Their states have a cache group's blocks as the first axis. A block holds what is remembered after its last token, or, while it
+fills, after the last one so far: a sequence goes on from the block of the token before its first, and leaves its memory in the
+block of each block's last token and of its own last. So full blocks are shared prefixes as those of a KV cache are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..backend.v1 import Array, Dims
+from .cases import Batch, random_batch
+from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
+
+NORM_EPS = 1e-6
+"""Added to the squared length of a query or key before its root is taken."""
+
+
+def causal_conv(
+    *, x: Array, seq_starts: Array, query_offsets: Array, page_table: Array, weight: Array, tail: Array, block_size: int
+) -> tuple[Array]:
+    """silu of a causal convolution along each sequence, a filter a column: x [T, C], weight [C, W] -> f32 [T, C].
+
+    y[t, c] = silu(sum of weight[c, w] * x[t - W + 1 + w, c]), with zeros before a sequence's first token. ``tail``
+    [blocks, W - 1, C] remembers the last rows of x. ``page_table`` is that of the layer's group, of blocks of ``block_size``
+    tokens."""
+    y, width = np.empty(x.shape, np.float32), weight.shape[1]
+    taps = weight.astype(np.float64).T
+    for seq, start in enumerate(seq_starts):
+        first, last = int(query_offsets[seq]), int(query_offsets[seq + 1])
+        rows = np.concatenate((_before(tail, page_table[seq], int(start), block_size), x[first:last]))
+        for n in range(last - first):
+            total = (rows[n : n + width].astype(np.float64) * taps).sum(axis=0)
+            with np.errstate(over="ignore"):
+                y[first + n] = total / (1 + np.exp(-total))
+            _leave(tail, page_table[seq], int(start) + n, n + 1 == last - first, block_size, rows[n + 1 : n + width])
+    return (y,)
+
+
+def gated_delta(
+    *,
+    qkv: Array,
+    decay: Array,
+    beta: Array,
+    seq_starts: Array,
+    query_offsets: Array,
+    page_table: Array,
+    rate: Array,
+    bias: Array,
+    memory: Array,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    block_size: int,
+) -> tuple[Array]:
+    """Linear attention by the gated delta rule: f32 [T, value_heads * value_dim].
+
+    ``qkv`` [T, 2 * key_heads * key_dim + value_heads * value_dim] has queries, keys and values beside each other; ``decay`` and
+    ``beta`` are [T, value_heads], ``rate`` and ``bias`` [value_heads]. Queries and keys have length 1 (x / sqrt(|x|^2 + 1e-6)),
+    and queries are divided by sqrt(key_dim). Value head h reads key head h * key_heads / value_heads, rounded down. A head's
+    memory S [key_dim, value_dim] becomes, token by token,
+
+        S = exp(rate * softplus(decay + bias)) * S;  S = S + k (sigmoid(beta) * (v - k S));  y = q S.
+
+    ``rate`` is negative. ``memory`` is [blocks, value_heads, key_dim, value_dim]. Source: Yang et al., "Gated Delta Networks"
+    (arXiv 2412.06464), as Qwen3-Next has it."""
+    keys, share = key_heads * key_dim, value_heads // key_heads
+    wide = qkv.astype(np.float64)
+    q, k = (
+        _unit(part.reshape(-1, key_heads, key_dim)).repeat(share, axis=1)
+        for part in (wide[:, :keys], wide[:, keys : 2 * keys])
+    )
+    v, q = wide[:, 2 * keys :].reshape(-1, value_heads, value_dim), q * key_dim**-0.5
+    kept = np.exp(rate.astype(np.float64) * np.logaddexp(0, decay.astype(np.float64) + bias))
+    with np.errstate(over="ignore"):
+        written = 1 / (1 + np.exp(-beta.astype(np.float64)))
+    y = np.empty((len(qkv), value_heads, value_dim), np.float32)
+    for seq, start in enumerate(seq_starts):
+        first, last = int(query_offsets[seq]), int(query_offsets[seq + 1])
+        state = _before(memory, page_table[seq], int(start), block_size).astype(np.float64)
+        for t in range(first, last):
+            state = state * kept[t, :, None, None]
+            change = written[t, :, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], state))
+            state += k[t, :, :, None] * change[:, None]
+            y[t] = np.einsum("hk,hkv->hv", q[t], state)
+            _leave(memory, page_table[seq], int(start) + t - first, t + 1 == last, block_size, state)
+    return (y.reshape(len(qkv), -1),)
+
+
+def _unit(x: Array) -> Array:
+    found: Array = x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + NORM_EPS)
+    return found
+
+
+def _before(state: Array, table: Array, start: int, block_size: int) -> Array:
+    """What a sequence remembers of the tokens before ``start``."""
+    return state[table[(start - 1) // block_size]] if start else np.zeros(state.shape[1:], state.dtype)
+
+
+def _leave(state: Array, table: Array, position: int, last: bool, block_size: int, value: Array) -> None:
+    """After the token at a position, if it ends its block or the step."""
+    if last or (position + 1) % block_size == 0:
+        state[table[position // block_size]] = value
+
+
+_BATCHES: tuple[tuple[list[int], list[int], int], ...] = (
+    # tokens before, tokens of the step, block size
+    ([0], [1], 16),
+    ([0, 15, 16, 17], [3, 1, 1, 1], 16),
+    ([7, 0, 32], [20, 33, 2], 16),
+    ([3, 4, 0], [1, 2, 9], 4),
+)
+
+
+def _remembered(rng: Generator, batch: Batch, block_size: int, shape: tuple[int, ...], scale: float) -> Array:
+    """NaN but in the blocks that sequences go on from."""
+    state = np.full((batch.blocks[0], *shape), np.nan, np.float32)
+    for table, start in zip(batch.page_tables[0], batch.seq_starts, strict=True):
+        if start:
+            state[table[(start - 1) // block_size]] = rng.standard_normal(shape, np.float32) * np.float32(scale)
+    return state
+
+
+def _f32(array: Array) -> tuple[str, Array, tuple[int, ...]]:
+    return "F32", np.ascontiguousarray(array, np.float32).reshape(-1, array.shape[-1]).view(np.uint8), array.shape
+
+
+def _of_batch(rng: Generator, n: int) -> tuple[Batch, int, Dims, dict[str, Array]]:
+    starts, lengths, block_size = _BATCHES[n]
+    batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
+    table = batch.page_tables[0]
+    for row, start in zip(table, starts, strict=True):  # what lies behind the last token before has been given back
+        row[: max(0, start - 1) // block_size] = 0
+    inputs = {"seq_starts": batch.seq_starts, "query_offsets": batch.query_offsets, "page_table": table}
+    return batch, block_size, Dims(T=len(batch.positions), S=len(starts), P=batch.width), inputs
+
+
+def causal_conv_cases(rng: Generator) -> Iterator[Case]:
+    for n, columns, width in ((0, 64, 4), (1, 40, 4), (2, 200, 4), (3, 33, 2)):
+        batch, block_size, dims, inputs = _of_batch(rng, n)
+        yield Case(
+            f"{columns} columns, filters of {width}, blocks of {block_size}, {_BATCHES[n][0]} + {_BATCHES[n][1]}",
+            dims,
+            {"x": rng.standard_normal((dims.T, columns), np.float32), **inputs},
+            {"weight": _f32(rng.standard_normal((columns, width), np.float32))},
+            {"tail": _remembered(rng, batch, block_size, (width - 1, columns), 1.0)},
+            {"block_size": block_size},
+        )
+
+
+def gated_delta_cases(rng: Generator) -> Iterator[Case]:
+    for n, key_heads, value_heads, key_dim, value_dim in (
+        (0, 2, 4, 128, 128),
+        (1, 2, 2, 32, 48),
+        (2, 1, 3, 16, 32),
+        (3, 2, 6, 24, 20),
+    ):
+        batch, block_size, dims, inputs = _of_batch(rng, n)
+        qkv = rng.standard_normal((dims.T, 2 * key_heads * key_dim + value_heads * value_dim), np.float32)
+        qkv[0, :key_dim] = 0  # a query without a direction
+        gates = {
+            name: rng.standard_normal((dims.T, value_heads), np.float32) * np.float32(3) for name in ("decay", "beta")
+        }
+        gates["decay"][0, 0], gates["beta"][0, 0] = 90, -90  # where exp over- and underflows
+        attrs: dict[str, Any] = {"key_heads": key_heads, "value_heads": value_heads}
+        attrs |= {"key_dim": key_dim, "value_dim": value_dim, "block_size": block_size}
+        yield Case(
+            f"{key_heads}/{value_heads} heads of {key_dim}/{value_dim}, blocks of {block_size}, "
+            f"{_BATCHES[n][0]} + {_BATCHES[n][1]}",
+            dims,
+            {"qkv": qkv, **gates, **inputs},
+            {
+                "rate": _f32(-np.exp(rng.uniform(-4, 2, value_heads))),
+                "bias": _f32(rng.standard_normal(value_heads, np.float32)),
+            },
+            {"memory": _remembered(rng, batch, block_size, (value_heads, key_dim, value_dim), 0.3)},
+            attrs,
+        )
+
+
+_PLACE = ("seq_starts", "query_offsets", "page_table")
+SPECS = (
+    OpSpec(
+        "causal_conv",
+        inputs=("x", *_PLACE),
+        weights=("weight",),
+        states=("tail",),
+        outputs=("y",),
+        attrs={"block_size": REQUIRED},
+        reference=causal_conv,
+        tolerance=Tolerance(2e-5, 2e-5),
+        cases=causal_conv_cases,
+    ),
+    OpSpec(
+        "gated_delta",
+        inputs=("qkv", "decay", "beta", *_PLACE),
+        weights=("rate", "bias"),
+        states=("memory",),
+        outputs=("y",),
+        attrs={name: REQUIRED for name in ("key_heads", "value_heads", "key_dim", "value_dim", "block_size")},
+        reference=gated_delta,
+        tolerance=Tolerance(5e-5, 5e-5),
+        cases=gated_delta_cases,
+    ),
+)

@@ -1,0 +1,154 @@
+"""Models with layers of linear attention, whose memory does not grow: how their files differ, what is refused, and what becomes
+of their memory when prompts begin alike, sequences fork, or one is put off. Their logits are held to transformers' in
+test_more_families.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_more_families import assert_is, rewrite, saved  # noqa: F401 - a fixture
+
+from engine import LLM, SamplingParams
+from engine.errors import ConfigError, ModelError
+from engine.formats import open_checkpoint
+from engine.models import registry
+from engine.quantize.to_gguf import quantize_to_gguf
+
+KINDS = ("qwen3_next", "qwen3_5")
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def _llm(folder, backend, **settings):
+    return LLM(folder, backend=backend, **{"threads": 2, "kv_cache_dtype": "f32"} | settings)
+
+
+def _one(llm, prompt, params=GREEDY):
+    [found] = llm.generate([prompt], params)
+    return found
+
+
+def _ids(rng, count):
+    return rng.integers(3, 300, count).tolist()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """The memory is kept after every 32 tokens, so that short prompts share some."""
+    monkeypatch.setattr(registry, "RECURRENT_BLOCK", 32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_that_begin_alike_share_what_was_remembered(kind, saved, backend, small_blocks):  # noqa: F811
+    rng = np.random.default_rng()
+    begin = _ids(rng, 70)
+    prompts = [begin + _ids(rng, n) for n in (3, 40, 1)]
+    with _llm(saved(kind), backend) as llm:
+        alone = [_one(llm, prompt).outputs[0].token_ids for prompt in prompts]
+        again = _one(llm, prompts[1])
+        assert again.num_cached_tokens == 96 and again.outputs[0].token_ids == alone[1]
+        other = _one(llm, begin + prompts[0][:1])
+        assert other.num_cached_tokens == 64
+    with _llm(saved(kind), backend, max_num_batched_tokens=24) as llm:
+        together = llm.generate(prompts, GREEDY)
+        assert [one.outputs[0].token_ids for one in together] == alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_answers_of_one_prompt(kind, saved, backend, small_blocks):  # noqa: F811
+    """They share a block that is not full until each goes its own way, and then each is as if it had been a prompt."""
+    prompt = _ids(np.random.default_rng(), 41)
+    several = SamplingParams(temperature=1.0, seed=7, n=3, max_tokens=40, ignore_eos=True, logprobs=0)
+    with _llm(saved(kind), backend) as llm:
+        found = _one(llm, prompt, several).outputs
+    assert len({tuple(one.token_ids) for one in found}) == 3
+    for one in found:
+        tokens = list(one.token_ids)
+        with _llm(saved(kind), backend) as llm:
+            scored = _one(llm, prompt + tokens, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0))
+        want = [scored.prompt_logprobs[len(prompt) + n][token] for n, token in enumerate(tokens)]
+        got = [step[token] for step, token in zip(one.logprobs, tokens, strict=True)]
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_one_that_is_put_off_goes_on_as_before(preemption, saved, backend, small_blocks):  # noqa: F811
+    rng = np.random.default_rng()
+    prompts = [_ids(rng, 30) for _ in range(4)]
+    long = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+    with _llm(saved("qwen3_5"), backend) as llm:
+        alone = [_one(llm, prompt, long).outputs[0].token_ids for prompt in prompts]
+    tight = {"kv_cache_tokens": 160, "max_model_len": 128, "max_num_seqs": 4, "preemption": preemption}
+    with _llm(saved("qwen3_5"), backend, swap_space=0.01, **tight) as llm:
+        together = [one.outputs[0].token_ids for one in llm.generate(prompts, long)]
+        assert llm.engine.scheduler_stats().preemptions > 0
+    assert together == alone
+
+
+def test_each_sequence_has_a_memory(saved):  # noqa: F811
+    """As many run at a time as may, however short they are."""
+    with _llm(saved("qwen3_5"), "reference", max_num_seqs=6, max_model_len=96) as llm:
+        recurrent = llm.loaded.memory.groups[-1]
+        assert recurrent.name == "recurrent" and recurrent.blocks > 6
+
+
+def test_experts_in_one_tensor(saved, tmp_path):  # noqa: F811
+    """As the published files of Qwen 3.5 have them."""
+
+    def fused(tensors):
+        found = {name: array for name, array in tensors.items() if ".experts." not in name}
+        for layer in range(4):
+            p = f"model.layers.{layer}.mlp.experts."
+            gate, up, down = (
+                np.stack([tensors[f"{p}{e}.{part}_proj.weight"] for e in range(8)]) for part in ("gate", "up", "down")
+            )
+            found |= {p + "gate_up_proj": np.concatenate((gate, up), axis=1), p + "down_proj": down}
+        return found
+
+    assert_is(rewrite(saved("qwen3_5_moe"), tmp_path, rename=fused), "qwen3_5_moe")
+
+
+def test_a_layer_of_multi_token_prediction_is_left_out(saved, tmp_path):  # noqa: F811
+    extra = {"mtp.fc.weight": np.ones((64, 128), np.float32)}
+    assert_is(rewrite(saved("qwen3_next"), tmp_path, rename=lambda tensors: tensors | extra), "qwen3_next")
+
+
+def test_layers_without_names(saved, tmp_path):  # noqa: F811
+    """All but each fourth are of linear attention."""
+    assert_is(rewrite(saved("qwen3_5"), tmp_path, lambda config: config.pop("layer_types")), "qwen3_5")
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"linear_num_key_heads": 3}, "3 key heads"),
+        ({"linear_num_value_heads": 0}, "linear_num_value_heads"),
+        ({"linear_key_head_dim": 17}, "inconsistent"),
+        ({"layer_types": ["linear_attention"]}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 5}, "layer_types"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_configurations_that_are_refused(kind, keys, word, saved, tmp_path):  # noqa: F811
+    path = rewrite(saved(kind), tmp_path, lambda config: config.update(keys))
+    with pytest.raises(ModelError, match=word) as caught:
+        _llm(path, "reference")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"speculate": 2}, ConfigError, "cannot take back guessed tokens"),
+        ({"kv_allocator": "contiguous"}, ModelError, "KV allocator paged"),
+        ({"kv_allocator": "virtual"}, ModelError, "KV allocator paged"),
+    ],
+)
+def test_settings_that_are_refused(settings, kind, words, saved):  # noqa: F811
+    with pytest.raises(kind, match=words):
+        _llm(saved("qwen3_5"), "reference", **settings)
+
+
+def test_a_gguf_is_not_written(saved, tmp_path):  # noqa: F811
+    with pytest.raises(ModelError) as caught:
+        quantize_to_gguf(open_checkpoint(saved("qwen3_5")), tmp_path / "model.gguf", "Q8_0")
+    assert "\n" not in str(caught.value)
