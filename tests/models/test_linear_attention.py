@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_more_families import assert_is, rewrite, saved  # noqa: F401 - a fixture
+from family_ggufs import to_gguf
+from test_more_families import assert_is, assert_same_logits, model_of, rewrite, saved  # noqa: F401 - a fixture
 
 from engine import LLM, SamplingParams
 from engine.errors import ConfigError, ModelError
@@ -146,6 +147,121 @@ def test_configurations_that_are_refused(kind, keys, word, saved, tmp_path):  # 
 def test_settings_that_are_refused(settings, kind, words, saved):  # noqa: F811
     with pytest.raises(kind, match=words):
         _llm(saved("qwen3_5"), "reference", **settings)
+
+
+ALL_EXPERTS = "qwen3_next experts in all layers"
+ARCHITECTURES = {ALL_EXPERTS: "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe"}
+
+
+def as_published(config, tensors, in_one=False):
+    """What the converter of GGUF files does: weights of norms are whole, rates instead of their logarithms, and the projections
+    of Qwen3-Next apart (not in the first files, ``in_one``); of Qwen 3.5 the first value heads of all key heads come first."""
+    found = {}
+    key_heads, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    keys, width, share = key_heads * config.linear_key_head_dim, config.linear_value_head_dim, heads // key_heads
+
+    def tiled(array, width):
+        return array.reshape(key_heads, share, width, -1).swapaxes(0, 1).reshape(array.shape)
+
+    def whole(array, width):
+        return np.concatenate((array[: 2 * keys], tiled(array[2 * keys :], width)))
+
+    for name, array in tensors.items():
+        stem, _, own = name.rpartition("linear_attn.")
+        stem += "linear_attn."
+        again = "qwen3_5" in config.model_type
+        if name.endswith("norm.weight") and own != "norm.weight":
+            found[name] = array + 1
+        elif own == "A_log":
+            found[name] = -np.exp(tiled(array, 1) if again else array)
+        elif own == "dt_bias":
+            found[stem + "dt_proj.bias"] = tiled(array, 1) if again else array
+        elif own == "conv1d.weight":
+            found[name] = whole(array[:, 0], width) if again else array[:, 0]
+        elif own == "in_proj_qkvz.weight" and not in_one:
+            sizes = np.cumsum([config.linear_key_head_dim] * 2 + [share * width])
+            parts = np.split(array.reshape(key_heads, -1, array.shape[1]), sizes, axis=1)
+            q, k, v, z = (part.reshape(-1, array.shape[1]) for part in parts)
+            found[stem + "in_proj_qkv.weight"], found[stem + "in_proj_z.weight"] = np.concatenate((q, k, v)), z
+        elif again and own == "in_proj_qkv.weight":
+            found[name] = whole(array, width)
+        elif again and own in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+            found[name] = tiled(array, width if own == "in_proj_z.weight" else 1)
+        elif again and own == "out_proj.weight":
+            found[name] = np.ascontiguousarray(tiled(np.ascontiguousarray(array.T), width).T)
+        else:
+            found[name] = array
+    return found
+
+
+def gguf_of(kind, folder, path, split=None, **keys):
+    config = model_of(kind).config
+    keys |= {
+        "rope.dimension_count": config.head_dim // 4,
+        "full_attention_interval": 4,
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim,
+        "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+    }
+    if kind != "qwen3_5":
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        }
+    return to_gguf(
+        folder, path, ARCHITECTURES[kind], config, keys, split or (lambda tensors: as_published(config, tensors))
+    )
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_gguf_gives_the_same_logits(kind, saved, tmp_path, backend):  # noqa: F811
+    assert_same_logits(gguf_of(kind, saved(kind), tmp_path / "model.gguf"), backend, kind)
+
+
+def test_a_gguf_of_the_first_files(saved, tmp_path):  # noqa: F811
+    """Each key head has its query, key, values and gates together, as in the folder."""
+    config = model_of(ALL_EXPERTS).config
+    path = gguf_of(
+        ALL_EXPERTS,
+        saved(ALL_EXPERTS),
+        tmp_path / "model.gguf",
+        lambda found: as_published(config, found, in_one=True),
+    )
+    assert any(name.endswith("ssm_in.weight") for name in open_checkpoint(path).tensors)
+    assert_is(path, ALL_EXPERTS)
+
+
+def test_a_gguf_with_a_layer_of_multi_token_prediction(saved, tmp_path):  # noqa: F811
+    """Its file counts that layer among the others. One with experts in all layers may name no other width."""
+    keys = {"block_count": 5, "nextn_predict_layers": 1, "feed_forward_length": None}
+    path = gguf_of("qwen3_5_moe", saved("qwen3_5_moe"), tmp_path / "model.gguf", **keys)
+    assert_is(path, "qwen3_5_moe")
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"ssm.group_count": 3}, "3 key heads"),
+        ({"ssm.inner_size": 72}, "inconsistent"),
+        ({"ssm.state_size": None}, "ssm.state_size"),
+    ],
+)
+def test_a_gguf_that_is_refused(keys, word, saved, tmp_path):  # noqa: F811
+    config = model_of("qwen3_5").config
+    path = to_gguf(
+        saved("qwen3_5"),
+        tmp_path / "model.gguf",
+        "qwen35",
+        config,
+        {"ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 96} | keys,
+        lambda tensors: as_published(config, tensors),
+    )
+    with pytest.raises(ModelError, match=word):
+        _llm(path, "reference")
 
 
 def test_a_gguf_is_not_written(saved, tmp_path):  # noqa: F811

@@ -39,6 +39,7 @@ GLM_EXPERTS = {
 }
 ERNIE_EXPERTS = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3}
 LINEAR = {
+    "rms_norm_eps": 0.01,  # or rows that are nearly 0 have their rounding enlarged
     "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -99,6 +100,7 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "ernie4_5_moe": ("Ernie4_5_Moe", "ernie4_5-moe", ERNIE_EXPERTS),
     "seed_oss": ("SeedOss", "seed_oss", {"head_dim": 16}),
     "qwen3_next": ("Qwen3Next", None, LINEAR | ROUTED | {"mlp_only_layers": [1]}),
+    "qwen3_next experts in all layers": ("Qwen3Next", None, LINEAR | ROUTED),
     "qwen3_5": ("Qwen3_5", None, LINEAR | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5Moe", None, LINEAR | ROUTED | {"num_hidden_layers": 4}),
 }

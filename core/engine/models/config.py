@@ -87,7 +87,8 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            mlp=integer(data, f"{arch}.feed_forward_length"),
+            # where all layers have experts there may be none
+            mlp=integer(data, f"{arch}.feed_forward_length", 4 * hidden if experts else None),
             vocab=embedding.shape[0],
             eps=positive(
                 data,

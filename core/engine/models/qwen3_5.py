@@ -6,7 +6,7 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import gated_delta
 from .decoder import DecoderConfig
-from .gated_delta import DeltaConfig, Projections, configured, layers, unused
+from .gated_delta import DeltaConfig, configured, layers, separate, unused
 from .weights import Weights
 
 __all__ = ["HF_DEFAULTS", "HF_NAMES", "build", "configure", "unused"]
@@ -19,19 +19,15 @@ HF_DEFAULTS = {
 HF_NAMES = {
     **gated_delta.HF_NAMES,
     **{
-        f"blk.{{i}}.ssm_{own}.weight": f"model.layers.{{i}}.linear_attn.in_proj_{name}.weight"
-        for own, name in (("qkv", "qkv"), ("z", "z"), ("decay", "a"), ("beta", "b"))
+        f"blk.{{i}}.{own}.weight": f"model.layers.{{i}}.linear_attn.in_proj_{name}.weight"
+        for own, name in (("attn_qkv", "qkv"), ("attn_gate", "z"), ("ssm_alpha", "a"), ("ssm_beta", "b"))
     },
 }
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DeltaConfig:
-    return configured(c, checkpoint.metadata)
+    return configured(c, checkpoint, tiled=True)
 
 
 def build(b: Builder, c: DeltaConfig, w: Weights) -> Program:
-    return layers(b, c, w, _projections)
-
-
-def _projections(c: DeltaConfig, w: Weights, i: int) -> Projections:
-    return Projections(*(w(f"blk.{i}.ssm_{part}.weight") for part in ("qkv", "z", "decay", "beta")))
+    return layers(b, c, w, separate)

@@ -66,8 +66,8 @@ FAMILIES: Sequence[Family] = (
     Family("ernie4_5", ("ernie4_5",), ("ernie4_5",), interleaved=True, eps=1e-5),
     Family("ernie4_5_moe", ("ernie4_5-moe",), ("ernie4_5_moe",), interleaved=True, eps=1e-5),
     Family("seed_oss", ("seed_oss",), ("seed_oss",)),
-    Family("qwen3_next", (), ("qwen3_next",)),
-    Family("qwen3_5", (), ("qwen3_5_text", "qwen3_5_moe_text")),
+    Family("qwen3_next", ("qwen3next",), ("qwen3_next",)),
+    Family("qwen3_5", ("qwen35", "qwen35moe"), ("qwen3_5_text", "qwen3_5_moe_text")),
 )
 RECURRENT_BLOCK = 512
 """Tokens after which the memory of linear attention is kept for those who begin alike: it is as large as some thousand tokens of

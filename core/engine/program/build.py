@@ -175,12 +175,12 @@ class Builder:
             self.name_axes(weight, *axes)
         spec = input_spec(weight)
         if spec.columns is not None:
-            x = self._gather_columns(x, weight.name, spec.columns)
+            x = self.gather_columns(x, weight.name, spec.columns)
         out = [(weight.name.removesuffix(".weight"), (x.shape[0], n), "act")]
         asked: dict[str, Any] = {"quantized_activation": spec.quantized, "input_scale": spec.scale}
         return self.call("linear", {"x": x}, out, {"weight": weight, "bias": bias}, **asked)[0]
 
-    def _gather_columns(self, x: Value, name: str, columns: Array) -> Value:
+    def gather_columns(self, x: Value, name: str, columns: Array) -> Value:
         """x with its columns in another order, once for all weights that ask for the same."""
         key = (x.id, columns.tobytes())
         if key not in self._ordered:
