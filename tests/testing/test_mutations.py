@@ -5,12 +5,13 @@ import signal
 import numpy as np
 import pytest
 from arena_backend import ArenaDevice
+from memory_limit import limited_memory
 from mutate import mutations
 
 from engine.ops import OPS
 from engine.testing.checks import check_op
 
-WANTED, SECONDS = 0.9, 20
+WANTED, SECONDS, BYTES = 0.9, 20, 2 << 30
 
 
 def _found(mutation) -> bool:
@@ -20,8 +21,9 @@ def _found(mutation) -> bool:
     old = signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:
-        for spec, mutant in mutation.make():
-            check_op(ArenaDevice({spec.name: mutant}), spec, np.random.default_rng())
+        with limited_memory(BYTES):  # a size that has gone wrong may ask for all that the machine has
+            for spec, mutant in mutation.make():
+                check_op(ArenaDevice({spec.name: mutant}), spec, np.random.default_rng())
     except Exception:  # wrong results, or a crash
         return True
     finally:
