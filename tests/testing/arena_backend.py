@@ -100,16 +100,15 @@ class ArenaProvider:
 
 
 class ArenaDevice:
-    """``spoil``: op -> its spec with another reference. ``store``: how an output is written; ``spoilt_weight``: how a weight
-    is packed."""
+    """``spoil``: op -> its spec with another reference. ``spoilt_weight``: how a weight is packed. Nothing of it refers to
+    itself, so that its memory goes with it and does not wait for a collector."""
 
     def __init__(self, spoil: Mapping[str, OpSpec] | None = None) -> None:
         self.arena = Arena()
         self._specs = {**OPS, **(spoil or {})}
-        self.store: Callable[[str, Place, np.ndarray], None] = self._store
         self.spoilt_weight: Callable[[Any], np.ndarray] = lambda ref: np.array(ref.dense())
 
-    def _store(self, op: str, place: Place, array: np.ndarray) -> None:
+    def store(self, op: str, place: Place, array: np.ndarray) -> None:
         self.arena.view(place)[...] = array
 
     def providers(self):
