@@ -4,11 +4,12 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.backend.v1 import Dims
-from engine.ops import OPS, evaluate
+from engine.ops import OPS, evaluate, head
 from engine.ops.head import is_on_a_border, process_logits, random_parameters, random_rows
 
 SPEC = OPS["process_logits"]
@@ -271,3 +272,23 @@ def test_cases_leave_no_choice_to_rounding():
         logits = {"top_p": [2, 2, -np.inf, -np.inf], "min_p": [2, 1, 1, 0]}.get(name, [2, 2.000001, -np.inf, -np.inf])
         inputs, history = inputs_of_one_row(logits, [1], **{name: limit})
         assert is_on_a_border(inputs, history) == border, (name, limit)
+
+
+@pytest.mark.timeout(60)
+def test_a_limit_that_is_a_border_by_itself_is_drawn_again(monkeypatch):
+    """So close to 1 that with any logits a part of it is off; with other logits alone the kit had looked for a case for good."""
+    drawn, spoilt = head.random_parameters, []
+
+    def once_on_the_border(*where, **used):
+        found = drawn(*where, **used)
+        if used.get("top_p") and not spoilt:
+            found["top_p"][:] = np.nextafter(np.float32(1), np.float32(0))
+            spoilt.append(True)
+        return found
+
+    monkeypatch.setattr(head, "random_parameters", once_on_the_border)
+    assert all(
+        (case.inputs["top_p"] != np.nextafter(np.float32(1), np.float32(0))).all()
+        for case in SPEC.cases(np.random.default_rng())
+    )
+    assert spoilt

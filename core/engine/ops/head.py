@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -303,16 +303,22 @@ def process_logits_cases(rng: Generator) -> Iterator[Case]:
         ("everything", 20, 8, 512, every),
     ):
         rows, history = random_rows(rng, tokens, count, vocabulary)
-        parameters = random_parameters(rng, rows["positions"][rows["rows"]], vocabulary, **used)
-        if "ties" in name:
-            parameters["temperature"][:], parameters["top_k"][0] = 1, 1
-        if "nothing" in name:
-            parameters["masks"][0], parameters["mask_rows"][:2] = 0, 0
-        inputs = {"logits": _random_logits(rng, name, (count, vocabulary)), **rows, **parameters}
-        while is_on_a_border(inputs, history):
-            inputs["logits"] = _random_logits(rng, name, (count, vocabulary))
-        dims = Dims(T=tokens, S=count, R=count, B=len(parameters["bias_ids"]), M=len(parameters["masks"]))
+        inputs = _random_inputs(rng, name, rows, vocabulary, used)
+        while is_on_a_border(inputs, history):  # a parameter may be on one by itself
+            inputs = _random_inputs(rng, name, rows, vocabulary, used)
+        dims = Dims(T=tokens, S=count, R=count, B=len(inputs["bias_ids"]), M=len(inputs["masks"]))
         yield Case(name, dims, inputs, states={"history": history})
+
+
+def _random_inputs(
+    rng: Generator, name: str, rows: dict[str, Array], vocabulary: int, used: Mapping[str, bool]
+) -> dict[str, Array]:
+    parameters = random_parameters(rng, rows["positions"][rows["rows"]], vocabulary, **used)
+    if "ties" in name:
+        parameters["temperature"][:], parameters["top_k"][0] = 1, 1
+    if "nothing" in name:
+        parameters["masks"][0], parameters["mask_rows"][:2] = 0, 0
+    return {"logits": _random_logits(rng, name, (len(rows["rows"]), vocabulary)), **rows, **parameters}
 
 
 def _random_logits(rng: Generator, name: str, shape: tuple[int, int]) -> Array:
