@@ -104,7 +104,7 @@ def test_a_gpu_without_bf16_is_not_opened(device, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
-def test_no_op_is_computed_by_torch(kind, device, delta_kind, tmp_path):
+def test_no_op_is_computed_by_torch(kind, device, tmp_path):
     """A step's every value is written by a kernel."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -141,7 +141,7 @@ def test_no_op_is_computed_by_torch(kind, device, delta_kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek", "qwen3_5"])
-def test_answers_are_the_reference_s(kind, device, delta_kind, tmp_path):
+def test_answers_are_the_reference_s(kind, device, tmp_path):
     rng = np.random.default_rng()
     folder, prompts = write_checkpoint(kind, tmp_path / kind, rng), models.random_prompts(rng, (1, 17))
     got, want = (models.answers(folder, name, prompts, new=4) for name in ("cuda", "reference"))

@@ -97,7 +97,7 @@ def _params(rng, count):
     "kind",
     ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mixtral", "deepseek", "gpt_oss", "qwen3_5"))],
 )
-def test_tokens_are_those_of_steps_that_are_not_recorded(kind, recording, delta_kind, monkeypatch, tmp_path):
+def test_tokens_are_those_of_steps_that_are_not_recorded(kind, recording, monkeypatch, tmp_path):
     rng = np.random.default_rng()
     folder = write_checkpoint(kind, tmp_path / kind, rng)
     prompts = models.random_prompts(rng, rng.integers(1, 40, 3).tolist())

@@ -12,6 +12,7 @@ import numpy as np
 from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..program.build import Builder, Experts, Program
+from ..program.experts import expert_rows
 from ..program.weights import ConstantWeight, row_matrix, select
 from .rope import Rope
 from .weights import Weights
@@ -219,9 +220,16 @@ def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) 
 
 
 def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, **routing: Any) -> Value:
-    """Top-k routed experts, each a gated feed-forward. ``routing``: what else moe_route is to know."""
-    p = f"blk.{i}."
-    experts = Experts(w(p + "ffn_gate_exps.weight"), w(p + "ffn_up_exps.weight"), w(p + "ffn_down_exps.weight"))
+    """Top-k routed experts, each a gated feed-forward. ``routing``: what else moe_route is to know. Some files have gate and up
+    of all experts in one tensor, the rows of each gate before those of its up."""
+    p = f"blk.{i}.ffn_"
+    names, both = [f"{p}{part}_exps.weight" for part in ("gate", "up")], w.maybe(p + "gate_up_exps.weight")
+    half = 0 if both is None or len(both.shape) != 3 else both.shape[1] // 2
+    gate, up = (
+        w(name) if both is None else expert_rows(name, both, slice(n * half, (n + 1) * half))
+        for n, name in enumerate(names)
+    )
+    experts = Experts(gate, up, w(p + "down_exps.weight"))
     return b.moe(h, router(c, w, i), None, experts, c.experts_used, renormalize=c.renormalize, **routing)
 
 

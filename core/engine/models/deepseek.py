@@ -23,7 +23,7 @@ from .decoder import DecoderConfig, output_head
 from .experts import ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
 from .fields import flag, integer, positive, text
 from .rope import rope_scaling, yarn_scale
-from .weights import Weights
+from .weights import Weights, needs_rows
 
 __all__ = ["HF_DEFAULTS", "HF_KEYS", "HF_NAMES", "build", "configure", "unused"]
 
@@ -217,12 +217,7 @@ def _parts(
     """h through parts of a projection's rows, which together are all of them."""
     weight, bias = w(name + ".weight"), w.maybe(name + ".bias")
     parts = {part: select(f"{name}_{part}.weight", weight, index) for part, index in rows.items()}
-    needed = sum(part.shape[0] for part in parts.values())
-    if weight.shape[0] != needed:
-        raise ModelError(
-            f"{weight.name} has the shape {list(weight.shape)}, but this model needs {needed} rows; the checkpoint is"
-            " inconsistent."
-        )
+    needs_rows(weight, sum(part.shape[0] for part in parts.values()))
     return [
         b.linear(h, part, None if bias is None else select(f"{name}_{key}.bias", bias, rows[key]), axes=(axis, "embed"))
         for key, part in parts.items()

@@ -12,14 +12,14 @@ import numpy as np
 from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
-from ..program.build import Builder, Experts, Program
-from ..program.experts import expert_rows
+from ..program.build import Builder, Program
 from ..program.weights import select
-from .decoder import DecoderConfig, attend, mlp_block, moe_block, output_head, router, shared_expert_block
+from . import qwen2_moe, qwen3, qwen3_moe
+from .decoder import DecoderConfig, attend, mlp_block, moe_block, output_head, shared_expert_block
 from .experts import gguf_layers
 from .experts import unused as after_the_last
 from .fields import integer
-from .weights import Weights
+from .weights import Names, Weights, needs_rows
 
 DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 32768,
@@ -33,37 +33,20 @@ DEFAULTS: Mapping[str, Any] = {
     "linear_num_value_heads": 32,
 }
 _LAYER = "model.layers.{i}."
-HF_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "blk.{i}.attn_norm.weight": _LAYER + "input_layernorm.weight",
-    "blk.{i}.post_attention_norm.weight": _LAYER + "post_attention_layernorm.weight",
-    **{
-        f"blk.{{i}}.attn_{own}.weight": f"{_LAYER}self_attn.{name}.weight"
-        for own, name in (
-            ("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("output", "o_proj"), ("q_norm", "q_norm"), ("k_norm", "k_norm"),
-        )
-    },
+HF_NAMES: Names = {
+    **{name: own for name, own in (qwen2_moe.HF_NAMES | qwen3_moe.HF_NAMES).items() if "ffn_norm" not in name},
+    "blk.{i}.post_attention_norm.weight": qwen3.HF_NAMES["blk.{i}.ffn_norm.weight"],
     "blk.{i}.ssm_conv1d.weight": _LAYER + "linear_attn.conv1d.weight",
     "blk.{i}.ssm_a": _LAYER + "linear_attn.A_log",
     "blk.{i}.ssm_dt.bias": _LAYER + "linear_attn.dt_bias",
     "blk.{i}.ssm_norm.weight": _LAYER + "linear_attn.norm.weight",
     "blk.{i}.ssm_out.weight": _LAYER + "linear_attn.out_proj.weight",
-    "blk.{i}.ffn_gate_inp.weight": _LAYER + "mlp.gate.weight",
-    "blk.{i}.ffn_gate_inp_shexp.weight": _LAYER + "mlp.shared_expert_gate.weight",
     "blk.{i}.ffn_gate_up_exps.weight": _LAYER + "mlp.experts.gate_up_proj",
     "blk.{i}.ffn_down_exps.weight": (
         _LAYER + "mlp.experts.down_proj",
-        _LAYER + "mlp.experts.{e}.down_proj.weight",
+        qwen3_moe.HF_NAMES["blk.{i}.ffn_down_exps.weight"],
     ),
-    **{
-        f"blk.{{i}}.ffn_{part}{which}.weight": f"{_LAYER}mlp.{where}{part}_proj.weight"
-        for which, where in (("", ""), ("_shexp", "shared_expert."), ("_exps", "experts.{e}."))
-        for part in ("gate", "up", "down")
-        if (which, part) != ("_exps", "down")
-    },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,15 +167,6 @@ def decay_and_beta(c: DeltaConfig, w: Weights, i: int) -> tuple[WeightRef, Weigh
     return select(p + "alpha.weight", both, decay.reshape(-1)), select(p + "beta.weight", both, beta.reshape(-1))
 
 
-def needs_rows(weight: WeightRef, needed: int) -> None:
-    """ModelError where there are not so many."""
-    if weight.shape[0] != needed:
-        raise ModelError(
-            f"{weight.name} has the shape {list(weight.shape)}, but this model needs {needed} rows; the checkpoint is"
-            " inconsistent."
-        )
-
-
 def delta_block(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value, parts: Projections) -> Value:
     """The delta rule over what a short convolution has mixed, then a norm of each head times silu(z)."""
     p = f"blk.{i}.ssm_"
@@ -245,22 +219,7 @@ def feed_forward(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value) -> Va
     """Experts beside a shared one, where the layer has them."""
     if w.maybe(f"blk.{i}.ffn_gate_inp.weight") is None:
         return mlp_block(b, c, w, i, h)
-    return b.add(_routed(b, c, w, i, h), shared_expert_block(b, c, w, i, h))
-
-
-def _routed(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value) -> Value:
-    """Some files have gate and up of all experts in one tensor, the rows of each gate before those of its up."""
-    p = f"blk.{i}.ffn_"
-    both = w.maybe(p + "gate_up_exps.weight")
-    if both is None:
-        return moe_block(b, c, w, i, h)
-    half = both.shape[1] // 2 if len(both.shape) == 3 else 0
-    gate, up = (
-        expert_rows(f"{p}{name}_exps.weight", both, slice(n * half, (n + 1) * half))
-        for n, name in enumerate(("gate", "up"))
-    )
-    experts = Experts(gate, up, w(p + "down_exps.weight"))
-    return b.moe(h, router(c, w, i), None, experts, c.experts_used, renormalize=c.renormalize)
+    return b.add(moe_block(b, c, w, i, h), shared_expert_block(b, c, w, i, h))
 
 
 def layers(

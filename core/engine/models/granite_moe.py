@@ -3,12 +3,11 @@ experts that all tokens share."""
 
 from __future__ import annotations
 
-from ..backend.v1 import Value, WeightRef
+from ..backend.v1 import Value
 from ..formats import Checkpoint
-from ..program.build import Builder, Experts, Program
-from ..program.experts import expert_rows
+from ..program.build import Builder, Program
 from . import granite, llama
-from .decoder import DecoderConfig, attention_block, mlp_block, output_head, router
+from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, output_head
 from .weights import Weights
 
 HF_DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -41,20 +40,9 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
 
 
 def _experts(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
-    gate, up = (_expert_half(w, i, part) for part in ("gate", "up"))
-    experts = Experts(gate, up, w(f"blk.{i}.ffn_down_exps.weight"))
-    routed = b.moe(h, router(c, w, i), None, experts, c.experts_used)
+    routed = moe_block(b, c, w, i, h)
     down = w.maybe(f"blk.{i}.ffn_down_shexp.weight")
     if down is None:
         return routed
     block = mlp_block if w.checkpoint.kind == "gguf" else granite.gate_up_block
     return b.add(routed, block(b, c, w, i, h, "_shexp", down.shape[-1]))
-
-
-def _expert_half(w: Weights, i: int, part: str) -> WeightRef:
-    name = f"blk.{i}.ffn_{part}_exps.weight"
-    if w.checkpoint.kind == "gguf":
-        return w(name)
-    both = w(f"blk.{i}.ffn_gate_up_exps.weight")
-    half = both.shape[1] // 2 if len(both.shape) == 3 else 0
-    return expert_rows(name, both, slice(0, half) if part == "gate" else slice(half, 2 * half))

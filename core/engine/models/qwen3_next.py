@@ -12,8 +12,8 @@ from ..program.weights import select
 from . import gated_delta
 from .decoder import DecoderConfig
 from .fields import flag
-from .gated_delta import DeltaConfig, Projections, configured, decay_and_beta, layers, needs_rows, separate, unused
-from .weights import Weights
+from .gated_delta import DeltaConfig, Projections, configured, decay_and_beta, layers, separate, unused
+from .weights import Weights, needs_rows
 
 __all__ = ["HF_DEFAULTS", "HF_NAMES", "build", "configure", "unused"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..backend.v1 import WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.weights import MappedWeight, TransposedWeight, single, stack, transposed
@@ -115,6 +116,15 @@ class Weights:
                 raise ModelError(f"The checkpoint {self.checkpoint.path} lacks the expert tensor {missing[0]}.")
             return stack(name, tuple(tensors[m] for m in members))
         return single(name, tensors[source]) if source in tensors else None
+
+
+def needs_rows(weight: WeightRef, needed: int) -> None:
+    """ModelError where there are not so many."""
+    if weight.shape[0] != needed:
+        raise ModelError(
+            f"{weight.name} has the shape {list(weight.shape)}, but this model needs {needed} rows; the checkpoint is"
+            " inconsistent."
+        )
 
 
 def _numeric(weight: MappedWeight) -> MappedWeight:

@@ -90,10 +90,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         start = time.monotonic()
-        if (
-            len(scope["path"]) > 1
-        ):  # answered as without the slash: behind a proxy nobody here knows where to redirect to
-            scope = {**scope, "path": scope["path"].removesuffix("/")}
+        # Answered as without the slash: behind a proxy nobody here knows where to redirect to.
+        scope = {**scope, "path": scope["path"].removesuffix("/") or "/"}
         scope = _of_ollama(scope) if scope["path"].startswith("/api/") else scope
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")

@@ -1,7 +1,7 @@
 """Tiny random checkpoints by NumPy alone: a folder for each kind of architecture that a program can show.
 
 Together they use every op of a body: grouped queries, norms of heads, windows, caps, learned positions, layer norms with
-biases, experts, latent caches, sinks.
+biases, experts, latent caches, sinks, memories that do not grow.
 """
 
 from __future__ import annotations
@@ -155,6 +155,33 @@ def _gpt_oss() -> tuple[dict[str, Any], Shapes]:
     return config, _OUTER | _HEAD | _layers(_NORMS | _ATTENTION | own)
 
 
+def _qwen3_5() -> tuple[dict[str, Any], Shapes]:
+    """A layer of linear attention, and one of attention whose result is gated."""
+    key_heads, value_heads, key_dim, value_dim = 2, 4, 16, 24
+    config: dict[str, Any] = {
+        "model_type": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": value_dim,
+    }
+    values = value_heads * value_dim
+    columns = 2 * key_heads * key_dim + values
+    own: Shapes = {"conv1d.weight": (columns, 1, 4), "norm.weight": (value_dim,), "out_proj.weight": (_HIDDEN, values)}
+    own |= {"A_log": (value_heads,), "dt_bias": (value_heads,)}
+    for name, rows in (("qkv", columns), ("z", values), ("a", value_heads), ("b", value_heads)):
+        own[f"in_proj_{name}.weight"] = (rows, _HIDDEN)
+    linear = {f"linear_attn.{name}": shape for name, shape in own.items()}
+    gated = _ATTENTION | _HEAD_NORMS | {"self_attn.q_proj.weight": (2 * _Q, _HIDDEN)}
+    layers = {
+        f"model.layers.{i}.{name}": shape
+        for i, kind in enumerate((linear, gated))
+        for name, shape in (_NORMS | kind | _GATED).items()
+    }
+    return config, _OUTER | _HEAD | layers
+
+
 KINDS: Mapping[str, Callable[[], tuple[dict[str, Any], Shapes]]] = {
     "llama": _llama,
     "qwen3": _qwen3,
@@ -163,6 +190,7 @@ KINDS: Mapping[str, Callable[[], tuple[dict[str, Any], Shapes]]] = {
     "mixtral": _mixtral,
     "deepseek": _deepseek,
     "gpt_oss": _gpt_oss,
+    "qwen3_5": _qwen3_5,
 }
 
 
