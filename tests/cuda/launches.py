@@ -78,7 +78,8 @@ def matrix(format_, *shape):
     scale = tensor(total, depth // form.super, dtype="f32" if name in ("NF4", "FP8") else "f16")
     table = None if form.table is None else tensor(len(form.table), dtype="f32")
     codes = tensor(total, depth * form.bits // 8, dtype="u8")
-    return Coded(form, shape, codes, scale, fine, scale if least else None, fine if least else None, table)
+    least, fine_least = (scale, fine) if least else (None, None)
+    return Coded(form, shape, codes, scale, fine, least, fine_least, table, tiles.together() if form.few else 0)
 
 
 @dataclass
@@ -138,7 +139,7 @@ class Recorder:
         self.found = {}
         for module in (cache, dense, head, recurrent, rows, step):
             module.launch = self
-        self.ops = {op: offered[0] for op, offered in providers.make_providers(META, CUTS).items()}
+        self.ops = {op: offered[0] for op, offered in providers.make_providers(META, CUTS, tiles.together()).items()}
 
     def __call__(self, kernel, grid, *args, **meta):
         assert all(size >= 0 for size in grid)
@@ -191,6 +192,9 @@ def _layers(r, tokens, ints):
         {"weight": matrix("BF16", 4096, 14336), "bias": vector(4096)},
     )
     r.run("linear", {"x": tensor(tokens, 4096, dtype="f32")}, ("f32",), {"weight": matrix("F32", 4096, 4096)})
+    if tokens == 16:
+        for act, format_ in (("bf16", "Q4_0"), ("f16", "Q4_K")):
+            r.run("linear", {"x": tensor(3, 4096, dtype=act)}, weights={"weight": matrix(format_, 4096, 4096)})
     for format_ in ("BF16", "Q4_K"):
         members = {f"weight.{n}": matrix(format_, outputs, 4096) for n, outputs in enumerate((4096, 1024, 1024))}
         r.run("linear_group", {"x": x}, ("bf16",) * 3, members)

@@ -18,8 +18,9 @@ KERNELS = {
     "layer_norm", "leave_tail", "log_sum", "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write",
     "rounded", "route", "scale_softcap", "sum_parts", "to_bytes", "wants",
 }  # fmt: skip
+FEW = {"few_nibbles"}  # for matrix instructions of NVIDIA's
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken
-PRODUCTS = {"dense", "quantized", "bytes_by_bytes", "fp8_by_fp8"}
+PRODUCTS = {"dense", "quantized", "few_nibbles", "bytes_by_bytes", "fp8_by_fp8"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
     "sm_80": (r"mma\.sync", 166_912),
@@ -45,7 +46,7 @@ MEASURED = {"sm_90", "gfx942"}  # where the kernels in which most of a step's ti
 def test_every_kernel_compiles(target, tmp_path):
     pytest.importorskip("triton")
     wanted, shared = TARGETS[target]
-    wants = KERNELS | FP8 if target in HAS_FP8 else KERNELS
+    wants = (KERNELS | FP8 if target in HAS_FP8 else KERNELS) | (FEW if target.startswith("sm_") else set())
     if target in PARTLY:
         wants = wants & (PRODUCTS | {"attend"})
     kernels = _compiled(target, tmp_path, *(sorted(wants) if target in PARTLY else ()))
@@ -55,7 +56,7 @@ def test_every_kernel_compiles(target, tmp_path):
         assert kernel["shared"] <= shared, where
         if kernel["kernel"] in PRODUCTS and not (kernel["dot"] == "fp32" and target in RDNA):
             few = (
-                "BM=16" in kernel["label"] or "BM=32" in kernel["label"]
+                kernel["kernel"] in FEW or "BM=16" in kernel["label"] or "BM=32" in kernel["label"]
             )  # of which NVIDIA's warps multiply each their own
             assert any(re.match(rf"{wanted}|mma\.sync" if few else wanted, found) for found in kernel["matrix"]), where
         if kernel["kernel"] == "fp8_by_fp8":
@@ -67,7 +68,7 @@ def test_every_kernel_compiles(target, tmp_path):
         deep = kernel["kernel"] == "attend" and kernel["width"] <= 128 and target in ("sm_80", "sm_90", "sm_100")
         if deep and kernel["dot"] != "fp32" and "DECODE=True" in kernel["label"]:
             assert kernel["ahead"], where
-        if kernel["kernel"] in ("quantized", "fp8_by_fp8") and target == "sm_90":
+        if kernel["kernel"] in ("quantized", "few_nibbles", "fp8_by_fp8") and target == "sm_90":
             assert kernel["awaited"] == 0, where  # factors, too, are read a step before they are needed
         if kernel["kernel"] == "dense" and target == "sm_90" and kernel["dot"] != "fp32":
             assert kernel["registers"] <= REGISTERS // 2, where
@@ -97,6 +98,24 @@ def test_products_of_int8_leave_room_for_another_program(tmp_path):
     """With a residual, too: its compiler waits for each step's products, and only another program would multiply meanwhile."""
     pytest.importorskip("triton")
     for kernel in _compiled("sm_90", tmp_path, "bytes_by_bytes"):
+        assert kernel["registers"] <= REGISTERS // 2, kernel["label"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_codes_become_operands_where_they_are_multiplied(target, tmp_path):
+    """In a lane's registers. A Triton whose operands lie otherwise than ``tiles.together`` says would copy them."""
+    pytest.importorskip("triton")
+    kernels = _compiled(target, tmp_path, "few_nibbles")
+    assert {
+        label for kernel in kernels for label in ("BM=8", "BM=16", "BM=32") if label in kernel["label"].split()
+    } == {
+        "BM=8",
+        "BM=16",
+        "BM=32",
+    }
+    for kernel in kernels:
+        assert (kernel["copied"], kernel["awaited"], kernel["spilled"]) == (0, 0, 0), kernel["label"]
         assert kernel["registers"] <= REGISTERS // 2, kernel["label"]
 
 

@@ -231,7 +231,7 @@ def test_kernels_are_cut_for_the_gpu_in_use(device, monkeypatch):
     monkeypatch.setattr("engine_cuda.weights.pack", lambda *_: tiles.architecture())
     for index, name in ((0, "sm_80"), (1, "sm_90")):
         where = torch.device("cuda", index)
-        [provider] = providers.make_providers(where, None)["linear"]
+        [provider] = providers.make_providers(where, None, 0)["linear"]
         assert provider.pack(None, ("linear",), None) == name
     assert tiles.architecture() == "sm_80"
     tiles._named.cache_clear()

@@ -21,7 +21,7 @@ from triton.testing import do_bench
 from engine.backend.v1 import Tuned, Tuning
 
 from .kernels.common import INTERPRETED, only_compiled, power_of_two
-from .tiles import Tiles, near, of_matmul
+from .tiles import Tiles, near, near_nibbles, of_matmul, of_nibbles
 from .weights import FP8_GROUP
 
 SHIPPED = Path(__file__).parent / "tables"
@@ -49,12 +49,15 @@ class Shape:
         return f"{self.kernel} {self.outputs}x{self.depth} {rows if self.block is None else f'in {self.block}'}"
 
     def usual(self) -> Tiles:
+        if self.kernel.startswith("nibbles"):
+            return of_nibbles(self.rows, self.outputs, self.block)
         columns = FP8_GROUP if self.kernel == "e4m3" else None
         return of_matmul(self.rows, self.outputs, self.bytes_, self.block, self.kernel.startswith("codes"), columns)
 
     def ways(self) -> list[Tiles]:
         """The usual one and those near to it."""
-        return near(self.usual(), self.rows, self.block)
+        usual = self.usual()
+        return near_nibbles(usual) if self.kernel.startswith("nibbles") else near(usual, self.rows, self.block)
 
 
 class Cuts:

@@ -37,6 +37,7 @@ from .kernels.common import INTERPRETED
 from .layouts import PAGES
 from .memory import memory_of, watch
 from .providers import TritonProvider, make_providers
+from .tiles import together
 from .virtual import virtual_memory
 
 ROLES = ("f32", "bf16", "f16")
@@ -75,7 +76,11 @@ class CudaDevice:
         self._act = act
         self._cuts = cuts_of(where)
         self._virtual_memory = virtual_memory(where)
-        self._providers: Mapping[str, Sequence[Provider]] = make_providers(where, self._cuts)
+        self._providers: Mapping[str, Sequence[Provider]] = make_providers(where, self._cuts, self._together())
+
+    def _together(self) -> int:
+        """How codes of four bits lie."""
+        return together()
 
     @property
     def on_gpu(self) -> bool:

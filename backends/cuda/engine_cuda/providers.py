@@ -24,7 +24,7 @@ NO_LAYOUT: frozenset[str] = frozenset()
 class TritonProvider:
     """One op by launches of kernels. ``batch_invariant`` where a row's kernel never depends on the other rows; products and
     attention take other tiles for a few rows than for many, and do not claim it. ``prepare`` gives the function of a call in the
-    place of ``function``."""
+    place of ``function``. ``together``: how codes of four bits lie."""
 
     op: str
     name: str
@@ -35,6 +35,7 @@ class TritonProvider:
     layouts: frozenset[str] = NO_LAYOUT
     check: Check | None = None
     packer: str = "cuda"
+    together: int = 0
     batch_invariant: bool = True
     prepare: Callable[[BoundCall], Op] | None = None
 
@@ -46,10 +47,10 @@ class TritonProvider:
 
     def pack(self, ref: WeightRef, uses: Sequence[str], progress: Callable[[int], None]) -> Packed:
         with on(self.device):
-            return weights.pack(ref, progress, self.device)
+            return weights.pack(ref, progress, self.device, self.together)
 
     def packed_bytes(self, ref: WeightRef) -> int:
-        return weights.packed_bytes(ref)
+        return weights.packed_bytes(ref, self.together)
 
     def bind(self, bound: BoundCall, limits: Limits) -> StepFn:
         function = self.function
@@ -68,7 +69,7 @@ def _activation_check(call: Call) -> str | None:
     return None if kind in rows.KINDS else f"cuda does not know the activation {kind}."
 
 
-def make_providers(device: torch.device, cuts: Cuts) -> dict[str, tuple[Provider, ...]]:
+def make_providers(device: torch.device, cuts: Cuts, together: int) -> dict[str, tuple[Provider, ...]]:
     """The providers of each op, bound to a device."""
     offered: dict[str, tuple[Provider, ...]] = {}
 
@@ -84,8 +85,9 @@ def make_providers(device: torch.device, cuts: Cuts) -> dict[str, tuple[Provider
         layouts = frozenset({PAGES.name}) if kv else NO_LAYOUT
         known = frozenset(features.split())
         provider = TritonProvider(
-            op, "cuda/triton", function, device, cuts, known, layouts, check, batch_invariant=alone, prepare=prepare
-        )
+            op, "cuda/triton", function, device, cuts, known, layouts, check, batch_invariant=alone, together=together,
+            prepare=prepare,
+        )  # fmt: skip
         offered[op] = (provider,)
 
     one("step_expand", step.step_expand)

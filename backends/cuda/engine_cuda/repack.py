@@ -49,6 +49,11 @@ class Form:
             return "e4m3" if self.e4m3 else "codes"
         return "bytes" if bool((self.table == self.table.astype(np.int8)).all()) else "numbers"
 
+    @property
+    def few(self) -> bool:
+        """Whether few rows are multiplied by ``kernels.few``, which has groups of 32 codes of four bits."""
+        return (self.bits, self.group, self.meaning) == (4, 32, "codes")
+
     @cached_property
     def constant(self) -> int:
         """The table as one integer, its first number lowest; 0 where codes need none."""
@@ -386,20 +391,37 @@ REPACKED: Mapping[str, Form] = {
 }
 
 
-def packed_codes(codes: Array, bits: int) -> Array:
-    """Codes u8 [rows, K] as bytes: of 4 bits those of columns 64 i + j, low, and 64 i + 32 + j, zeros beyond K."""
+# Of 32 columns' numbers 16 hi + 4 lane + 2 pair + next (4 together) or 16 hi + 8 pair + 2 lane + next (2 together) the parts
+# hi, pair, lane and next, which are where in a column's number; a nibble's place is lane, next, hi, pair.
+_PLACES = {4: ((2, 4, 2, 2), (1, 3, 0, 2)), 2: ((2, 2, 4, 2), (2, 3, 0, 1))}
+
+
+def packed_codes(codes: Array, bits: int, together: int = 0) -> Array:
+    """Codes u8 [rows, K] as bytes, zeros beyond K. Of 4 bits a byte has those of columns 64 i + j, low, and 64 i + 32 + j. Or
+    with ``together``, 2 or 4, 32 bits have those of a lane of NVIDIA's matrix instructions, which has as many columns beside
+    each other: nibbles n and n + 4 are two that are neighbours, and rows are of whole 128 columns."""
     if bits == 8:
         return codes
     rows, depth = codes.shape
-    padded = np.zeros((rows, -(-depth // 64) * 64), np.uint8)
+    whole = 128 if together else 64
+    padded = np.zeros((rows, -(-depth // whole) * whole), np.uint8)
     padded[:, :depth] = codes
+    if together:
+        shape, order = _PLACES[together]
+        groups = padded.reshape(rows, -1, *shape).transpose(0, 1, *(2 + axis for axis in order))
+        return np.ascontiguousarray(groups[..., 0] | groups[..., 1] << 4).reshape(rows, -1)
     pairs = padded.reshape(rows, -1, 2, 32)
     return np.ascontiguousarray(pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
 
 
-def plain_codes(packed: Array, bits: int, depth: int) -> Array:
+def plain_codes(packed: Array, bits: int, depth: int, together: int = 0) -> Array:
     """What ``packed_codes`` was given."""
     if bits == 8:
         return packed
+    if together:
+        _, order = _PLACES[together]
+        groups = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1, 4, 2, 2, 2)
+        back = groups.transpose(0, 1, *(2 + int(axis) for axis in np.argsort(order)))
+        return np.ascontiguousarray(back.reshape(len(packed), -1)[:, :depth])
     bytes_ = packed.reshape(len(packed), -1, 1, 32)
     return np.concatenate([bytes_ & 15, bytes_ >> 4], axis=2).reshape(len(packed), -1)[:, :depth]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+import triton
 import triton.language as tl
 
 from .kernels.common import INTERPRETED, power_of_two
@@ -37,6 +38,16 @@ def has_fp8() -> bool:
 def multiplies_fp8() -> bool:
     """Whether products of E4M3 are taken as such: on Hopper and later. The interpreter does, too."""
     return INTERPRETED or (has_fp8() and int(architecture()[3:]) >= 90)
+
+
+def together() -> int:
+    """How codes of four bits lie (``repack.packed_codes``): columns beside each other that a lane's operand has as Triton's
+    compiler arranges it, which had four of them until 3.7; 0 where there are no instructions of NVIDIA's. The interpreter goes
+    NVIDIA's way."""
+    if not (INTERPRETED or _nvidia()):
+        return 0
+    major, minor = map(int, triton.__version__.split(".")[:2])
+    return 4 if (major, minor) < (3, 8) else 2
 
 
 def _nvidia() -> bool:
@@ -71,6 +82,10 @@ ALONE = 128 << 10
 """The same for a program that has a multiprocessor to itself, since there are no more of them."""
 PART = 1024
 """The fewest columns of a part of a product."""
+FEW = 32
+"""Rows that count as few."""
+NIBBLES = 128
+"""Columns of a step of few rows with codes of four bits, and outputs of its widest program."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +140,20 @@ def _busy(
     return Tiles(bm, bn, columns, warps, min(4, shared // (one * columns)))
 
 
-def parts_of(tiles: Tiles, rows: int, outputs: int, depth: int) -> int:
-    """In how many parts the columns of codes are multiplied by programs of their own: few rows, or decoding would wait for itself
-    on multiprocessors that have a warp or two. The same for up to 32 rows, which have the same bits therefore."""
-    parts, programs = 1, -(-outputs // max(tiles.bn, 64))
-    if rows <= 32:
+def of_nibbles(rows: int, outputs: int, block: int | None = None) -> Tiles:
+    """Of few rows with codes of four bits. Each of the warps has groups of columns of its own, and all the program's outputs."""
+    bm = block or power_of_two(min(rows, FEW), 8)
+    if INTERPRETED:
+        return Tiles(bm, power_of_two(min(outputs, 256), 16), NIBBLES, 4, 1)
+    return Tiles(bm, NIBBLES if bm <= 16 else NIBBLES // 2, NIBBLES, 4, 4)
+
+
+def parts_of(width: int, rows: int, outputs: int, depth: int) -> int:
+    """In how many parts the columns of codes are multiplied by programs of their own, of ``width`` outputs: few rows, or decoding
+    would wait for itself on multiprocessors that have a warp or two. The same for few rows of any number, which have the same
+    bits therefore."""
+    parts, programs = 1, -(-outputs // width)
+    if rows <= FEW:
         while parts < 8 and programs * parts < 3 * PROGRAMS and depth >= 2 * parts * PART:
             parts *= 2
     return parts
@@ -141,6 +165,16 @@ def _most_rows(bytes_: int, codes: bool) -> int:
     if bytes_ == 4:
         most = 32 if _rdna() else 64 if _registers_hold_sums() else 128
     return most // 2 if codes and (bytes_ == 4 or _rdna()) else most
+
+
+def near_nibbles(usual: Tiles) -> list[Tiles]:
+    """The usual tiles, and others worth a try; their sums have the same order. A thread has 64 sums at most, and as many
+    products."""
+    found = [
+        replace(usual, bn=bn, stages=stages)
+        for bn in (32, 64, 128) for stages in (2, 3, 4, 5, 6) if bn * usual.bm <= 64 * 32
+    ]  # fmt: skip
+    return [usual, *(tiles for tiles in found if tiles != usual)]
 
 
 def near(usual: Tiles, rows: int, block: int | None) -> list[Tiles]:

@@ -46,7 +46,8 @@ class Dense:
 @dataclass(frozen=True)
 class Coded:
     """A matrix [..., N, K] as ``repack`` has it: rows of bytes, and rows of factors beside them. With ``one_scale`` a row has
-    a single factor, as products of bytes need it, and codes that are not E4M3 are int8."""
+    a single factor, as products of bytes need it, and codes that are not E4M3 are int8. ``together``: how codes of four bits lie,
+    as ``repack.packed_codes`` says."""
 
     form: Form
     shape: tuple[int, ...]
@@ -56,6 +57,7 @@ class Coded:
     least: torch.Tensor | None
     fine_least: torch.Tensor | None
     table: torch.Tensor | None
+    together: int = 0
 
     @property
     def one_scale(self) -> bool:
@@ -77,7 +79,7 @@ class Coded:
 
     def decoded(self) -> Array:
         depth = self.shape[-1]
-        codes = plain_codes(to_host(self.codes), self.form.bits, depth)
+        codes = plain_codes(to_host(self.codes), self.form.bits, depth, self.together)
         numbers = codes.astype(np.float32) - self.form.zero
         if self.form.table is not None:
             numbers = self.form.table[codes]
@@ -143,25 +145,25 @@ def _in_one(parts: Sequence[torch.Tensor]) -> bool:
     return len({part.untyped_storage().data_ptr() for part in parts}) == 1
 
 
-def pack(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Packed:
-    """A weight as codes where its format can be written so, else dense."""
-    weight = _coded(ref, progress, device) if ref.format in REPACKED else _dense(ref, progress, device)
+def pack(ref: WeightRef, progress: Callable[[int], None], device: torch.device, together: int) -> Packed:
+    """A weight as codes where its format can be written so, else dense. ``together``: how codes of four bits are to lie."""
+    weight = _coded(ref, progress, device, together) if ref.format in REPACKED else _dense(ref, progress, device)
     return Packed(weight, weight.nbytes, weight.decoded)
 
 
-def packed_bytes(ref: WeightRef) -> int:
+def packed_bytes(ref: WeightRef, together: int) -> int:
     """At most so many bytes does ``pack`` make of a weight; factors that turn out to be alike take less."""
     total, depth = prod(ref.shape[:-1]), ref.shape[-1]
     if ref.format not in REPACKED:
         return total * depth * np.dtype(STORED.get(ref.format, np.float32)).itemsize
-    if (ref.format, depth) not in _row_bytes:
+    if (ref.format, depth, together) not in _row_bytes:
         form = REPACKED[ref.format]
-        arrays = _arrays(form.split(np.ascontiguousarray(ref.rows(0, 1))), form)
-        _row_bytes[ref.format, depth] = sum(array.nbytes for array in arrays if array is not None)
-    return total * _row_bytes[ref.format, depth]
+        arrays = _arrays(form.split(np.ascontiguousarray(ref.rows(0, 1))), form, together if form.few else 0)
+        _row_bytes[ref.format, depth, together] = sum(array.nbytes for array in arrays if array is not None)
+    return total * _row_bytes[ref.format, depth, together]
 
 
-_row_bytes: dict[tuple[str, int], int] = {}
+_row_bytes: dict[tuple[str, int, int], int] = {}
 """Of a row of so many columns in a format, as codes and factors."""
 
 
@@ -175,13 +177,14 @@ def _dense(ref: WeightRef, progress: Callable[[int], None], device: torch.device
     return Dense(from_host(array, device))
 
 
-def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Coded:
+def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device, together: int) -> Coded:
     form, depth, total = REPACKED[ref.format], ref.shape[-1], prod(ref.shape[:-1])
+    together = together if form.few else 0
     step = max(1, CHUNK // depth)
     chunks = []
     for first in range(0, total, step):
         raw = np.ascontiguousarray(ref.rows(first, min(first + step, total)))
-        arrays = _arrays(form.split(raw), form)
+        arrays = _arrays(form.split(raw), form, together)
         chunks.append(tuple(None if array is None else from_host(array, device) for array in arrays))
         progress(raw.nbytes)
     codes, scale, fine_scale, least, fine_least = (_joined(column) for column in zip(*chunks, strict=True))
@@ -192,7 +195,7 @@ def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device
         codes, scale = (codes ^ 128).view(torch.int8), scale[:, :1].contiguous()
     if form.e4m3 and multiplies_fp8():
         form, scale = _with_few_scales(form, scale)
-    return Coded(form, ref.shape, codes, scale, fine_scale, least, fine_least, table)
+    return Coded(form, ref.shape, codes, scale, fine_scale, least, fine_least, table, together)
 
 
 def _with_few_scales(form: Form, scale: torch.Tensor) -> tuple[Form, torch.Tensor]:
@@ -206,8 +209,8 @@ def _with_few_scales(form: Form, scale: torch.Tensor) -> tuple[Form, torch.Tenso
     return form, scale
 
 
-def _arrays(parts: Parts, form: Form) -> tuple[Array | None, ...]:
-    return packed_codes(parts.codes, form.bits), parts.scale, parts.fine_scale, parts.least, parts.fine_least
+def _arrays(parts: Parts, form: Form, together: int) -> tuple[Array | None, ...]:
+    return packed_codes(parts.codes, form.bits, together), parts.scale, parts.fine_scale, parts.least, parts.fine_least
 
 
 def _joined(chunks: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:

@@ -65,6 +65,9 @@ class RocmDevice(CudaDevice):
                     op: (replace(triton, name="rocm/hip", function=function, prepare=None),),
                 }
 
+    def _together(self) -> int:
+        return 0  # as the kernels in HIP have them
+
     def describe(self) -> DeviceInfo:
         info = super().describe()
         details = {**info.details, "hip": str(torch.version.hip), "decoding": self._decoding}

@@ -14,7 +14,7 @@ ENDED = tl.constexpr(4096)
 
 
 @triton.jit
-def _rows_of(order, block, rows, GROUPED: tl.constexpr, BM: tl.constexpr):
+def rows_of(order, block, rows, GROUPED: tl.constexpr, BM: tl.constexpr):
     """The rows of y that a block makes, and which of them exist."""
     m = block * BM + tl.arange(0, BM)
     if GROUPED:
@@ -34,7 +34,7 @@ def _place(m, n, rows, outputs, first, second):
 
 
 @triton.jit
-def _finish(
+def finish(
     sums, bias, residual, y, m, row_there, n, outputs, batch,
     y_row, BIASED: tl.constexpr, ADDED: tl.constexpr, rows=0, first=0, second=0, JOINED: tl.constexpr = False,
 ):  # fmt: skip
@@ -92,7 +92,7 @@ def dense(
         expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
         if expert < 0:
             return
-    m, there = _rows_of(order, tl.program_id(0), rows, GROUPED, BM)
+    m, there = rows_of(order, tl.program_id(0), rows, GROUPED, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row + batch * depth
@@ -104,7 +104,7 @@ def dense(
         a = tl.load(w_rows + columns[None, :], mask=(n < outputs)[:, None] & inside, other=0)
         b = tl.load(x_rows + columns[None, :], mask=there[:, None] & inside, other=0)
         sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
-    _finish(
+    finish(
         sums, bias + expert * outputs, residual, y, m, there, n, outputs, batch, y_row, BIASED, ADDED,
         rows, first, second, JOINED,
     )  # fmt: skip
@@ -191,18 +191,23 @@ def decoded(
 
 
 @triton.jit
-def _nibbles(packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Codes [ROWS, COLUMNS] of bytes that hold columns 64 i + j, low, and 64 i + 32 + j."""
-    both = tl.reshape(tl.join(packed & 15, packed >> 4), [ROWS, COLUMNS // 64, 32, 2])
-    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), [ROWS, COLUMNS])
+def _nibbles(packed, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Codes [ROWS, COLUMNS] of bytes as ``repack.packed_codes`` has them."""
+    both = tl.join(packed & 15, packed >> 4)
+    if TOGETHER == 0:
+        both = tl.permute(tl.reshape(both, [ROWS, COLUMNS // 64, 32, 2]), (0, 1, 3, 2))
+    else:  # lane, next, hi, pair
+        both = tl.reshape(both, [ROWS, COLUMNS // 32, 4, 2, 2, 2])
+        both = tl.permute(both, (0, 1, 4, 2, 5, 3) if TOGETHER == 4 else (0, 1, 4, 5, 2, 3))
+    return tl.reshape(both, [ROWS, COLUMNS])
 
 
 @triton.jit
 def quantized(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,
-    BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr,
-    LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
+    BITS: tl.constexpr, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr,
+    ZERO: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -214,7 +219,7 @@ def quantized(
         expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
         if expert < 0:
             return
-    m, row_there = _rows_of(order, tl.program_id(0), rows, GROUPED, BM)
+    m, row_there = rows_of(order, tl.program_id(0), rows, GROUPED, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     there = n < outputs
     w_rows = expert * outputs + n.to(tl.int64)
@@ -234,7 +239,7 @@ def quantized(
         byte = (column * BITS // 8 + bytes_)[None, :]
         taken = tl.load(codes + w_rows[:, None] * code_row + byte, mask=there[:, None] & (byte < code_row), other=0)
         if BITS == 4:
-            taken = _nibbles(taken, BN, BK)
+            taken = _nibbles(taken, TOGETHER, BN, BK)
         a = decoded(
             taken, scales, fine_scales, leasts, fine_leasts,
             MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, BN, BK,
@@ -252,7 +257,7 @@ def quantized(
         sums = tl.dot(a.to(DOT), tl.trans(b.to(DOT)), sums, input_precision=PRECISION)
     if PARTS:
         y += tl.program_id(2).to(tl.int64) * rows * outputs
-    _finish(
+    finish(
         sums, bias + expert * outputs, residual, y, m, row_there, n, outputs, batch, y_row, BIASED, ADDED,
         rows, first, second, JOINED,
     )  # fmt: skip
@@ -301,7 +306,7 @@ def bytes_by_bytes(
         sums = tl.dot(a, tl.trans(b), sums, out_dtype=tl.int32)
     factors = tl.load(scale + n, mask=n < outputs, other=0).to(tl.float32)[:, None]
     factors = factors * tl.load(x_scale + m, mask=there, other=0)[None, :]
-    _finish(sums.to(tl.float32) * factors, bias, residual, y, m, there, n, outputs, 0, outputs, BIASED, ADDED)
+    finish(sums.to(tl.float32) * factors, bias, residual, y, m, there, n, outputs, 0, outputs, BIASED, ADDED)
 
 
 @triton.jit
@@ -336,7 +341,7 @@ def fp8_by_fp8(
     if WHOLE:
         sums *= tl.load(w_scales, mask=n < outputs, other=0)[:, None]
     sums *= tl.load(x_scale + m, mask=there, other=0)[None, :]
-    _finish(sums, bias, residual, y, m, there, n, outputs, 0, outputs, BIASED, ADDED)
+    finish(sums, bias, residual, y, m, there, n, outputs, 0, outputs, BIASED, ADDED)
 
 
 @triton.jit
@@ -353,8 +358,8 @@ def embed_dense(ids, weight, y, width, scale, BLOCK: tl.constexpr):
 @triton.jit
 def embed_quantized(
     ids, codes, scale, fine_scale, least, fine_least, y, width, code_row, groups, supers, factor,
-    BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr, ZERO: tl.constexpr,
-    LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
+    BITS: tl.constexpr, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr,
+    ZERO: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
 ):  # fmt: skip
     """32 columns of a token's row a program."""
     token = tl.program_id(0).to(tl.int64)
@@ -362,9 +367,12 @@ def embed_quantized(
     k = tl.arange(0, 32)[None, :]
     rows = tl.load(ids + token).to(tl.int64) + tl.zeros([1], tl.int64)
     there = rows >= 0
-    if BITS == 4:
+    if BITS == 4 and TOGETHER == 0:
         packed = tl.load(codes + rows[:, None] * code_row + column // 64 * 32 + k)
         taken = (packed >> (column % 64 // 8)) & 15
+    elif BITS == 4:
+        packed = tl.load(codes + rows[:, None] * code_row + column // 2 + tl.arange(0, 16)[None, :])
+        taken = _nibbles(packed, TOGETHER, 1, 32)
     else:
         taken = tl.load(codes + rows[:, None] * code_row + column + k)
     scales, fine_scales = _read_factors(scale, fine_scale, rows, there, column, groups, supers, GROUP, SUPER, FINE, 32)

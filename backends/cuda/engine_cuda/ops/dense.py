@@ -11,11 +11,11 @@ import torch
 from engine.backend.v1 import BoundCall
 
 from ..cuts import Cuts, Shape
-from ..kernels import matmul, moe, quantize
-from ..kernels.common import launch, power_of_two
+from ..kernels import few, matmul, moe, quantize
+from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Op, Operands
 from ..recording import empty
-from ..tiles import PROGRAMS, Tiles, dot_type, has_fp8, parts_of
+from ..tiles import FEW, NIBBLES, PROGRAMS, Tiles, dot_type, has_fp8, parts_of
 from ..weights import FP8_GROUP, Coded, Dense, joinable, joined
 
 ELEMENTS = 1024
@@ -60,6 +60,8 @@ class Product:
         dot, precision = dot_type(self.x.dtype, stored)
         form = self.weight.form if isinstance(self.weight, Coded) else None
         kernel = f"dense.{dot.name}" if form is None else f"codes{form.bits}g{form.group}.{dot.name}"
+        if self._few_nibbles(dot.primitive_bitwidth):
+            kernel = f"nibbles.{dot.name}"
         block = None if self.grouping is None else self.grouping.size
         shape = Shape(kernel, self.rows, outputs, depth, dot.primitive_bitwidth // 8, block)
         self.cuts.launch(shape, lambda tiles: self._launch(tiles, {"DOT": dot, "PRECISION": precision}))
@@ -68,11 +70,18 @@ class Product:
     def rows(self) -> int:
         return len(self.x) * self.choices
 
+    def _few_nibbles(self, bits: int) -> bool:
+        """Whether ``kernels.few`` takes it, in numbers of so many bits."""
+        weight, rows = self.weight, self.rows if self.grouping is None else self.grouping.size
+        coded = isinstance(weight, Coded) and weight.together > 0
+        return coded and rows <= FEW and self.heads == 1 and (bits == 16 or INTERPRETED)
+
     def _launch(self, tiles: Tiles, types: dict[str, Any]) -> None:
         outputs, depth = self.weight.shape[-2:]
         grouping, rows = self.grouping, self.rows
         plain = grouping is None and self.heads == 1 and isinstance(self.weight, Coded)
-        parts = parts_of(tiles, rows, outputs, depth) if plain else 1
+        nibbles = self._few_nibbles(types["DOT"].primitive_bitwidth)
+        parts = parts_of(NIBBLES if nibbles else max(tiles.bn, 64), rows, outputs, depth) if plain else 1
         blocks = -(-rows // tiles.bm) if grouping is None else grouping.blocks
         grid = (blocks, -(-outputs // tiles.bn), self.heads * parts)
         order, experts = (self.y, self.y) if grouping is None else (grouping.order, grouping.experts)
@@ -92,7 +101,10 @@ class Product:
             return
         arrays, sizes, form = coded_arguments(self.weight)
         part = -(-depth // (parts * tiles.bk)) * tiles.bk
-        launch(matmul.quantized, grid, self.x, *arrays, *ends, part, *sizes, *strides, **meta, **form, PARTS=parts > 1)
+        kernel = few.few_nibbles if nibbles else matmul.quantized
+        if nibbles:
+            form = {name: form[name] for name in ("TOGETHER", "ZERO", "LEAST", "SUPER", "FINE")}
+        launch(kernel, grid, self.x, *arrays, *ends, part, *sizes, *strides, **meta, **form, PARTS=parts > 1)
         if parts > 1:
             launch(
                 matmul.sum_parts, (rows, -(-outputs // ELEMENTS)), y, bias, residual, self.y, rows, outputs, first, second,
@@ -107,9 +119,9 @@ def coded_arguments(weight: Coded) -> tuple[tuple[torch.Tensor, ...], tuple[int,
     arrays = [weight.scale, weight.fine_scale, weight.least, weight.fine_least]
     sizes = weight.codes.shape[1], max(1, depth // form.group), weight.scale.shape[1]
     meta = {
-        "BITS": form.bits, "MEANING": form.meaning, "TABLE": form.constant, "NATIVE": has_fp8(), "ZERO": form.zero,
-        "LEAST": weight.least is not None,
-        "GROUP": form.group, "SUPER": form.super, "FINE": weight.fine_scale is not None,
+        "BITS": form.bits, "TOGETHER": weight.together, "MEANING": form.meaning, "TABLE": form.constant, "NATIVE": has_fp8(),
+        "ZERO": form.zero, "LEAST": weight.least is not None, "GROUP": form.group, "SUPER": form.super,
+        "FINE": weight.fine_scale is not None,
     }  # fmt: skip
     return (weight.codes, *(some if a is None else a for a in arrays)), sizes, meta
 
