@@ -51,8 +51,8 @@ class Form:
 
     @property
     def few(self) -> bool:
-        """Whether few rows are multiplied by ``kernels.few``, which has groups of 32 codes of four bits."""
-        return (self.bits, self.group, self.meaning) == (4, 32, "codes")
+        """Whether few rows are multiplied by ``kernels.few``, which takes groups of whole 32 codes of four bits."""
+        return self.bits == 4 and self.group % 32 == 0
 
     @cached_property
     def constant(self) -> int:

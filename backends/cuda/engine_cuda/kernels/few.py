@@ -5,40 +5,102 @@ operands in the registers of the lane that multiplies them, two in one instructi
 f16 of 1,024, whose ulp is one), and factors are applied to the sums of a group of columns. Each warp has groups of its own.
 """
 
+from functools import cache
+
+import numpy as np
 import triton
 import triton.language as tl
 
 from .common import _INTERPRETED
-from .matmul import finish, rows_of
+from .matmul import finish, meant, rows_of
 
 GROUP = tl.constexpr(32)
 
 
+def _instructions(low: list[int], high: list[int]) -> str:
+    """Of a word's eight nibbles the numbers of a table, by the low and the high bytes of its sixteen, four to a word: four words
+    of the nibbles n and n + 4. A byte permutation takes eight bytes, so a third one chooses between two by the nibble's highest
+    bit."""
+    half = """
+        prmt.b32 first, {low[0]:#x}, {low[1]:#x}, index; prmt.b32 second, {low[2]:#x}, {low[3]:#x}, index;
+        prmt.b32 lows, first, second, chosen;
+        prmt.b32 first, {high[0]:#x}, {high[1]:#x}, index; prmt.b32 second, {high[2]:#x}, {high[3]:#x}, index;
+        prmt.b32 highs, first, second, chosen;
+        prmt.b32 {even}, lows, highs, 0x6240; prmt.b32 {odd}, lows, highs, 0x7351;"""
+    begin = """{ .reg .b32 index, chosen, first, second, lows, highs;
+        prmt.b32 index, $4, 0, 0x3120;
+        shr.u32 chosen, index, 1; lop3.b32 chosen, chosen, 0x44444444, 0x32103210, 0xEA;
+        and.b32 index, index, 0x77777777;"""
+    other = "shr.u32 index, index, 16; shr.u32 chosen, chosen, 16;"
+    halves = [half.format(low=low, high=high, even=f"${n}", odd=f"${n + 1}") for n in (0, 2)]
+    return f"{begin}{halves[0]}{other}{halves[1]} }}"
+
+
+@cache
+def looked_up(numbers: bytes, dtype: str) -> str:
+    """The instructions for a table of sixteen f32 numbers, as f16 or bf16."""
+    table = np.frombuffer(numbers, np.float32)
+    bits = table.astype(np.float16).view(np.uint16).astype(np.uint32)
+    if dtype == "bf16":
+        wide = table.view(np.uint32)
+        bits = wide + 0x7FFF + (wide >> 16 & 1) >> 16
+    low, high = ((bits >> shift & 255).astype(np.uint8).view("<u4").tolist() for shift in (0, 8))
+    return _instructions(low, high)
+
+
 @triton.jit
-def _pairs(words, SHIFT: tl.constexpr, HALF: tl.constexpr):
-    """Of each of the nibbles SHIFT // 4 and SHIFT // 4 + 4 a number that is larger by what HALF is begun with, [..., 2]."""
+def _added(words, SHIFT: tl.constexpr, HALF: tl.constexpr):
+    """Of the nibbles SHIFT // 4 and SHIFT // 4 + 4 two numbers that are larger by what HALF is begun with."""
     shifted = words >> SHIFT
     if _INTERPRETED:
-        bits = (shifted & 0x000F000F) | 0x43004300
+        return (shifted & 0x000F000F) | 0x43004300
     elif tl.float16 == HALF:  # one instruction, of which the compiler of Triton 3.6 makes two
-        bits = tl.inline_asm_elementwise(
+        return tl.inline_asm_elementwise(
             "lop3.b32 $0, $1, 0x000F000F, 0x64006400, 0xEA;", "=r,r", [shifted], dtype=tl.uint32, is_pure=True, pack=1
         )
     else:
-        bits = tl.inline_asm_elementwise(
+        return tl.inline_asm_elementwise(
             "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;", "=r,r", [shifted], dtype=tl.uint32, is_pure=True, pack=1
         )
+
+
+@triton.jit
+def _two(bits, HALF: tl.constexpr):
+    """The numbers in the low and the high half of words, [..., 2]."""
     low = bits.to(tl.uint16).to(HALF, bitcast=True)
     return tl.join(low, (bits >> 16).to(tl.uint16).to(HALF, bitcast=True))
 
 
 @triton.jit
-def _spread(words, TOGETHER: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+def _plain(words, SHIFT: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr):
+    """What the nibbles SHIFT // 4 and SHIFT // 4 + 4 mean, f32 [..., 2]."""
+    return meant(tl.join((words >> SHIFT) & 15, (words >> (SHIFT + 16)) & 15).to(tl.uint8), MEANING, TABLE, False)
+
+
+@triton.jit
+def _spread(
+    words, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr, HALF: tl.constexpr,
+    ROWS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
     """[GROUPS, ROWS, 32] of words [ROWS, 4 GROUPS] as ``repack.packed_codes`` has them. In this order of steps all of it stays in
     its lane, for the compiler carries the layout of an operand through them to where words are read."""
     words = tl.permute(tl.reshape(words, [ROWS, GROUPS, 4]), (2, 1, 0))
-    low = tl.join(_pairs(words, 0, HALF), _pairs(words, 4, HALF))
-    high = tl.join(_pairs(words, 8, HALF), _pairs(words, 12, HALF))
+    if MEANING == "codes":
+        low = tl.join(_two(_added(words, 0, HALF), HALF), _two(_added(words, 4, HALF), HALF))
+        high = tl.join(_two(_added(words, 8, HALF), HALF), _two(_added(words, 12, HALF), HALF))
+    elif _INTERPRETED:
+        low = tl.join(_plain(words, 0, MEANING, TABLE), _plain(words, 4, MEANING, TABLE))
+        high = tl.join(_plain(words, 8, MEANING, TABLE), _plain(words, 12, MEANING, TABLE))
+    else:
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            LOOKED_UP,
+            "=r,=r,=r,=r,r",
+            [words],
+            dtype=(tl.uint32, tl.uint32, tl.uint32, tl.uint32),
+            is_pure=True,
+            pack=1,
+        )
+        low, high = tl.join(_two(first, HALF), _two(second, HALF)), tl.join(_two(third, HALF), _two(fourth, HALF))
     numbers = tl.join(low, high)  # lane, group, row, next, pair, hi
     numbers = tl.permute(numbers, (5, 0, 4, 3, 1, 2) if TOGETHER == 4 else (5, 4, 0, 3, 1, 2))
     return tl.permute(tl.reshape(numbers, [32, GROUPS, ROWS]), (1, 2, 0))
@@ -68,7 +130,8 @@ def _factor(value, fine, FINE: tl.constexpr):
 def few_nibbles(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,
-    TOGETHER: tl.constexpr, ZERO: tl.constexpr, LEAST: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
+    TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr, ZERO: tl.constexpr,
+    LEAST: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -101,14 +164,17 @@ def few_nibbles(
     ones = tl.reshape(tl.join(ones, ones), [STEP, 16, GROUP])  # a join, or this product's operands lie otherwise
     sums = tl.zeros([STEP, BN, BM], tl.float32)
     for column in range(begin, tl.minimum(begin + part, depth), BK):
-        a = _spread(tl.load(words + (column // 8 + word)[None, :]), TOGETHER, HALF, BN, STEP)
+        a = _spread(tl.load(words + (column // 8 + word)[None, :]), TOGETHER, MEANING, TABLE, LOOKED_UP, HALF, BN, STEP)
         columns = (column + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
         b = tl.permute(tl.reshape(b, [BM, STEP, GROUP]), (1, 2, 0)).to(DOT)
-        # The sums of x, by a product, since its result lies as that of the other one, which begins with what is too much.
-        totals = tl.dot(ones, b, input_precision=PRECISION)
-        totals = tl.reshape(tl.broadcast_to(totals[:, None, :, :], [STEP, BN // 16, 16, BM]), [STEP, BN, BM])
-        products = tl.dot(a.to(DOT), b, totals * (-BEGUN - ZERO), input_precision=PRECISION)
+        if MEANING == "codes":
+            # The sums of x, by a product, since its result lies as that of the other one, which begins with what is too much.
+            totals = tl.dot(ones, b, input_precision=PRECISION)
+            totals = tl.reshape(tl.broadcast_to(totals[:, None, :, :], [STEP, BN // 16, 16, BM]), [STEP, BN, BM])
+            products = tl.dot(a.to(DOT), b, totals * (-BEGUN - ZERO), input_precision=PRECISION)
+        else:
+            products = tl.dot(a.to(DOT), b, input_precision=PRECISION)
         by, less = _factor(scales, fine_scales, FINE), _factor(leasts, fine_leasts, FINE)
         group += STEP
         # A step before they are needed, which else waits for memory.

@@ -161,7 +161,7 @@ def _chosen(index, TABLE: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr
 
 
 @triton.jit
-def _meant(codes, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr):
+def meant(codes, MEANING: tl.constexpr, TABLE: tl.constexpr, NATIVE: tl.constexpr):
     """The numbers that codes stand for, f32. The sixteen of a table are constants of the kernel, int8 or f32: codes with which
     memory is read would not be read ahead themselves."""
     if MEANING == "e4m3":
@@ -183,7 +183,7 @@ def decoded(
 ):  # fmt: skip
     """Codes [ROWS, COLUMNS] as f32 numbers: (what a code means - ZERO) * scale - least, by factors as they were read; 0 beyond
     the last group."""
-    numbers = _meant(codes, MEANING, TABLE, NATIVE) - ZERO
+    numbers = meant(codes, MEANING, TABLE, NATIVE) - ZERO
     numbers *= _factors(scale, fine_scale, GROUP, SUPER, FINE, ROWS, COLUMNS)
     if LEAST:
         numbers -= _factors(least, fine_least, GROUP, SUPER, FINE, ROWS, COLUMNS)

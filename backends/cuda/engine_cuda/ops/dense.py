@@ -103,7 +103,9 @@ class Product:
         part = -(-depth // (parts * tiles.bk)) * tiles.bk
         kernel = few.few_nibbles if nibbles else matmul.quantized
         if nibbles:
-            form = {name: form[name] for name in ("TOGETHER", "ZERO", "LEAST", "SUPER", "FINE")}
+            form = {name: form[name] for name in ("TOGETHER", "MEANING", "TABLE", "ZERO", "LEAST", "SUPER", "FINE")}
+            table = self.weight.form.table
+            form["LOOKED_UP"] = "" if table is None else few.looked_up(table.tobytes(), types["DOT"].name)
         launch(kernel, grid, self.x, *arrays, *ends, part, *sizes, *strides, **meta, **form, PARTS=parts > 1)
         if parts > 1:
             launch(

@@ -1,0 +1,79 @@
+"""The instructions by which few rows of codes are decoded, carried out here as the PTX ISA defines them (9.7.9.7 prmt, 9.7.8.6
+lop3), since Triton's interpreter knows none."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from engine_cuda.repack import REPACKED
+
+TABLES = [name for name, form in REPACKED.items() if form.few and form.meaning != "codes"]
+
+
+def prmt(a, b, c):
+    """Each nibble of c chooses one of the bytes of b, a, or where its highest bit is set that one's sign."""
+    eight, found = a | b << 32, 0
+    for n in range(4):
+        chosen = c >> 4 * n & 15
+        byte = eight >> 8 * (chosen & 7) & 255
+        found |= (255 * (byte >> 7) if chosen & 8 else byte) << 8 * n
+    return found
+
+
+RUN = {
+    "prmt.b32": prmt,
+    "shr.u32": lambda a, b: a >> b,
+    "and.b32": lambda a, b: a & b,
+    "lop3.b32": lambda a, b, c, table: sum(  # bit a b c of the table
+        (table >> ((a >> n & 1) << 2 | (b >> n & 1) << 1 | c >> n & 1) & 1) << n for n in range(32)
+    ),
+}
+
+
+def carried_out(text, word):
+    """Its results $0 to $3 for the operand $4."""
+    registers = {"$4": word}
+    for statement in text.strip(" {}").split(";"):
+        if not statement.strip() or ".reg" in statement:
+            continue
+        name, operands = statement.split(maxsplit=1)
+        target, *given = (operand.strip() for operand in operands.split(","))
+        values = [registers[one] if re.match(r"[a-z$]", one) else int(one, 0) for one in given]
+        registers[target] = RUN[name](*values) & 0xFFFFFFFF
+    return [registers[f"${n}"] for n in range(4)]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("name", TABLES)
+def test_nibbles_become_the_numbers_of_their_table(name, dtype, device):
+    import torch
+
+    from engine_cuda.kernels.few import looked_up
+
+    table = REPACKED[name].table
+    text = looked_up(table.tobytes(), {"bf16": "bf16", "f16": "fp16"}[dtype])
+    wanted = torch.from_numpy(table).to({"bf16": torch.bfloat16, "f16": torch.float16}[dtype]).view(torch.int16)
+    bits = wanted.numpy().astype(np.uint16)
+    for word in np.random.default_rng().integers(0, 1 << 32, 50).tolist():
+        for n, found in enumerate(carried_out(text, word)):
+            low, high = (int(bits[word >> 4 * place & 15]) for place in (n, n + 4))
+            assert found == low | high << 16, (hex(word), n)
+
+
+def test_codes_are_added_to_128_or_1024():
+    """By the one instruction: below the bits of these, whose ulp is one."""
+    for begun, dtype in ((0x4300, "bfloat16"), (0x6400, "float16")):
+        import torch
+
+        for code in range(16):
+            word = code | (15 - code) << 16 | 0xFFF0FFF0
+            found = RUN["lop3.b32"](word, 0x000F000F, begun << 16 | begun, 0xEA)
+            numbers = torch.tensor([found & 0xFFFF, found >> 16], dtype=torch.int32).to(torch.int16)
+            first = 128 if begun == 0x4300 else 1024
+            assert numbers.view(getattr(torch, dtype)).tolist() == [first + code, first + 15 - code]
