@@ -47,10 +47,24 @@ class Failing:
         return {}
 
 
+class Speechless(Exception):
+    def __str__(self):
+        raise AttributeError("code")
+
+
+class Silent:
+    def __init__(self, vocab_size, after):
+        self.after = after
+
+    def __call__(self, prompt_ids, output_ids):
+        if len(output_ids) >= self.after:
+            raise Speechless
+        return {}
+
 def returning(vocab_size, what):
     return lambda prompt_ids, output_ids: np.zeros(3, bool) if what == "mask" else what
 """
-NAMES = {"successor": "Successor", "push": "Push", "failing": "Failing", "returning": "returning"}
+NAMES = {"successor": "Successor", "push": "Push", "failing": "Failing", "returning": "returning", "silent": "Silent"}
 PROMPT = [1, 30, 41, 52]
 
 
@@ -113,6 +127,15 @@ def test_a_failing_one_ends_its_request_alone(llm, outside, after):
             assert completion.stop_reason == "The logits processor 'failing' failed: KeyError: 'no such thing'"
 
 
+def test_one_whose_exception_says_nothing_ends_its_request_alone(llm, outside):
+    silent = greedy(logits_processors={"silent": {"after": 3}})
+    alone = llm.generate([PROMPT], greedy())[0].outputs
+    outputs = llm.generate([PROMPT] * 3, [greedy(), silent, greedy()])
+    assert outputs[0].outputs == outputs[2].outputs == alone
+    [failed] = outputs[1].outputs
+    assert failed.finish_reason == "error" and failed.stop_reason == "The logits processor 'silent' failed: Speechless."
+
+
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
@@ -133,7 +156,7 @@ def test_what_it_may_not_give(llm, outside, what, sentence):
 
 def test_unknown_names_and_parameters_are_refused(llm, outside):
     with pytest.raises(
-        RequestError, match="no logits processor 'sucessor'; installed are: failing, push, returning, succ"
+        RequestError, match="no logits processor 'sucessor'; installed are: failing, push, returning, silent, succ"
     ):
         llm.generate([PROMPT], greedy(logits_processors={"sucessor": {}}))
     with pytest.raises(RequestError, match="'successor' could not be made: TypeError"):

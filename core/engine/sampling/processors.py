@@ -46,7 +46,7 @@ class NamedProcessor:
             given = self.process(prompt_ids, output_ids)
             bias = self._banned(given) if isinstance(given, np.ndarray) else self._added(given)
         except BaseException as error:  # it is someone else's: whatever happens in it ends its own request
-            raise RequestError(f"The logits processor {self.name!r} failed: {type(error).__name__}: {error}") from error
+            raise RequestError(f"The logits processor {self.name!r} failed: {_said(error)}") from error
         return bias
 
     def _banned(self, allowed: Array) -> Bias:
@@ -80,6 +80,13 @@ def make_processors(wanted: Mapping[str, Mapping[str, Any]], vocab_size: int) ->
         try:
             made.append(NamedProcessor(name, found[name].load()(vocab_size, **parameters), vocab_size))
         except Exception as error:  # a plugin may fail in any way
-            reason = f"{type(error).__name__}: {error}"
-            raise RequestError(f"The logits processor {name!r} could not be made: {reason}") from error
+            raise RequestError(f"The logits processor {name!r} could not be made: {_said(error)}") from error
     return tuple(made)
+
+
+def _said(error: BaseException) -> str:
+    """An exception's kind, and what it says of itself, which may fail, too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}."
