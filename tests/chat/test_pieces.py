@@ -82,7 +82,7 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path, mo
         ("a = ", "no TOML file"),
         ("colour = 1", r"no setting colour.* It comes from .*config\.toml\."),
         ("temperature = 'x'", r"temperature.* It comes from .*config\.toml\."),
-        ("\xff", "TOML"),
+        ("\xff", "not UTF-8"),
     ],
 )
 def test_a_wrong_file_is_told(tmp_path, monkeypatch, text, said):

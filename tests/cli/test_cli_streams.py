@@ -14,6 +14,7 @@ from engine.cli.plugin import write_project
 from engine.errors import UsageError
 
 COMMAND = f"{sys.executable} -m engine.cli.main"
+ENDLESS = pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 
 
@@ -29,6 +30,26 @@ def shell(llama, talker):
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     return call
+
+
+@ENDLESS
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("engine tokenize $MODEL --file /dev/zero", "engine: /dev/zero is larger than 256 MiB.\n"),
+        ("engine generate $MODEL - </dev/zero", "engine: The input is larger than 256 MiB.\n"),
+        ("engine generate $MODEL a --schema /dev/zero", "engine: /dev/zero is larger than 1 MiB.\n"),
+        ("engine chat $TALKER -p a -f /dev/zero", "engine: /dev/zero is larger than 256 MiB.\n"),
+        ("engine chat $TALKER -p a </dev/zero", "engine: The input is larger than 256 MiB.\n"),
+        ("engine chat $TALKER --backend reference </dev/zero", "engine: The message is larger than 256 MiB.\n"),
+    ],
+)
+def test_what_has_no_end_is_refused(shell, line, said):
+    assert shell(line) == (2, "", said)
+
+
+def test_pipes_in_the_place_of_files_are_read(shell):
+    assert shell("engine tokenize $MODEL --file <(printf abc)") == shell("engine tokenize $MODEL abc")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_model_has_its_own_options_and_else_those_of_the_command_line(tmp_path
     ("text", "said"),
     [
         (b"", "has no models"),
-        (b"\xff", "is no TOML file"),
+        (b"\xff", "is not UTF-8"),
         (b"[a", "is no TOML file"),
         (b"a = 3", "a is 3; it must be a table."),
         (b"[a]\n", "The setting a.model is missing; docs/serve.md"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.console.notes import note, visible
-from engine.console.texts import decode_utf8, read_text_file
+from engine.console.texts import MAX_TEXT, check_size, decode_utf8, read_text_file
 from engine.errors import UsageError
 
 QUOTES = '"""'
@@ -66,11 +66,20 @@ class Terminal(Protocol):
 
 
 class Piped:
-    """Lines of stdin; nobody can be asked."""
+    """Lines of stdin; nobody can be asked. A message that is too large is the last: what follows may have no end."""
+
+    def __init__(self) -> None:
+        self._ended = False
 
     def read(self) -> str:
+        if self._ended:
+            raise EOFError
         text = _line("> ")
-        while unfinished(text):
+        while True:
+            self._ended = len(text) > MAX_TEXT
+            check_size(len(text), "The message")
+            if not unfinished(text):
+                return message(_whole(text))
             try:
                 text += "\n" + _line("  ")
             except EOFError:
@@ -78,7 +87,6 @@ class Piped:
                     f"The input ends within a message, which is not sent: {QUOTES} closes it, and a last line ends without a"
                     " backslash."
                 ) from None
-        return message(_whole(text))
 
     def choose(self, question: str, choices: Sequence[str]) -> str:
         note(f"{question} Nobody can be asked here: {choices[-1]}.")
@@ -100,7 +108,7 @@ def _line(prompt: str) -> str:
     """The next line of stdin, with what is no UTF-8 in it kept for the message's end to tell. Who types it sees the prompt."""
     if sys.stdin.isatty():
         print(prompt, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.buffer.readline()
+    line = sys.stdin.buffer.readline(MAX_TEXT + 1)
     if not line:
         raise EOFError
     return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")

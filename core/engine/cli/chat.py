@@ -127,12 +127,12 @@ def _new() -> Any:
 
 def _stdin() -> str:
     """What is piped in, to follow the message."""
-    from engine.console.texts import decode_utf8
+    from engine.console.texts import read_text
 
     if sys.stdin.isatty():
         return ""
     try:
-        text = decode_utf8(sys.stdin.buffer.read(), "The input")
+        text = read_text(sys.stdin.buffer, "The input")
     except OSError:  # nothing can be read from it
         return ""
     return f"\n\n{text.rstrip()}" if text.strip() else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from engine.console.texts import read_text_file
 from engine.errors import RequestError, UsageError
 
 if TYPE_CHECKING:
@@ -185,8 +186,12 @@ class FormOptions:
         if self.regex is not None:
             return _form("--regex", regex=self.regex)
         if self.schema is not None:
-            return _form(f"--schema {self.schema}", json=_read(self.schema))
-        return None if self.grammar is None else _form(f"--grammar {self.grammar}", grammar=_read(self.grammar))
+            return _form(f"--schema {self.schema}", json=read_text_file(self.schema, _MAX_FORM_FILE))
+        return (
+            None
+            if self.grammar is None
+            else _form(f"--grammar {self.grammar}", grammar=read_text_file(self.grammar, _MAX_FORM_FILE))
+        )
 
 
 def _form(option: str, **given: Any) -> StructuredOutputs:
@@ -196,19 +201,6 @@ def _form(option: str, **given: Any) -> StructuredOutputs:
         return StructuredOutputs(**given)
     except RequestError as error:  # which calls it as requests do
         raise UsageError(str(error).replace(str(error.field), option)) from error
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FORM_FILE + 1)
-        if len(data) > _MAX_FORM_FILE:
-            raise UsageError(f"{path} is larger than {_MAX_FORM_FILE >> 20} MiB.")
-        return data.decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8.") from error
 
 
 _MAX_FORM_FILE = 1 << 20  # bytes

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import Field, ValidationError
 
+from engine.console.texts import read_text
 from engine.errors import UsageError
 
 
@@ -25,7 +26,8 @@ def fields_of(group: Any) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's tables. UsageError where it is no TOML or cannot be read; FileNotFoundError where there is none."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            return tomllib.loads(read_text(file, str(path)))
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
     except OSError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.console.texts import read_text_file
 from engine.errors import UsageError
 from engine.formats.tokenizer import Tokenizer
 
@@ -68,11 +69,9 @@ def conversation_asks(
 def _pairs(file: Path) -> list[tuple[str, str]]:
     """The first words of a person in each conversation, and the answer."""
     try:
-        items = json.loads(file.read_text("utf-8"))
+        items = json.loads(read_text_file(file))
         turns = [item.get("conversations") or item.get("conversation") or [] for item in items]
         found = [(first["value"], second["value"]) for first, second, *_ in (t for t in turns if len(t) > 1)]
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f'{file} is no list of conversations in ShareGPT\'s form, [{{"conversations": [{{"value": "..."}}, ...]}}, ...]:'
