@@ -10,11 +10,13 @@ from engine.answers import Tools, thoughts_are_special
 from engine.formats.tokenizer import Tokenizer
 from engine.sampling import StructuredOutputs
 
+from .call_forms import CallForms
 from .errors import ApiError
 from .fields import ChatBody, NamedTool, Tool
 from .harmony_forms import any_with_calls, call_alone, call_or, calls_in_harmony
 from .model import ServedModel
 from .object_forms import call_object, call_object_or
+from .section_forms import Section, SectionForms, section_of
 from .tagged_forms import TaggedForms, Tags, tags_of
 
 
@@ -44,7 +46,7 @@ def wanted(body: ChatBody, model: ServedModel) -> Wanted:
     names = {tool.function.name: tool.function.parameters or {} for tool in tools}
     one_call = body.parallel_tool_calls is False
     harmony = body.ending == "answer" and calls_in_harmony(tokenizer, tools)
-    tags = tags_of(model.template())
+    shown = tags_of(model.template()) or section_of(model.template())
     if body.tool_choice not in (None, "none", "auto"):
         if form is not None:
             raise ApiError(
@@ -53,11 +55,11 @@ def wanted(body: ChatBody, model: ServedModel) -> Wanted:
         chosen = _chosen(body.tool_choice, tools)
         if harmony:
             return Wanted(call_alone(chosen), names, one_call=True, plain=False)
-        if tags is None:
+        if shown is None:
             return Wanted(call_object(chosen), names, one_call=True)
-        return Wanted(TaggedForms(tags, tokenizer, chosen).alone(), names, one_call=True, tag=tags.mark)
+        return Wanted(_forms(shown, tokenizer, chosen).alone(), names, one_call=True, tag=shown.mark)
     if form is None:
-        return Wanted(_strict(tools, harmony, tags, tokenizer), names, one_call, plain=False)
+        return Wanted(_strict(tools, harmony, shown, tokenizer), names, one_call, plain=False)
     if not tools:
         return Wanted(form, names, one_call)
     if form.json is None and form.json_object is None:
@@ -68,10 +70,10 @@ def wanted(body: ChatBody, model: ServedModel) -> Wanted:
         )
     if harmony:
         return Wanted(call_or(form, tools), names, one_call=True, plain=False)
-    if tags is None:
+    if shown is None:
         schema = {"type": "object"} if form.json is None else json.loads(str(form.json))
         return Wanted(call_object_or(schema, tools), names, one_call=True)
-    return Wanted(TaggedForms(tags, tokenizer, tools).or_text(form, one_call), names, one_call, tag=tags.mark)
+    return Wanted(_forms(shown, tokenizer, tools).or_text(form, one_call), names, one_call, tag=shown.mark)
 
 
 def _chosen(choice: Any, tools: list[Tool]) -> list[Tool]:
@@ -83,7 +85,9 @@ def _chosen(choice: Any, tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-def _strict(tools: list[Tool], harmony: bool, tags: Tags | None, tokenizer: Tokenizer) -> StructuredOutputs | None:
+def _strict(
+    tools: list[Tool], harmony: bool, shown: Tags | Section | None, tokenizer: Tokenizer
+) -> StructuredOutputs | None:
     """The form of any text, in which calls are by the schemas of tools that are strict. None where none is, or neither calls nor
     thoughts can be told from a text."""
     if not any(tool.function.strict for tool in tools):
@@ -91,7 +95,14 @@ def _strict(tools: list[Tool], harmony: bool, tags: Tags | None, tokenizer: Toke
     held = [tool if tool.function.strict else _without_schema(tool) for tool in tools]
     if harmony:
         return any_with_calls(held)
-    return None if tags is None or thoughts_are_special(tokenizer) else TaggedForms(tags, tokenizer, held).any()
+    return None if shown is None or thoughts_are_special(tokenizer) else _forms(shown, tokenizer, held).any()
+
+
+def _forms(shown: Tags | Section, tokenizer: Tokenizer, tools: list[Tool]) -> CallForms:
+    """Those with calls as the template shows them."""
+    if isinstance(shown, Tags):
+        return TaggedForms(shown, tokenizer, tools)
+    return SectionForms(shown, tokenizer, tools)
 
 
 def _without_schema(tool: Tool) -> Tool:

@@ -47,7 +47,7 @@ def _calls(tools: Sequence[Tool]) -> list[str]:
     found = [f"call: {' | '.join(f'call_{place}' for place in range(len(tools)))}"]
     for place, tool in enumerate(tools):
         header = json.dumps(f"commentary to=functions.{tool.function.name} ", ensure_ascii=False)
-        arguments = StructuredOutputs(json=tool.function.parameters or {"type": "object"})
+        arguments = StructuredOutputs(json={"type": "object", **(tool.function.parameters or {})})
         found.append(f'call_{place}: <|channel|> {header} <|constrain|> "json" <|message|> arguments_{place}')
         found.append(f"arguments_{place}: {json_in_lark(arguments)}")
     return found

@@ -24,7 +24,7 @@ def _calls(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def _call(tool: Tool, place: int) -> dict[str, Any]:
-    arguments = _part(tool.function.parameters or {"type": "object"}, f"tool:{place}")
+    arguments = _part({"type": "object", **(tool.function.parameters or {})}, f"tool:{place}")
     return {
         "type": "object",
         "properties": {"name": {"const": tool.function.name}, "arguments": arguments},

@@ -15,6 +15,7 @@ from engine.formats.tokenizer import Tokenizer
 from engine.sampling import StructuredOutputs
 from engine.sampling.grammar import json_in_lark
 
+from .call_forms import CallForms, quoted
 from .fields import Tool
 from .object_forms import call_object
 
@@ -61,42 +62,19 @@ def tags_of(template: ChatTemplate) -> Tags | None:
     return next((tags for mark, tags in _TAGS.items() if mark in source), None)
 
 
-class TaggedForms:
-    """Forms of answers with calls of ``tools``."""
-
+class TaggedForms(CallForms):
     def __init__(self, tags: Tags, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
-        self._tags, self._tokenizer, self._tools = tags, tokenizer, tools
+        super().__init__(tags.mark, "\n", tokenizer, tools)
+        self._tags = tags
 
-    def alone(self) -> StructuredOutputs:
-        return self._grammar(f"start: {self._mark(self._tags.mark)} rest")
-
-    def or_text(self, form: StructuredOutputs, one_call: bool) -> StructuredOutputs:
-        """Of calls, or of a text in its own: the first token decides."""
-        start = "start: text | call" if one_call else r'start: text | call ("\n" call)*'
-        return self._grammar(start, f"text: {json_in_lark(form)}", f"call: {self._mark(self._tags.mark)} rest")
-
-    def any(self) -> StructuredOutputs:
-        """Of any text, with calls in it."""
-        mark = self._mark(self._tags.mark)
-        begin = "begin" if mark.startswith("<") else "begin[lazy]"
-        return self._grammar("start: (begin rest)* TEXT", f"{begin}: TEXT {mark}", r"TEXT: /(.|\n)*/")
-
-    def _grammar(self, *rules: str) -> StructuredOutputs:
-        return StructuredOutputs(grammar="\n".join(("%llguidance {}", *rules, *self._rest())))
-
-    def _mark(self, text: str) -> str:
-        token = self._tokenizer.token_id(text)
-        return f"<[{token}]>" if token in self._tokenizer.control_ids else _quoted(text)
-
-    def _rest(self) -> Iterator[str]:
-        """Rules of what follows the mark of a call."""
+    def _rest(self, one_call: bool) -> Iterator[str]:
         told = [(tool, _in_tags(self._tags, tool)) for tool in self._tools]
         choices = [rule for _, rule in told if rule is not None]
         if objects := [tool for tool, rule in told if rule is None]:
             choices.append('"\\n"? object "\\n"?')
             yield f"object: {json_in_lark(call_object(objects))}"
         if self._tags.head:
-            yield f"plain[lazy]: /(.|\\n)*/ {_quoted(self._tags.close.strip())}"
+            yield f"plain[lazy]: /(.|\\n)*/ {quoted(self._tags.close.strip())}"
             yield r'KEY: /[^<>"\n]+/'
         yield f"rest: ({' | '.join(choices)}) {self._mark(self._tags.end)}"
 
@@ -107,7 +85,7 @@ def _in_tags(tags: Tags, tool: Tool) -> str | None:
     values = _values(tags, tool.function.parameters or {}) if tags.head and _NAME.fullmatch(name) else None
     if values is None:
         return None
-    return " ".join([_quoted(tags.head.format(name)), *values, *([_quoted(tags.tail)] if tags.tail else [])])
+    return " ".join([quoted(tags.head.format(name)), *values, *([quoted(tags.tail)] if tags.tail else [])])
 
 
 def _values(tags: Tags, schema: Mapping[str, Any]) -> list[str] | None:
@@ -119,14 +97,14 @@ def _values(tags: Tags, schema: Mapping[str, Any]) -> list[str] | None:
     if not properties:
         if schema.get("additionalProperties") is False:
             return []
-        before, after = map(_quoted, tags.key.split("{}"))
+        before, after = map(quoted, tags.key.split("{}"))
         return [f'({before} KEY {after} plain "\\n")*'] if schema.get("additionalProperties", True) is True else None
     values = []
     for key, part in properties.items():
         value = _value(tags, part, schema) if _NAME.fullmatch(key) and isinstance(part, Mapping) else None
         if value is None:
             return None
-        values.append(f'({_quoted(tags.key.format(key))} {value} "\\n"){"" if key in required else "?"}')
+        values.append(f'({quoted(tags.key.format(key))} {value} "\\n"){"" if key in required else "?"}')
     return values
 
 
@@ -137,11 +115,11 @@ def _value(tags: Tags, part: Mapping[str, Any], schema: Mapping[str, Any]) -> st
         return "plain"
     if "string" in types:
         texts = _texts(tags, whole, schema)
-        return None if texts is None else f"({' | '.join(map(_quoted, texts))}) {_quoted(tags.close)}"
+        return None if texts is None else f"({' | '.join(map(quoted, texts))}) {quoted(tags.close)}"
     alone = {**part, **{key: schema[key] for key in _DEFINITIONS if key in schema}}
     if not types or not _stands_alone(alone):
         return None
-    return f"({json_in_lark(StructuredOutputs(json=alone))}) {_quoted(tags.close)}"
+    return f"({json_in_lark(StructuredOutputs(json=alone))}) {quoted(tags.close)}"
 
 
 def _is_free(part: Mapping[str, Any], types: set[str]) -> bool:
@@ -193,7 +171,3 @@ def _stands_alone(schema: Any) -> bool:
         elif isinstance(part, list):
             left += part
     return True
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
