@@ -27,7 +27,9 @@ VALUES = {
     "count": st.integers(),
     "share": st.floats(allow_nan=False, allow_infinity=False),
     "on": st.booleans(),
-    "list": st.lists(st.sampled_from(["a", 1, None, "<b>", {"c": []}]), max_size=3),
+    "list": st.lists(
+        st.sampled_from(["a", 1, None, "<b>", '"</parameter>', {"c": ["\\n</arg_value>", "</tool_call>"]}]), max_size=3
+    ),
     "either": st.one_of(st.integers(), st.none()),
     "unknown": st.one_of(st.integers(), st.just("a text")),
 }
@@ -128,6 +130,7 @@ def test_a_call_is_read_as_it_was_written(form, members, data):
         ("<function=weather><parameter=on>True</parameter></function>", "", [("weather", '{"on": true}')]),
         ("<function=weather><parameter=count>many</parameter></function>", "", [("weather", '{"count": "many"}')]),
         ("<function=weather><parameter=share>3</parameter></function>", "", [("weather", '{"share": 3}')]),
+        ("<function=weather><parameter=list>[1, </parameter></function>", "", [("weather", '{"list": "[1, "}')]),
         ("<function=weather><parameter=text>3</parameter></function>", "", [("weather", '{"text": "3"}')]),
         ('<function=weather><parameter=text>"3"</parameter></function>', "", [("weather", '{"text": "\\"3\\""}')]),
     ],

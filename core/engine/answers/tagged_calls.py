@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .json_parts import PartialCall, Tools
+from .json_parts import PartialCall, Tools, Value
 from .named_calls import after
 
 FUNCTION, SEED, MINIMAX = "<function=", "<seed:tool_call>", "<minimax:tool_call>"
@@ -75,6 +75,9 @@ class TaggedCall:
         self._key: re.Match[str] | None = None
         self._sought = 0
         """Where the value's end has not been looked for yet."""
+        self._has_strings = False
+        """Whether the value is JSON, in whose strings its end may be written."""
+        self._string: Value | None = None
         self._members: list[str] = []
 
     def read(self, text: str, known: Tools) -> tuple[PartialCall | None, int | None]:
@@ -103,14 +106,31 @@ class TaggedCall:
                 if self._key is None:
                     return
                 self._sought = self._key.end()
-            close = self._form.close
-            end = text.find(close, self._sought)
+                types = types_of(_part(schema, self._key.group(1)), schema)
+                self._has_strings = bool(types) and "string" not in types
+            end = self._closed(text)
             if end < 0:
-                self._sought = max(self._key.end(), len(text) - len(close) + 1)
                 return
             name, value = self._key.group(1), text[self._key.end() : end].removeprefix("\n").removesuffix("\n")
             self._members.append(f"{_said(name)}: {typed(value, _part(schema, name), schema)}")
-            self._key, self._at = None, end + len(close)
+            self._key, self._at = None, end + len(self._form.close)
+
+    def _closed(self, text: str) -> int:
+        """Where the value's end begins; -1 where it has not come."""
+        close = self._form.close
+        while True:
+            if self._string is not None:
+                stop = self._string.end(text)
+                if stop is None:
+                    return -1
+                self._sought, self._string = stop, None
+            end = text.find(close, self._sought)
+            before = len(text) if end < 0 else end
+            quote = text.find('"', self._sought, before) if self._has_strings else -1
+            if quote < 0:
+                self._sought = max(self._sought, before - len(close) + 1)
+                return end
+            self._string = Value(quote)
 
     def _may_go_on(self, text: str) -> bool:
         rest = text[self._at :].lstrip()
