@@ -45,6 +45,14 @@ def assert_disabled(name, *words):
     assert open_device("auto", {}).describe().backend in ("reference", "cpu")
 
 
+def test_a_further_device_of_one_is_refused():
+    assert open_device("reference:0", {}).describe().backend == "reference"
+    with pytest.raises(BackendError, match="no device reference:3; reference has one device, which reference or ref"):
+        open_device("reference:3", {})
+    assert open_device("reference:3", {}, instances=True).describe().backend == "reference"
+    assert open_device("reference", {}, index=3).describe().backend == "reference"  # a rank's
+
+
 def test_the_reference_backend_is_found_like_any_other():
     assert found("reference").probe.available
 

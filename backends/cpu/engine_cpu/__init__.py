@@ -27,4 +27,4 @@ def _open(index: int, options: Mapping[str, Any]) -> Device:
     return CpuDevice(threads=options.get("threads"), isa=options.get("isa"), pin_threads=pin)
 
 
-manifest = Manifest("cpu", API, _probe, _open)
+manifest = Manifest("cpu", API, _probe, _open, single=True)

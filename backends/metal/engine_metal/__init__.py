@@ -26,4 +26,4 @@ def _open(index: int, options: Mapping[str, Any]) -> Device:
     return MetalDevice(options)
 
 
-manifest = Manifest("metal", API, _probe, _open)
+manifest = Manifest("metal", API, _probe, _open, single=True)

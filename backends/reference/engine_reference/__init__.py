@@ -55,4 +55,4 @@ def _open(index: int, options: Mapping[str, Any]) -> Device:
     return ReferenceDevice()
 
 
-manifest = Manifest("reference", API, lambda: Probe(True, "NumPy, slow and exact.", score=0), _open)
+manifest = Manifest("reference", API, lambda: Probe(True, "NumPy, slow and exact.", score=0), _open, single=True)

@@ -129,9 +129,10 @@ def _compatible(api: str) -> bool:
     return major == mine[0] and minor <= mine[1]
 
 
-def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device:
+def open_device(name: str, options: Mapping[str, Any], index: int = 0, instances: bool = False) -> Device:
     """The device of a backend by name, or one of its devices by number, as in cuda:1, from which ``index`` counts on; "auto"
-    takes the best available, and ENGINE_BACKEND overrides auto."""
+    takes the best available, and ENGINE_BACKEND overrides auto. ``instances``: where there is one device, a number may name
+    a further instance of it."""
     if name == "auto":
         name = os.environ.get("ENGINE_BACKEND", "auto")
     name, numbered, number = name.partition(":")
@@ -157,6 +158,11 @@ def open_device(name: str, options: Mapping[str, Any], index: int = 0) -> Device
         if not chosen.probe.available:
             raise BackendError(f"The backend {name} cannot be used: {chosen.probe.reason}")
     assert chosen.manifest is not None
+    if chosen.manifest.single and int(number or 0) and not instances:
+        only = chosen.name
+        raise BackendError(
+            f"There is no device {only}:{number}; {only} has one device, which {only} or {only}:0 names."
+        )
     try:
         device = chosen.manifest.open(index, options)
     except (Exception, SystemExit) as error:

@@ -438,6 +438,8 @@ class Manifest:
     """``open(index, options)``; options are the user's settings for backends, such as {"threads": 2}."""
     automatic: bool = True
     """(api 1.1) False: for measurements and tests, used where it is named and never chosen by "auto"."""
+    single: bool = False
+    """(api 1.1) True: there is one device, of which every further index opens another instance, for ranks and ``--place``."""
 
 
 _LAZY = {

@@ -222,7 +222,7 @@ def _open_devices(config: EngineConfig, index: int) -> dict[str, Device]:
     options = {"threads": config.threads_a_rank, "pin_threads": config.pin_threads}
     if config.place is None:
         return {"device": open_device(config.backend, options, index)}
-    return {name: open_device(name, options) for name in config.rules.devices}
+    return {name: open_device(name, options, instances=True) for name in config.rules.devices}
 
 
 def _program(
