@@ -55,16 +55,15 @@ def gguf_bytes(
     tail: int = 0,
 ) -> bytes:
     """A GGUF.  A tensor is dims (GGUF's order), data, and perhaps name, type and offset in place of the right ones."""
-    out = struct.pack("<4sIQQ", magic, version, len(tensors), len(keys))
-    counts = struct.pack(
+    out = bytearray(struct.pack("<4sI", magic, version))
+    out += struct.pack(
         "<QQ",
         len(tensors) if tensor_count is None else tensor_count,
         len(keys) if key_count is None else key_count,
     )
-    out = out[:8] + counts
     for name, kind, value in keys:
         out += gguf_string(name) + gguf_value(kind, value)
-    body = b""
+    body = bytearray()
     for number, tensor in enumerate(tensors):
         dims = tensor["dims"]
         out += gguf_string(tensor.get("name", f"t{number}")) + struct.pack("<I", tensor.get("n_dims", len(dims)))
@@ -74,7 +73,7 @@ def gguf_bytes(
         body += bytes(-len(body) % alignment)
     if tensors:
         out += bytes(-len(out) % alignment)
-    return out + body + bytes(tail)
+    return bytes(out + body) + bytes(tail)
 
 
 def safetensors_bytes(header: Any, body: bytes = b"", length: int | None = None) -> bytes:
