@@ -98,7 +98,7 @@ def test_all_ranks_map_the_same_blocks(llama, cpu):
 @pytest.fixture
 def endless(llama, cpu):
     """A model on two processes, and a request that goes on for long."""
-    with LLM(llama, backend=cpu, watchdog_s=20.0, **TWO) as llm:
+    with LLM(llama, backend=cpu, watchdog_s=6.0, **TWO) as llm:
         yield llm, SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
 
 

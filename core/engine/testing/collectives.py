@@ -21,8 +21,10 @@ _EPSILON = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 _SMALLEST = 2.0**-24
 """The least f16 above 0; what is below normal numbers is rounded to its multiples."""
 _REPEATS = 3
-_SILENT = 6.0
+_SILENT = 3.0
 """The timeout of groups whose ranks are lost, in seconds, and what more than it a rank may take to say so."""
+_JOINING = 6.0
+"""That of groups which ranks join without having met."""
 _SLACK = 20.0
 MINUTES = 300.0
 """Seconds that all ranks may take for one check."""
@@ -136,7 +138,7 @@ def check_mismatches(subject: Subject, rank: int, groups: Addresses, seed: int) 
         "operations differ": ("all_gather" if odd else "all_reduce", plain),
     }
     for addresses, (what, call) in zip(groups, calls.items(), strict=True):
-        joined = subject.join(Group(rank, addresses, _SILENT))
+        joined = subject.join(Group(rank, addresses, _JOINING))
         _raises(joined, what, *call)
         joined.collectives.close()
 
@@ -144,6 +146,7 @@ def check_mismatches(subject: Subject, rank: int, groups: Addresses, seed: int) 
 def check_lost(subject: Subject, rank: int, groups: Addresses, seed: int) -> None:
     """A rank that leaves without a word, or says nothing any more, ends the group for the others with a sentence."""
     lost = rank == len(groups[0]) - 1
+    subject.join(Group(rank, groups[2])).collectives.close()  # so that none waits for another to start
     silent, left = (subject.join(Group(rank, addresses, _SILENT)) for addresses in groups[:2])
     if lost:
         time.sleep(_SILENT + 2)
