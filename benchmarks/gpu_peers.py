@@ -28,10 +28,12 @@ def decode_rates(
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     model.to(where)
     found: dict[Case, dict[str, Any]] = {}
+    # It would fill most of a host's memory.
+    little: dict[str, Any] = {} if where.type == "cuda" else {"num_blocks": 16, "max_batch_tokens": 256}
     for case in cases:
         for graphs in (None, True) if where.type == "cuda" else (None,):
             try:
-                rate = _rate(model, case, ContinuousBatchingConfig(use_cuda_graph=graphs))
+                rate = _rate(model, case, ContinuousBatchingConfig(use_cuda_graph=graphs, **little))
             except Exception:
                 traceback.print_exc()
                 continue

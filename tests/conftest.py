@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_models
+import triton_interpreter
 from hypothesis import HealthCheck, settings
 
 from engine.backend.registry import open_device
@@ -31,6 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TRITON_INTERPRET"] = "1"
 with suppress(ImportError):
     importlib.import_module("triton.language")
+    triton_interpreter.hasten()
 del os.environ["TRITON_INTERPRET"]
 
 # How long it takes to draw is the machine's matter; where nothing is cached yet Hypothesis first makes its table of characters.

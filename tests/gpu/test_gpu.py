@@ -13,6 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+HASTENED = (
+    "import runpy, sys, triton_interpreter as t; t.hasten(); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+)
 
 
 def _run(*options, **environment):
@@ -20,8 +23,9 @@ def _run(*options, **environment):
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     path = os.pathsep.join(sys.path)
+    hastened = ["-c", HASTENED] if environment.get("TRITON_INTERPRET") else []
     run = subprocess.run(
-        [sys.executable, str(SCRIPT), *options],
+        [sys.executable, *hastened, str(SCRIPT), *options],
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
