@@ -146,7 +146,7 @@ def check_mismatches(subject: Subject, rank: int, groups: Addresses, seed: int) 
 def check_lost(subject: Subject, rank: int, groups: Addresses, seed: int) -> None:
     """A rank that leaves without a word, or says nothing any more, ends the group for the others with a sentence."""
     lost = rank == len(groups[0]) - 1
-    subject.join(Group(rank, groups[2])).collectives.close()  # so that none waits for another to start
+    met = subject.join(Group(rank, groups[2]))  # so that none waits for another to start
     silent, left = (subject.join(Group(rank, addresses, _SILENT)) for addresses in groups[:2])
     if lost:
         time.sleep(_SILENT + 2)
@@ -156,6 +156,7 @@ def check_lost(subject: Subject, rank: int, groups: Addresses, seed: int) -> Non
     if not lost:
         _raises(left, "a rank has ended", "all_reduce", np.ones(5, np.float32))
         left.collectives.close()
+        met.collectives.close()
 
 
 def _raises(joined: Joined, what: str, op: str, array: Array) -> None:
