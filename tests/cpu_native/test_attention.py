@@ -1,6 +1,7 @@
 """attention, kv_write and kv_copy against their definitions, and the bitwise promises of attention."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -115,8 +116,8 @@ def attend(
     sinks: np.ndarray | None = None,
     in_order: bool = False,
     **numbers: float,
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Outputs a query span, and their definition in float64.
+) -> tuple[list[np.ndarray], Iterator[np.ndarray]]:
+    """Outputs a query span, and their definition in float64, which takes longer and is computed when it is looked at.
 
     `only`: the (sequence, first, end) query spans of the step; default each sequence's whole. `in_order`: a sequence's
     blocks follow each other in the cache, but for a few that do not.
@@ -133,8 +134,8 @@ def attend(
     for s, context in enumerate(batch.contexts):
         position = np.arange(context)
         slots.append((pages[s][position // block_size] * block_size + position % block_size).astype(np.int32))
-        cache.write(batch.k[s], batch.v[s], slots[s], isa)
         pages[s, -(-context // block_size) :] = 1 << 28  # what is not allocated must not be read
+    cache.write(np.concatenate(batch.k), np.concatenate(batch.v), np.concatenate(slots), isa)
     q = np.concatenate([batch.q[s][a:b] for s, a, b in spans])
     starts = np.array([batch.starts[s] + a for s, a, _ in spans], np.int32)
     offsets = np.cumsum([0] + [b - a for _, a, b in spans]).astype(np.int32)
@@ -152,10 +153,9 @@ def attend(
         threads=threads,
         max_context=max(batch.contexts),
     )
-    wanted = []
-    for s, a, b in spans:
-        k, v = cache.read(slots[s])
-        wanted.append(defined(batch, batch.q[s][a:b], batch.starts[s] + a, k, v, numbers, sinks))
+    wanted = (
+        defined(batch, batch.q[s][a:b], batch.starts[s] + a, *cache.read(slots[s]), numbers, sinks) for s, a, b in spans
+    )
     return np.split(out, offsets[1:-1]), wanted
 
 
