@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 
+import emulator
 import gguf
 import numpy as np
 import pytest
@@ -67,12 +68,15 @@ CASES = [(name, isa) for name in FORMATS for isa in DOT_ISAS if name != "BF16" o
 def test_it_gives_the_bits_of_both_kernels(rng, name, isa):
     threads = itertools.cycle([1, 2, 3])
     shapes = [(*shape, 32) for shape in SHAPES + [(96, 96), (32, 160)] * (name not in LARGE_BLOCKS)]
-    for columns, depth, span in shapes + [(*shape, 128) for shape in OF_LONG_SPANS]:
+    shapes += [(*shape, 128) for shape in OF_LONG_SPANS]
+    many = rng.integers(len(shapes)) if isa in emulator.ISAS else None  # the one that has many rows under an emulator
+    for number, (columns, depth, span) in enumerate(shapes):
+        several = ROWS if many in (None, number) else ROWS[:-1]
         weights = [random_weight(rng, name, columns, depth) for _ in range(2)]
-        x = rng.standard_normal((max(ROWS), depth), F32) * rng.lognormal(0, 2, (max(ROWS), 1)).astype(F32)
+        x = rng.standard_normal((max(several), depth), F32) * rng.lognormal(0, 2, (max(several), 1)).astype(F32)
         numbers = NUMBERS | {"kind": int(rng.integers(5)), "span": span}
         want = run_apart(x, weights, numbers, isa)
-        for rows in ROWS:
+        for rows in several:
             first = int(rng.integers(0, len(x) - rows + 1))
             got = run_together(x[first : first + rows], weights, numbers, isa, next(threads), "TR"[rows % 2])
             assert np.array_equal(got, want[first : first + rows]), (columns, depth, rows, numbers)
