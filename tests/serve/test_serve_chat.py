@@ -338,6 +338,12 @@ def test_a_text_is_tokenized_without_what_chats_have(running, name, value):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == name
 
 
+def test_no_message_is_continued(running):
+    with running.http as http:
+        answer = http.post("/tokenize", json={"messages": [], "continue_final_message": True})
+    assert answer.status_code == 400 and "end with one" in answer.json()["error"]["message"]
+
+
 REFUSED = {
     "unknown_field": ({"extra_body": {"wonders": 1}}, "wonders"),
     "nested_unknown_field": (

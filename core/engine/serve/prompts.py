@@ -26,7 +26,7 @@ def render(
     """The prompt of a conversation. ApiError 400 where the template has no place for tools that are given, or nothing can
     be continued."""
     if ending == "continued":
-        begun = _begun(messages[-1])
+        begun = _begun(messages)
         prompt = render(model, messages[:-1], tools, variables)
         # where the template opens reasoning, what is there comes after it
         if opened := open_mark(prompt):
@@ -71,8 +71,9 @@ async def encode(model: ServedModel, text: str, add_special: bool = True) -> tup
     return await beside(lambda: engine.encode(text, add_special))
 
 
-def _begun(message: Mapping[str, Any]) -> str:
-    """What there is of an answer that is to go on. ApiError 400 where that is no text."""
+def _begun(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What there is of an answer that is to go on. ApiError 400 where that is no text, or nothing."""
+    message = messages[-1] if messages else {"role": "nobody"}
     if message["role"] != "assistant" or message.get("tool_calls") or not message["content"].strip():
         raise ApiError(
             400,
