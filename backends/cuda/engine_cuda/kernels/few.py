@@ -40,10 +40,9 @@ def _instructions(low: list[int], high: list[int]) -> str:
 def looked_up(numbers: bytes, dtype: str) -> str:
     """The instructions for a table of sixteen f32 numbers, as f16 or bf16."""
     table = np.frombuffer(numbers, np.float32)
-    bits = table.astype(np.float16).view(np.uint16).astype(np.uint32)
-    if dtype == "bf16":
-        wide = table.view(np.uint32)
-        bits = wide + 0x7FFF + (wide >> 16 & 1) >> 16
+    wide = table.view(np.uint32)
+    rounded = wide + 0x7FFF + (wide >> 16 & 1) >> 16
+    bits = rounded if dtype == "bf16" else table.astype(np.float16).view(np.uint16)
     low, high = ((bits >> shift & 255).astype(np.uint8).view("<u4").tolist() for shift in (0, 8))
     return _instructions(low, high)
 
