@@ -193,7 +193,7 @@ def _layers(r, tokens, ints):
     )
     r.run("linear", {"x": tensor(tokens, 4096, dtype="f32")}, ("f32",), {"weight": matrix("F32", 4096, 4096)})
     if tokens == 16:
-        for act, format_ in (("bf16", "Q4_0"), ("f16", "Q4_K"), ("f16", "NF4")):
+        for act, format_ in (("bf16", "Q4_0"), ("f16", "Q4_K"), ("f16", "NF4"), ("f16", "Q3_K"), ("bf16", "Q5_K")):
             r.run("linear", {"x": tensor(3, 4096, dtype=act)}, weights={"weight": matrix(format_, 4096, 4096)})
     for format_ in ("BF16", "Q4_K"):
         members = {f"weight.{n}": matrix(format_, outputs, 4096) for n, outputs in enumerate((4096, 1024, 1024))}

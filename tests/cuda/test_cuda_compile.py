@@ -18,9 +18,9 @@ KERNELS = {
     "layer_norm", "leave_tail", "log_sum", "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write",
     "rounded", "route", "scale_softcap", "sum_parts", "to_bytes", "wants",
 }  # fmt: skip
-FEW = {"few_nibbles"}  # for matrix instructions of NVIDIA's
+FEW = {"few_coded"}  # for matrix instructions of NVIDIA's
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken
-PRODUCTS = {"dense", "quantized", "few_nibbles", "bytes_by_bytes", "fp8_by_fp8"}
+PRODUCTS = {"dense", "quantized", "few_coded", "bytes_by_bytes", "fp8_by_fp8"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
     "sm_80": (r"mma\.sync", 166_912),
@@ -68,7 +68,7 @@ def test_every_kernel_compiles(target, tmp_path):
         deep = kernel["kernel"] == "attend" and kernel["width"] <= 128 and target in ("sm_80", "sm_90", "sm_100")
         if deep and kernel["dot"] != "fp32" and "DECODE=True" in kernel["label"]:
             assert kernel["ahead"], where
-        if kernel["kernel"] in ("quantized", "few_nibbles", "fp8_by_fp8") and target == "sm_90":
+        if kernel["kernel"] in ("quantized", "few_coded", "fp8_by_fp8") and target == "sm_90":
             assert kernel["awaited"] == 0, where  # factors, too, are read a step before they are needed
         if kernel["kernel"] == "dense" and target == "sm_90" and kernel["dot"] != "fp32":
             assert kernel["registers"] <= REGISTERS // 2, where
@@ -106,7 +106,7 @@ def test_products_of_int8_leave_room_for_another_program(tmp_path):
 def test_codes_become_operands_where_they_are_multiplied(target, tmp_path):
     """In a lane's registers. A Triton whose operands lie otherwise than ``tiles.together`` says would copy them."""
     pytest.importorskip("triton")
-    kernels = _compiled(target, tmp_path, "few_nibbles")
+    kernels = _compiled(target, tmp_path, "few_coded")
     assert {
         label for kernel in kernels for label in ("BM=8", "BM=16", "BM=32") if label in kernel["label"].split()
     } == {

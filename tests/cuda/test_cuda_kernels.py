@@ -135,7 +135,7 @@ def test_few_rows_of_codes_are_multiplied_in_parts(format_, device, monkeypatch)
         )
         launched.clear()
         check_case(Bench(device, OPS["linear"], case), provider, None, rng)
-        kernels = (dense.matmul.quantized, dense.few.few_nibbles)
+        kernels = (dense.matmul.quantized, dense.few.few_coded)
         grids = [grid for kernel, grid in launched if kernel in kernels]
         sums = [kernel for kernel, _ in launched if kernel is dense.matmul.sum_parts]
         assert grids and {grid[2] for grid in grids} == {4 if rows <= 32 else 1}

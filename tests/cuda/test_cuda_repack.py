@@ -46,31 +46,29 @@ def test_parts_are_the_decoder_s_numbers(name):
 
 @pytest.mark.parametrize("together", [0, 2, 4])
 @pytest.mark.parametrize("depth", [32, 96, 256, 288])
-def test_codes_of_four_bits_come_back(together, depth):
-    codes = np.random.default_rng().integers(0, 16, (5, depth), np.uint8)
-    packed = packed_codes(codes, 4, together)
-    assert packed.shape[1] % (64 if together else 32) == 0
-    np.testing.assert_array_equal(plain_codes(packed, 4, depth, together), codes)
+def test_codes_come_back(together, depth):
+    for bits in (4, 8):
+        codes = np.random.default_rng().integers(0, 1 << bits, (5, depth), np.uint8)
+        packed = packed_codes(codes, bits, together)
+        assert packed.shape[1] % (128 * bits // 8 if together else 32) == 0
+        np.testing.assert_array_equal(plain_codes(packed, bits, depth, together), codes)
 
 
 @pytest.mark.parametrize("together", [2, 4])
 def test_a_lane_has_the_columns_of_its_operands(together):
     """mma.m16n8k16: of 16 columns lane t has 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, or where four lie together those that Triton
-    counts as these; nibbles n and n + 4 of its 32 bits are a pair."""
-    columns = np.arange(32)
-    found = np.zeros((4, 8), int)
-    for column in columns:
-        words = packed_codes((columns == column).astype(np.uint8)[None], 4, together).view("<u4")[0]
-        [lane] = np.nonzero(words)[0]
-        found[lane, (int(words[lane]).bit_length() - 1) // 4] = column
+    counts as these; what is 16 bits apart is a pair. Of codes of eight bits a lane has two words."""
+    columns, found = np.arange(32), {}
+    for bits in (4, 8):
+        for column in columns:
+            words = packed_codes((columns == column).astype(np.uint8)[None], bits, together).view("<u4")[0]
+            [word] = np.nonzero(words)[0]
+            found[bits, word, (int(words[word]).bit_length() - 1) // bits] = column
     for lane in range(4):
-        pairs = [tuple(found[lane, [n, n + 4]]) for n in range(4)]
-        if together == 2:
-            assert pairs == [(2 * lane + 8 * n, 2 * lane + 8 * n + 1) for n in range(4)]
-        else:
-            assert pairs == [
-                (4 * lane + 16 * hi + 2 * n, 4 * lane + 16 * hi + 2 * n + 1) for hi in (0, 1) for n in (0, 1)
-            ]
+        nibbles = [(found[4, lane, n], found[4, lane, n + 4]) for n in range(4)]
+        octets = [(found[8, 2 * lane + hi, n], found[8, 2 * lane + hi, n + 2]) for hi in (0, 1) for n in (0, 1)]
+        first = [2 * lane + 8 * n for n in range(4)] if together == 2 else [4 * lane + n for n in (0, 2, 16, 18)]
+        assert nibbles == octets == [(column, column + 1) for column in first]
 
 
 @pytest.mark.parametrize("name", [*REPACKED, "F32", "F16", "BF16", "NVFP4", "F8_E4M3"])

@@ -125,7 +125,7 @@ def test_few_ways_are_worth_compiling(cuts, monkeypatch):
 
     monkeypatch.setattr(tiles, "INTERPRETED", False)
     monkeypatch.setattr(tiles, "architecture", lambda: "sm_90")
-    for kernel, bytes_ in (("dense.bf16", 2), ("int8", 1), ("codes4g32.bf16", 2)):
+    for kernel, bytes_ in (("dense.bf16", 2), ("int8", 1), ("codes8g32.bf16", 2)):
         for rows in (1, 64, 256, 4096):
             ways = cuts.Shape(kernel, rows, 4096, 4096, bytes_).ways()
             assert 4 < len(ways) <= 44

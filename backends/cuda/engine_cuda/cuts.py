@@ -21,7 +21,7 @@ from triton.testing import do_bench
 from engine.backend.v1 import Tuned, Tuning
 
 from .kernels.common import INTERPRETED, only_compiled, power_of_two
-from .tiles import Tiles, near, near_nibbles, of_matmul, of_nibbles
+from .tiles import Tiles, near, near_few, of_few, of_matmul
 from .weights import FP8_GROUP
 
 SHIPPED = Path(__file__).parent / "tables"
@@ -49,15 +49,21 @@ class Shape:
         return f"{self.kernel} {self.outputs}x{self.depth} {rows if self.block is None else f'in {self.block}'}"
 
     def usual(self) -> Tiles:
-        if self.kernel.startswith("nibbles"):
-            return of_nibbles(self.rows, self.outputs, self.block)
+        if self._few_group:
+            return of_few(self.rows, self.outputs, self._few_group, self.block)
         columns = FP8_GROUP if self.kernel == "e4m3" else None
         return of_matmul(self.rows, self.outputs, self.bytes_, self.block, self.kernel.startswith("codes"), columns)
 
     def ways(self) -> list[Tiles]:
         """The usual one and those near to it."""
         usual = self.usual()
-        return near_nibbles(usual) if self.kernel.startswith("nibbles") else near(usual, self.rows, self.block)
+        return near_few(usual, self._few_group) if self._few_group else near(usual, self.rows, self.block)
+
+    @property
+    def _few_group(self) -> int:
+        """The columns of a group where the kernel is that of few rows with small codes, else 0."""
+        found = re.match(r"few\dg(\d+)\.", self.kernel)
+        return int(found[1]) if found else 0
 
 
 class Cuts:

@@ -41,6 +41,12 @@ class Form:
     zero: int = 0
     table: Array | None = None
     e4m3: bool = False
+    codes: int = 0
+
+    @property
+    def below(self) -> int:
+        """What all codes are smaller than."""
+        return self.codes or 1 << self.bits
 
     @cached_property
     def meaning(self) -> str:
@@ -51,8 +57,8 @@ class Form:
 
     @property
     def few(self) -> bool:
-        """Whether few rows are multiplied by ``kernels.few``, which takes groups of whole 32 codes of four bits."""
-        return self.bits == 4 and self.group % 32 == 0
+        """Whether few rows are multiplied by ``kernels.few``, which takes codes that fit below 128 in bf16."""
+        return self.below <= 128
 
     @cached_property
     def constant(self) -> int:
@@ -362,14 +368,14 @@ _FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 REPACKED: Mapping[str, Form] = {
     "Q4_0": Form(4, 32, 32, _q4_0, 8),
     "Q4_1": Form(4, 32, 32, _q4_1),
-    "Q5_0": Form(8, 32, 32, _q5_0, 16),
-    "Q5_1": Form(8, 32, 32, _q5_1),
+    "Q5_0": Form(8, 32, 32, _q5_0, 16, codes=32),
+    "Q5_1": Form(8, 32, 32, _q5_1, codes=32),
     "Q8_0": Form(8, 32, 32, _q8_0, 128),
     "Q2_K": Form(4, 16, 256, _q2_k),
     "Q3_K": Form(4, 16, 256, _q3_k, 4),
     "Q4_K": Form(4, 32, 256, _q4_k),
-    "Q5_K": Form(8, 32, 256, _q5_k),
-    "Q6_K": Form(8, 16, 256, _q6_k, 32),
+    "Q5_K": Form(8, 32, 256, _q5_k, codes=32),
+    "Q6_K": Form(8, 16, 256, _q6_k, 32, codes=64),
     "IQ1_S": Form(4, 32, 256, _iq1_s, table=_ONES),
     "IQ1_M": Form(4, 16, 256, _iq1_m, table=_ONES),
     "IQ2_XXS": Form(4, 32, 256, _iq2_xxs, table=_TWOS),
@@ -391,37 +397,41 @@ REPACKED: Mapping[str, Form] = {
 }
 
 
-# Of 32 columns' numbers 16 hi + 4 lane + 2 pair + next (4 together) or 16 hi + 8 pair + 2 lane + next (2 together) the parts
-# hi, pair, lane and next, which are where in a column's number; a nibble's place is lane, next, hi, pair.
+# Of 32 columns' numbers 16 hi + 4 lane + 2 pair + next (4 together) or 16 hi + 8 pair + 2 lane + next (2 together): how many of
+# hi, pair, lane and next there are, in that order, and which of them a nibble's place has: lane, next, hi, pair. A byte's has
+# lane, hi, next, pair.
 _PLACES = {4: ((2, 4, 2, 2), (1, 3, 0, 2)), 2: ((2, 2, 4, 2), (2, 3, 0, 1))}
+
+
+def _order(bits: int, together: int) -> list[int]:
+    lane, next_, hi, pair = (2 + axis for axis in _PLACES[together][1])
+    return [0, 1, lane, next_, hi, pair] if bits == 4 else [0, 1, lane, hi, next_, pair]
 
 
 def packed_codes(codes: Array, bits: int, together: int = 0) -> Array:
     """Codes u8 [rows, K] as bytes, zeros beyond K. Of 4 bits a byte has those of columns 64 i + j, low, and 64 i + 32 + j. Or
     with ``together``, 2 or 4, 32 bits have those of a lane of NVIDIA's matrix instructions, which has as many columns beside
-    each other: nibbles n and n + 4 are two that are neighbours, and rows are of whole 128 columns."""
-    if bits == 8:
+    each other: two that are neighbours are 16 bits apart, and rows are of whole 128 columns."""
+    if bits == 8 and not together:
         return codes
     rows, depth = codes.shape
     whole = 128 if together else 64
     padded = np.zeros((rows, -(-depth // whole) * whole), np.uint8)
     padded[:, :depth] = codes
     if together:
-        shape, order = _PLACES[together]
-        groups = padded.reshape(rows, -1, *shape).transpose(0, 1, *(2 + axis for axis in order))
-        return np.ascontiguousarray(groups[..., 0] | groups[..., 1] << 4).reshape(rows, -1)
+        groups = padded.reshape(rows, -1, *_PLACES[together][0]).transpose(_order(bits, together))
+        return np.ascontiguousarray(groups if bits == 8 else groups[..., 0] | groups[..., 1] << 4).reshape(rows, -1)
     pairs = padded.reshape(rows, -1, 2, 32)
     return np.ascontiguousarray(pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
 
 
 def plain_codes(packed: Array, bits: int, depth: int, together: int = 0) -> Array:
     """What ``packed_codes`` was given."""
-    if bits == 8:
+    if bits == 8 and not together:
         return packed
     if together:
-        _, order = _PLACES[together]
-        groups = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1, 4, 2, 2, 2)
-        back = groups.transpose(0, 1, *(2 + int(axis) for axis in np.argsort(order)))
+        codes = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1)
+        back = codes.reshape(len(packed), -1, 4, 2, 2, 2).transpose(np.argsort(_order(bits, together)))
         return np.ascontiguousarray(back.reshape(len(packed), -1)[:, :depth])
     bytes_ = packed.reshape(len(packed), -1, 1, 32)
     return np.concatenate([bytes_ & 15, bytes_ >> 4], axis=2).reshape(len(packed), -1)[:, :depth]

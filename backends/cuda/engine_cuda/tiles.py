@@ -84,8 +84,8 @@ PART = 1024
 """The fewest columns of a part of a product."""
 FEW = 32
 """Rows that count as few."""
-NIBBLES = 128
-"""Columns of a step of few rows with codes of four bits, and outputs of its widest program."""
+FEW_STEP = 128
+"""Columns of a step of few rows with small codes, and outputs of its widest program."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,18 @@ def _busy(
     return Tiles(bm, bn, columns, warps, min(4, shared // (one * columns)))
 
 
-def of_nibbles(rows: int, outputs: int, block: int | None = None) -> Tiles:
-    """Of few rows with codes of four bits. Each of the warps has groups of columns of its own, and all the program's outputs."""
+def of_few(rows: int, outputs: int, group: int, block: int | None = None) -> Tiles:
+    """Of few rows with small codes, groups of 16 or of more. Each of the warps has groups of columns of its own, and all the
+    program's outputs."""
     bm = block or power_of_two(min(rows, FEW), 8)
     if INTERPRETED:
-        return Tiles(bm, power_of_two(min(outputs, 256), 16), NIBBLES, 4, 1)
-    return Tiles(bm, NIBBLES if bm <= 16 else NIBBLES // 2, NIBBLES, 4, 4)
+        return Tiles(bm, power_of_two(min(outputs, 256), 16), FEW_STEP, 4, 1)
+    return Tiles(bm, min(FEW_STEP, _most_of_few(group) // bm), FEW_STEP, 4, 4)
+
+
+def _most_of_few(group: int) -> int:
+    """Of a program's outputs and rows, so that a thread has 64 sums, and as many products; each group of a step has some."""
+    return 1024 if group == 16 else 2048
 
 
 def parts_of(width: int, rows: int, outputs: int, depth: int) -> int:
@@ -167,12 +173,11 @@ def _most_rows(bytes_: int, codes: bool) -> int:
     return most // 2 if codes and (bytes_ == 4 or _rdna()) else most
 
 
-def near_nibbles(usual: Tiles) -> list[Tiles]:
-    """The usual tiles, and others worth a try; their sums have the same order. A thread has 64 sums at most, and as many
-    products."""
+def near_few(usual: Tiles, group: int) -> list[Tiles]:
+    """The usual tiles, and others worth a try; their sums have the same order."""
     found = [
         replace(usual, bn=bn, stages=stages)
-        for bn in (32, 64, 128) for stages in (2, 3, 4, 5, 6) if bn * usual.bm <= 64 * 32
+        for bn in (32, 64, 128) for stages in (2, 3, 4, 5, 6) if bn * usual.bm <= _most_of_few(group)
     ]  # fmt: skip
     return [usual, *(tiles for tiles in found if tiles != usual)]
 

@@ -1,4 +1,4 @@
-"""Products of few rows with codes of four bits, for NVIDIA's matrix instructions.
+"""Products of few rows with small codes, for NVIDIA's matrix instructions.
 
 Memory is what takes the time of such products, as long as a weight costs no more than some three instructions. So codes become
 operands in the registers of the lane that multiplies them, two in one instruction (they are or-ed below the bits of 128, or in
@@ -13,8 +13,6 @@ import triton.language as tl
 
 from .common import _INTERPRETED
 from .matmul import finish, meant, rows_of
-
-GROUP = tl.constexpr(32)
 
 
 def _instructions(low: list[int], high: list[int]) -> str:
@@ -48,19 +46,16 @@ def looked_up(numbers: bytes, dtype: str) -> str:
 
 
 @triton.jit
-def _added(words, SHIFT: tl.constexpr, HALF: tl.constexpr):
-    """Of the nibbles SHIFT // 4 and SHIFT // 4 + 4 two numbers that are larger by what HALF is begun with."""
+def _added(words, SHIFT: tl.constexpr, BITS: tl.constexpr, HALF: tl.constexpr):
+    """Of the codes at SHIFT and 16 bits beyond two numbers that are larger by what HALF is begun with."""
     shifted = words >> SHIFT
+    MASK: tl.constexpr = "0x000F000F" if BITS == 4 else "0x007F007F"
     if _INTERPRETED:
-        return (shifted & 0x000F000F) | 0x43004300
-    elif tl.float16 == HALF:  # one instruction, of which the compiler of Triton 3.6 makes two
-        return tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F000F, 0x64006400, 0xEA;", "=r,r", [shifted], dtype=tl.uint32, is_pure=True, pack=1
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F000F, 0x43004300, 0xEA;", "=r,r", [shifted], dtype=tl.uint32, is_pure=True, pack=1
-        )
+        return (shifted & (0x000F000F if BITS == 4 else 0x007F007F)) | 0x43004300
+    else:  # one instruction, of which the compiler of Triton 3.6 makes two
+        BEGUN: tl.constexpr = "0x64006400" if tl.float16 == HALF else "0x43004300"
+        ASM: tl.constexpr = "lop3.b32 $0, $1, " + MASK + ", " + BEGUN + ", 0xEA;"
+        return tl.inline_asm_elementwise(ASM, "=r,r", [shifted], dtype=tl.uint32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -77,16 +72,11 @@ def _plain(words, SHIFT: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexp
 
 
 @triton.jit
-def _spread(
-    words, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr, HALF: tl.constexpr,
-    ROWS: tl.constexpr, GROUPS: tl.constexpr,
-):  # fmt: skip
-    """[GROUPS, ROWS, 32] of words [ROWS, 4 GROUPS] as ``repack.packed_codes`` has them. In this order of steps all of it stays in
-    its lane, for the compiler carries the layout of an operand through them to where words are read."""
-    words = tl.permute(tl.reshape(words, [ROWS, GROUPS, 4]), (2, 1, 0))
+def _nibbles(words, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr, HALF: tl.constexpr):
+    """Of words [...] the numbers [..., next, pair, hi]."""
     if MEANING == "codes":
-        low = tl.join(_two(_added(words, 0, HALF), HALF), _two(_added(words, 4, HALF), HALF))
-        high = tl.join(_two(_added(words, 8, HALF), HALF), _two(_added(words, 12, HALF), HALF))
+        low = tl.join(_two(_added(words, 0, 4, HALF), HALF), _two(_added(words, 4, 4, HALF), HALF))
+        high = tl.join(_two(_added(words, 8, 4, HALF), HALF), _two(_added(words, 12, 4, HALF), HALF))
     elif _INTERPRETED:
         low = tl.join(_plain(words, 0, MEANING, TABLE), _plain(words, 4, MEANING, TABLE))
         high = tl.join(_plain(words, 8, MEANING, TABLE), _plain(words, 12, MEANING, TABLE))
@@ -100,9 +90,29 @@ def _spread(
             pack=1,
         )
         low, high = tl.join(_two(first, HALF), _two(second, HALF)), tl.join(_two(third, HALF), _two(fourth, HALF))
-    numbers = tl.join(low, high)  # lane, group, row, next, pair, hi
-    numbers = tl.permute(numbers, (5, 0, 4, 3, 1, 2) if TOGETHER == 4 else (5, 4, 0, 3, 1, 2))
-    return tl.permute(tl.reshape(numbers, [32, GROUPS, ROWS]), (1, 2, 0))
+    return tl.join(low, high)
+
+
+@triton.jit
+def _spread(
+    words, TOGETHER: tl.constexpr, BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr,
+    HALF: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SPANS: tl.constexpr,
+):  # fmt: skip
+    """[SPANS * 32 / GROUP, ROWS, GROUP] of words [ROWS, SPANS * BITS] as ``repack.packed_codes`` has them, groups of 16 the first
+    of each span before the second. In this order of steps all of it stays in its lane, for the compiler carries the layout of
+    an operand through them to where words are read."""
+    if BITS == 4:
+        words = tl.permute(tl.reshape(words, [ROWS, SPANS, 4]), (2, 1, 0))
+        numbers = _nibbles(words, MEANING, TABLE, LOOKED_UP, HALF)  # lane, span, row, next, pair, hi
+    else:
+        words = tl.permute(tl.reshape(words, [ROWS, SPANS, 4, 2]), (2, 1, 0, 3))
+        numbers = tl.join(_two(_added(words, 0, 8, HALF), HALF), _two(_added(words, 8, 8, HALF), HALF))
+        numbers = tl.permute(numbers, (0, 1, 2, 4, 5, 3))
+    if GROUP == 16:
+        numbers = tl.permute(numbers, (0, 4, 3, 5, 1, 2) if TOGETHER == 4 else (4, 0, 3, 5, 1, 2))
+    else:
+        numbers = tl.permute(numbers, (5, 0, 4, 3, 1, 2) if TOGETHER == 4 else (5, 4, 0, 3, 1, 2))
+    return tl.permute(tl.reshape(numbers, [GROUP, SPANS * 32 // GROUP, ROWS]), (1, 2, 0))
 
 
 @triton.jit
@@ -115,7 +125,9 @@ def _read(pointer, n, there, group, count, SPAN: tl.constexpr):
 
 
 @triton.jit
-def _read_factors(pointer, fine, n, there, group, supers, groups, SUPER: tl.constexpr, FINE: tl.constexpr):
+def _read_factors(
+    pointer, fine, n, there, group, supers, groups, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr
+):
     value = _read(pointer, n, there, group, supers, SUPER // GROUP)
     return value, _read(fine, n, there, group, groups, 1) if FINE else value
 
@@ -126,18 +138,20 @@ def _factor(value, fine, FINE: tl.constexpr):
 
 
 @triton.jit
-def few_nibbles(
+def few_coded(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,
-    TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr, ZERO: tl.constexpr,
-    LEAST: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
+    BITS: tl.constexpr, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr,
+    ZERO: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """As ``matmul.quantized``, of groups of 32 columns. BK is 32 for each warp; ``part`` is of whole BK."""
+    """As ``matmul.quantized``, of GROUP 16 or 32 columns, or of 32 of a larger group. BK is 32 for each warp; ``part`` is of
+    whole BK."""
     HALF: tl.constexpr = tl.float16 if tl.float16 == DOT else tl.bfloat16
     BEGUN: tl.constexpr = 1024 if tl.float16 == DOT else 128
     STEP: tl.constexpr = BK // GROUP
+    SPANS: tl.constexpr = BK // 32
     expert = tl.cast(0, tl.int64)
     if GROUPED:
         expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
@@ -150,23 +164,31 @@ def few_nibbles(
     words += (expert * outputs + tl.minimum(n, outputs - 1).to(tl.int64))[:, None] * (code_row // 4)
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row
     k = tl.arange(0, BK)
-    word = tl.arange(0, BK // 8)
+    word = tl.arange(0, BK * BITS // 32)
     scale, least = scale + expert * outputs * supers, least + expert * outputs * supers
     fine_scale, fine_least = fine_scale + expert * outputs * groups, fine_least + expert * outputs * groups
     begin = tl.program_id(2) * part if PARTS else 0
-    group = begin // GROUP + tl.arange(0, STEP)
-    scales, fine_scales = _read_factors(scale, fine_scale, n, there, group, supers, groups, SUPER, FINE)
+    group = tl.arange(0, STEP)
+    if GROUP == 16:
+        group = group % SPANS * 2 + group // SPANS
+    group += begin // GROUP
+    scales, fine_scales = _read_factors(scale, fine_scale, n, there, group, supers, groups, GROUP, SUPER, FINE)
     leasts, fine_leasts = scales, fine_scales
     if LEAST:
-        leasts, fine_leasts = _read_factors(least, fine_least, n, there, group, supers, groups, SUPER, FINE)
+        leasts, fine_leasts = _read_factors(least, fine_least, n, there, group, supers, groups, GROUP, SUPER, FINE)
     ones = tl.full([STEP, 16, GROUP // 2], 1.0, DOT)
     ones = tl.reshape(tl.join(ones, ones), [STEP, 16, GROUP])  # a join, or this product's operands lie otherwise
     sums = tl.zeros([STEP, BN, BM], tl.float32)
     for column in range(begin, tl.minimum(begin + part, depth), BK):
-        a = _spread(tl.load(words + (column // 8 + word)[None, :]), TOGETHER, MEANING, TABLE, LOOKED_UP, HALF, BN, STEP)
+        a = tl.load(words + (column * BITS // 32 + word)[None, :])
+        a = _spread(a, TOGETHER, BITS, MEANING, TABLE, LOOKED_UP, HALF, GROUP, BN, SPANS)
         columns = (column + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
-        b = tl.permute(tl.reshape(b, [BM, STEP, GROUP]), (1, 2, 0)).to(DOT)
+        if GROUP == 16:
+            b = tl.reshape(tl.permute(tl.reshape(b, [BM, SPANS, 2, 16]), (0, 2, 1, 3)), [BM, STEP, 16])
+        else:
+            b = tl.reshape(b, [BM, STEP, 32])
+        b = tl.permute(b, (1, 2, 0)).to(DOT)
         if MEANING == "codes":
             # The sums of x, by a product, since its result lies as that of the other one, which begins with what is too much.
             totals = tl.dot(ones, b, input_precision=PRECISION)
@@ -177,9 +199,9 @@ def few_nibbles(
         by, less = _factor(scales, fine_scales, FINE), _factor(leasts, fine_leasts, FINE)
         group += STEP
         # A step before they are needed, which else waits for memory.
-        scales, fine_scales = _read_factors(scale, fine_scale, n, there, group, supers, groups, SUPER, FINE)
+        scales, fine_scales = _read_factors(scale, fine_scale, n, there, group, supers, groups, GROUP, SUPER, FINE)
         if LEAST:
-            leasts, fine_leasts = _read_factors(least, fine_least, n, there, group, supers, groups, SUPER, FINE)
+            leasts, fine_leasts = _read_factors(least, fine_least, n, there, group, supers, groups, GROUP, SUPER, FINE)
         sums += products * by[:, :, None]
         if LEAST:
             sums -= totals * less[:, :, None]

@@ -203,6 +203,17 @@ def _nibbles(packed, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.con
 
 
 @triton.jit
+def _bytes(packed, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Codes [ROWS, COLUMNS] of 8 bits, likewise."""
+    if TOGETHER == 0:
+        return packed
+    else:  # lane, hi, next, pair
+        packed = tl.reshape(packed, [ROWS, COLUMNS // 32, 4, 2, 2, 2])
+        packed = tl.permute(packed, (0, 1, 3, 2, 5, 4) if TOGETHER == 4 else (0, 1, 3, 5, 2, 4))
+        return tl.reshape(packed, [ROWS, COLUMNS])
+
+
+@triton.jit
 def quantized(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,
@@ -240,6 +251,8 @@ def quantized(
         taken = tl.load(codes + w_rows[:, None] * code_row + byte, mask=there[:, None] & (byte < code_row), other=0)
         if BITS == 4:
             taken = _nibbles(taken, TOGETHER, BN, BK)
+        else:
+            taken = _bytes(taken, TOGETHER, BN, BK)
         a = decoded(
             taken, scales, fine_scales, leasts, fine_leasts,
             MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, BN, BK,
@@ -374,7 +387,7 @@ def embed_quantized(
         packed = tl.load(codes + rows[:, None] * code_row + column // 2 + tl.arange(0, 16)[None, :])
         taken = _nibbles(packed, TOGETHER, 1, 32)
     else:
-        taken = tl.load(codes + rows[:, None] * code_row + column + k)
+        taken = _bytes(tl.load(codes + rows[:, None] * code_row + column + k), TOGETHER, 1, 32)
     scales, fine_scales = _read_factors(scale, fine_scale, rows, there, column, groups, supers, GROUP, SUPER, FINE, 32)
     leasts, fine_leasts = _read_factors(least, fine_least, rows, there, column, groups, supers, GROUP, SUPER, FINE, 32)
     numbers = decoded(

@@ -15,7 +15,7 @@ from ..kernels import few, matmul, moe, quantize
 from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Op, Operands
 from ..recording import empty
-from ..tiles import FEW, NIBBLES, PROGRAMS, Tiles, dot_type, has_fp8, parts_of
+from ..tiles import FEW, FEW_STEP, PROGRAMS, Tiles, dot_type, has_fp8, parts_of
 from ..weights import FP8_GROUP, Coded, Dense, joinable, joined
 
 ELEMENTS = 1024
@@ -59,9 +59,8 @@ class Product:
         stored = self.weight.array.dtype if isinstance(self.weight, Dense) else None
         dot, precision = dot_type(self.x.dtype, stored)
         form = self.weight.form if isinstance(self.weight, Coded) else None
-        kernel = f"dense.{dot.name}" if form is None else f"codes{form.bits}g{form.group}.{dot.name}"
-        if self._few_nibbles(dot.primitive_bitwidth):
-            kernel = f"nibbles.{dot.name}"
+        codes = "few" if self._few_coded(dot.primitive_bitwidth) else "codes"
+        kernel = f"dense.{dot.name}" if form is None else f"{codes}{form.bits}g{form.group}.{dot.name}"
         block = None if self.grouping is None else self.grouping.size
         shape = Shape(kernel, self.rows, outputs, depth, dot.primitive_bitwidth // 8, block)
         self.cuts.launch(shape, lambda tiles: self._launch(tiles, {"DOT": dot, "PRECISION": precision}))
@@ -70,7 +69,7 @@ class Product:
     def rows(self) -> int:
         return len(self.x) * self.choices
 
-    def _few_nibbles(self, bits: int) -> bool:
+    def _few_coded(self, bits: int) -> bool:
         """Whether ``kernels.few`` takes it, in numbers of so many bits."""
         weight, rows = self.weight, self.rows if self.grouping is None else self.grouping.size
         coded = isinstance(weight, Coded) and weight.together > 0
@@ -80,8 +79,8 @@ class Product:
         outputs, depth = self.weight.shape[-2:]
         grouping, rows = self.grouping, self.rows
         plain = grouping is None and self.heads == 1 and isinstance(self.weight, Coded)
-        nibbles = self._few_nibbles(types["DOT"].primitive_bitwidth)
-        parts = parts_of(NIBBLES if nibbles else max(tiles.bn, 64), rows, outputs, depth) if plain else 1
+        few_rows = self._few_coded(types["DOT"].primitive_bitwidth)
+        parts = parts_of(FEW_STEP if few_rows else max(tiles.bn, 64), rows, outputs, depth) if plain else 1
         blocks = -(-rows // tiles.bm) if grouping is None else grouping.blocks
         grid = (blocks, -(-outputs // tiles.bn), self.heads * parts)
         order, experts = (self.y, self.y) if grouping is None else (grouping.order, grouping.experts)
@@ -101,9 +100,10 @@ class Product:
             return
         arrays, sizes, form = coded_arguments(self.weight)
         part = -(-depth // (parts * tiles.bk)) * tiles.bk
-        kernel = few.few_nibbles if nibbles else matmul.quantized
-        if nibbles:
-            form = {name: form[name] for name in ("TOGETHER", "MEANING", "TABLE", "ZERO", "LEAST", "SUPER", "FINE")}
+        kernel = few.few_coded if few_rows else matmul.quantized
+        if few_rows:
+            del form["NATIVE"]
+            form["GROUP"] = min(form["GROUP"], 32)
             table = self.weight.form.table
             form["LOOKED_UP"] = "" if table is None else few.looked_up(table.tobytes(), types["DOT"].name)
         launch(kernel, grid, self.x, *arrays, *ends, part, *sizes, *strides, **meta, **form, PARTS=parts > 1)
