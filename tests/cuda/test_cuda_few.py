@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from engine_cuda.repack import REPACKED
 
 TABLES = [name for name, form in REPACKED.items() if form.few and form.meaning != "codes"]
+WIDE = [name for name, form in REPACKED.items() if form.few and form.meaning == "codes" and form.below > 128]
 
 
 def prmt(a, b, c):
@@ -26,8 +27,28 @@ def prmt(a, b, c):
     return found
 
 
+def narrow(dtype):
+    """cvt.rn.f16x2.f32 and its like: the first operand is the high half."""
+
+    def run(high, low):
+        import torch
+
+        numbers = torch.tensor([low, high], dtype=torch.int64).to(torch.int32).view(torch.float32).to(dtype)
+        low, high = (int(bits) & 0xFFFF for bits in numbers.view(torch.int16))
+        return low | high << 16
+
+    return run
+
+
+def less(a, b):
+    one, other = (np.uint32(bits).view(np.float32) for bits in (a, b))
+    return int((one - other).view(np.uint32))
+
+
 RUN = {
     "prmt.b32": prmt,
+    "mov.b32": lambda a: a,
+    "sub.f32": less,
     "shr.u32": lambda a, b: a >> b,
     "and.b32": lambda a, b: a & b,
     "lop3.b32": lambda a, b, c, table: sum(  # bit a b c of the table
@@ -36,17 +57,21 @@ RUN = {
 }
 
 
-def carried_out(text, word):
-    """Its results $0 to $3 for the operand $4."""
-    registers = {"$4": word}
+def carried_out(text, word, results):
+    """Its results $0 and so on for the operand behind them."""
+    import torch
+
+    run = RUN | {"cvt.rn.bf16x2.f32": narrow(torch.bfloat16), "cvt.rn.f16x2.f32": narrow(torch.float16)}
+    registers = {f"${results}": word}
     for statement in text.strip(" {}").split(";"):
         if not statement.strip() or ".reg" in statement:
             continue
         name, operands = statement.split(maxsplit=1)
         target, *given = (operand.strip() for operand in operands.split(","))
+        given = [f"0x{one[2:]}" if one.startswith("0f") else one for one in given]
         values = [registers[one] if re.match(r"[a-z$]", one) else int(one, 0) for one in given]
-        registers[target] = RUN[name](*values) & 0xFFFFFFFF
-    return [registers[f"${n}"] for n in range(4)]
+        registers[target] = run[name](*values) & 0xFFFFFFFF
+    return [registers[f"${n}"] for n in range(results)]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -61,9 +86,25 @@ def test_nibbles_become_the_numbers_of_their_table(name, dtype, device):
     wanted = torch.from_numpy(table).to({"bf16": torch.bfloat16, "f16": torch.float16}[dtype]).view(torch.int16)
     bits = wanted.numpy().astype(np.uint16)
     for word in np.random.default_rng().integers(0, 1 << 32, 50).tolist():
-        for n, found in enumerate(carried_out(text, word)):
+        for n, found in enumerate(carried_out(text, word, 4)):
             low, high = (int(bits[word >> 4 * place & 15]) for place in (n, n + 4))
             assert found == low | high << 16, (hex(word), n)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("name", WIDE)
+def test_bytes_become_their_numbers(name, dtype, device):
+    import torch
+
+    from engine_cuda.kernels.few import widened
+
+    kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    zero = REPACKED[name].zero
+    text = widened(zero, {"bf16": "bf16", "f16": "fp16"}[dtype])
+    for word in [*np.random.default_rng().integers(0, 1 << 32, 100).tolist(), 0x00FF80FF, 0xFF00FF7F]:
+        for n, found in enumerate(carried_out(text, word, 2)):
+            halves = torch.tensor([found & 0xFFFF, found >> 16], dtype=torch.int32).to(torch.int16).view(kind)
+            assert halves.tolist() == [(word >> 8 * place & 255) - zero for place in (n, n + 2)], hex(word)
 
 
 def test_codes_are_added_to_128_or_1024():

@@ -57,8 +57,8 @@ class Form:
 
     @property
     def few(self) -> bool:
-        """Whether few rows are multiplied by ``kernels.few``, which takes codes that fit below 128 in bf16."""
-        return self.below <= 128
+        """Whether few rows are multiplied by ``kernels.few``."""
+        return not self.e4m3
 
     @cached_property
     def constant(self) -> int:

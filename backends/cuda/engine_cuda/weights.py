@@ -192,7 +192,8 @@ def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device
     table = None if form.table is None else from_host(form.table, device)
     if form.zero == 128 and bool((scale == scale[:, :1]).all()):
         form = replace(form, group=WHOLE_ROW, super=WHOLE_ROW, zero=0)
-        codes, scale = (codes ^ 128).view(torch.int8), scale[:, :1].contiguous()
+        natural = from_host(plain_codes(to_host(codes), form.bits, depth, together), device)
+        codes, scale, together = (natural ^ 128).view(torch.int8), scale[:, :1].contiguous(), 0
     if form.e4m3 and multiplies_fp8():
         form, scale = _with_few_scales(form, scale)
     return Coded(form, ref.shape, codes, scale, fine_scale, least, fine_least, table, together)

@@ -1,8 +1,9 @@
-"""Products of few rows with small codes, for NVIDIA's matrix instructions.
+"""Products of few rows with codes, for NVIDIA's matrix instructions.
 
 Memory is what takes the time of such products, as long as a weight costs no more than some three instructions. So codes become
-operands in the registers of the lane that multiplies them, two in one instruction (they are or-ed below the bits of 128, or in
-f16 of 1,024, whose ulp is one), and factors are applied to the sums of a group of columns. Each warp has groups of its own.
+operands in the registers of the lane that multiplies them, two in one instruction where they have up to seven bits (they are
+or-ed below the bits of 128, or in f16 of 1,024, whose ulp is one), and factors are applied to the sums of a group of columns.
+Each warp has groups of its own.
 """
 
 from functools import cache
@@ -32,6 +33,19 @@ def _instructions(low: list[int], high: list[int]) -> str:
     other = "shr.u32 index, index, 16; shr.u32 chosen, chosen, 16;"
     halves = [half.format(low=low, high=high, even=f"${n}", odd=f"${n + 1}") for n in (0, 2)]
     return f"{begin}{halves[0]}{other}{halves[1]} }}"
+
+
+def widened(zero: int, dtype: str) -> str:
+    """The instructions for a word's four bytes less ``zero``, as f16 or bf16: two words of the bytes n and n + 2. A byte is the
+    lowest of 2^23 in f32, whose ulp is one."""
+    begin = "{ .reg .b32 word<4>; .reg .f32 number<4>;"
+    taken = "".join(
+        f" prmt.b32 word{n}, $2, 0x4B000000, {0x7650 + n:#x}; mov.b32 number{n}, word{n};"
+        f" sub.f32 number{n}, number{n}, 0f{0x4B000000 + zero:08X};"
+        for n in range(4)
+    )
+    kind = "bf16x2" if dtype == "bf16" else "f16x2"
+    return f"{begin}{taken} cvt.rn.{kind}.f32 $0, number2, number0; cvt.rn.{kind}.f32 $1, number3, number1; }}"
 
 
 @cache
@@ -72,7 +86,7 @@ def _plain(words, SHIFT: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexp
 
 
 @triton.jit
-def _nibbles(words, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr, HALF: tl.constexpr):
+def _nibbles(words, MEANING: tl.constexpr, TABLE: tl.constexpr, DECODED_BY: tl.constexpr, HALF: tl.constexpr):
     """Of words [...] the numbers [..., next, pair, hi]."""
     if MEANING == "codes":
         low = tl.join(_two(_added(words, 0, 4, HALF), HALF), _two(_added(words, 4, 4, HALF), HALF))
@@ -82,7 +96,7 @@ def _nibbles(words, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.co
         high = tl.join(_plain(words, 8, MEANING, TABLE), _plain(words, 12, MEANING, TABLE))
     else:
         first, second, third, fourth = tl.inline_asm_elementwise(
-            LOOKED_UP,
+            DECODED_BY,
             "=r,=r,=r,=r,r",
             [words],
             dtype=(tl.uint32, tl.uint32, tl.uint32, tl.uint32),
@@ -94,20 +108,40 @@ def _nibbles(words, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.co
 
 
 @triton.jit
+def _wide(words, SHIFT: tl.constexpr, ZERO: tl.constexpr):
+    """The bytes at SHIFT and 16 bits beyond less ZERO, f32 [..., 2]."""
+    return tl.join((words >> SHIFT) & 255, (words >> (SHIFT + 16)) & 255).to(tl.float32) - ZERO
+
+
+@triton.jit
+def _octets(words, ZERO: tl.constexpr, MORE: tl.constexpr, DECODED_BY: tl.constexpr, HALF: tl.constexpr):
+    """Of words [..., hi] the numbers [..., hi, next, pair]."""
+    if MORE:
+        return tl.join(_two(_added(words, 0, 8, HALF), HALF), _two(_added(words, 8, 8, HALF), HALF))
+    elif _INTERPRETED:
+        return tl.join(_wide(words, 0, ZERO), _wide(words, 8, ZERO))
+    else:
+        first, second = tl.inline_asm_elementwise(
+            DECODED_BY, "=r,=r,r", [words], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1
+        )
+        return tl.join(_two(first, HALF), _two(second, HALF))
+
+
+@triton.jit
 def _spread(
-    words, TOGETHER: tl.constexpr, BITS: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr,
-    HALF: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SPANS: tl.constexpr,
+    words, BITS: tl.constexpr, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr,
+    MORE: tl.constexpr, DECODED_BY: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    SPANS: tl.constexpr,
 ):  # fmt: skip
     """[SPANS * 32 / GROUP, ROWS, GROUP] of words [ROWS, SPANS * BITS] as ``repack.packed_codes`` has them, groups of 16 the first
     of each span before the second. In this order of steps all of it stays in its lane, for the compiler carries the layout of
     an operand through them to where words are read."""
     if BITS == 4:
         words = tl.permute(tl.reshape(words, [ROWS, SPANS, 4]), (2, 1, 0))
-        numbers = _nibbles(words, MEANING, TABLE, LOOKED_UP, HALF)  # lane, span, row, next, pair, hi
+        numbers = _nibbles(words, MEANING, TABLE, DECODED_BY, HALF)  # lane, span, row, next, pair, hi
     else:
         words = tl.permute(tl.reshape(words, [ROWS, SPANS, 4, 2]), (2, 1, 0, 3))
-        numbers = tl.join(_two(_added(words, 0, 8, HALF), HALF), _two(_added(words, 8, 8, HALF), HALF))
-        numbers = tl.permute(numbers, (0, 1, 2, 4, 5, 3))
+        numbers = tl.permute(_octets(words, ZERO, MORE, DECODED_BY, HALF), (0, 1, 2, 4, 5, 3))
     if GROUP == 16:
         numbers = tl.permute(numbers, (0, 4, 3, 5, 1, 2) if TOGETHER == 4 else (4, 0, 3, 5, 1, 2))
     else:
@@ -141,15 +175,14 @@ def _factor(value, fine, FINE: tl.constexpr):
 def few_coded(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,
-    BITS: tl.constexpr, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, LOOKED_UP: tl.constexpr,
-    ZERO: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr,
-    BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+    BITS: tl.constexpr, TOGETHER: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexpr, ZERO: tl.constexpr,
+    MORE: tl.constexpr, DECODED_BY: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
+    FINE: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """As ``matmul.quantized``, of GROUP 16 or 32 columns, or of 32 of a larger group. BK is 32 for each warp; ``part`` is of
-    whole BK."""
+    whole BK. DECODED_BY: the instructions that decode a word, or none where all numbers come out MORE than they are."""
     HALF: tl.constexpr = tl.float16 if tl.float16 == DOT else tl.bfloat16
-    BEGUN: tl.constexpr = 1024 if tl.float16 == DOT else 128
     STEP: tl.constexpr = BK // GROUP
     SPANS: tl.constexpr = BK // 32
     expert = tl.cast(0, tl.int64)
@@ -181,7 +214,7 @@ def few_coded(
     sums = tl.zeros([STEP, BN, BM], tl.float32)
     for column in range(begin, tl.minimum(begin + part, depth), BK):
         a = tl.load(words + (column * BITS // 32 + word)[None, :])
-        a = _spread(a, TOGETHER, BITS, MEANING, TABLE, LOOKED_UP, HALF, GROUP, BN, SPANS)
+        a = _spread(a, BITS, TOGETHER, MEANING, TABLE, ZERO, MORE, DECODED_BY, HALF, GROUP, BN, SPANS).to(DOT)
         columns = (column + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
         if GROUP == 16:
@@ -189,13 +222,14 @@ def few_coded(
         else:
             b = tl.reshape(b, [BM, STEP, 32])
         b = tl.permute(b, (1, 2, 0)).to(DOT)
-        if MEANING == "codes":
-            # The sums of x, by a product, since its result lies as that of the other one, which begins with what is too much.
+        if MORE or LEAST:
+            # The sums of x, by a product, since its result lies as that of the other one.
             totals = tl.dot(ones, b, input_precision=PRECISION)
             totals = tl.reshape(tl.broadcast_to(totals[:, None, :, :], [STEP, BN // 16, 16, BM]), [STEP, BN, BM])
-            products = tl.dot(a.to(DOT), b, totals * (-BEGUN - ZERO), input_precision=PRECISION)
+        if MORE:
+            products = tl.dot(a, b, totals * -MORE, input_precision=PRECISION)
         else:
-            products = tl.dot(a.to(DOT), b, input_precision=PRECISION)
+            products = tl.dot(a, b, input_precision=PRECISION)
         by, less = _factor(scales, fine_scales, FINE), _factor(leasts, fine_leasts, FINE)
         group += STEP
         # A step before they are needed, which else waits for memory.

@@ -15,6 +15,7 @@ from ..kernels import few, matmul, moe, quantize
 from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Op, Operands
 from ..recording import empty
+from ..repack import Form
 from ..tiles import FEW, FEW_STEP, PROGRAMS, Tiles, dot_type, has_fp8, parts_of
 from ..weights import FP8_GROUP, Coded, Dense, joinable, joined
 
@@ -102,16 +103,23 @@ class Product:
         part = -(-depth // (parts * tiles.bk)) * tiles.bk
         kernel = few.few_coded if few_rows else matmul.quantized
         if few_rows:
+            form |= {"GROUP": min(form["GROUP"], 32), **_decoding(self.weight.form, types["DOT"].name)}
             del form["NATIVE"]
-            form["GROUP"] = min(form["GROUP"], 32)
-            table = self.weight.form.table
-            form["LOOKED_UP"] = "" if table is None else few.looked_up(table.tobytes(), types["DOT"].name)
         launch(kernel, grid, self.x, *arrays, *ends, part, *sizes, *strides, **meta, **form, PARTS=parts > 1)
         if parts > 1:
             launch(
                 matmul.sum_parts, (rows, -(-outputs // ELEMENTS)), y, bias, residual, self.y, rows, outputs, first, second,
                 PARTS=parts, BIASED=biased, ADDED=added, JOINED=bool(self.widths), BLOCK=ELEMENTS,
             )  # fmt: skip
+
+
+def _decoding(form: Form, dtype: str) -> dict[str, Any]:
+    """How ``kernels.few`` decodes a form as f16, or else as bf16: by a format's own instructions, or as so much more."""
+    if form.table is not None:
+        return {"MORE": 0, "DECODED_BY": few.looked_up(form.table.tobytes(), dtype)}
+    if form.below > 128:
+        return {"MORE": 0, "DECODED_BY": few.widened(form.zero, dtype)}
+    return {"MORE": (1024 if dtype == "fp16" else 128) + form.zero, "DECODED_BY": ""}
 
 
 def coded_arguments(weight: Coded) -> tuple[tuple[torch.Tensor, ...], tuple[int, int, int], dict[str, Any]]:
