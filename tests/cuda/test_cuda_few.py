@@ -74,7 +74,7 @@ def carried_out(text, word, results):
     return [registers[f"${n}"] for n in range(results)]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", TABLES)
 def test_nibbles_become_the_numbers_of_their_table(name, dtype, device):
     import torch
@@ -82,8 +82,8 @@ def test_nibbles_become_the_numbers_of_their_table(name, dtype, device):
     from engine_cuda.kernels.few import looked_up
 
     table = REPACKED[name].table
-    text = looked_up(table.tobytes(), {"bf16": "bf16", "f16": "fp16"}[dtype])
-    wanted = torch.from_numpy(table).to({"bf16": torch.bfloat16, "f16": torch.float16}[dtype]).view(torch.int16)
+    text = looked_up(table.tobytes(), dtype)
+    wanted = torch.from_numpy(table).to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]).view(torch.int16)
     bits = wanted.numpy().astype(np.uint16)
     for word in np.random.default_rng().integers(0, 1 << 32, 50).tolist():
         for n, found in enumerate(carried_out(text, word, 4)):
@@ -91,30 +91,32 @@ def test_nibbles_become_the_numbers_of_their_table(name, dtype, device):
             assert found == low | high << 16, (hex(word), n)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", WIDE)
 def test_bytes_become_their_numbers(name, dtype, device):
     import torch
 
     from engine_cuda.kernels.few import widened
 
-    kind = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     zero = REPACKED[name].zero
-    text = widened(zero, {"bf16": "bf16", "f16": "fp16"}[dtype])
+    text = widened(zero, dtype)
     for word in [*np.random.default_rng().integers(0, 1 << 32, 100).tolist(), 0x00FF80FF, 0xFF00FF7F]:
         for n, found in enumerate(carried_out(text, word, 2)):
             halves = torch.tensor([found & 0xFFFF, found >> 16], dtype=torch.int32).to(torch.int16).view(kind)
             assert halves.tolist() == [(word >> 8 * place & 255) - zero for place in (n, n + 2)], hex(word)
 
 
-def test_codes_are_added_to_128_or_1024():
-    """By the one instruction: below the bits of these, whose ulp is one."""
-    for begun, dtype in ((0x4300, "bfloat16"), (0x6400, "float16")):
-        import torch
+@pytest.mark.parametrize(("dtype", "kind"), [("bf16", "bfloat16"), ("fp16", "float16")])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_or_ed_below_what_they_begin_with(bits, dtype, kind, device):
+    import torch
 
-        for code in range(16):
-            word = code | (15 - code) << 16 | 0xFFF0FFF0
-            found = RUN["lop3.b32"](word, 0x000F000F, begun << 16 | begun, 0xEA)
-            numbers = torch.tensor([found & 0xFFFF, found >> 16], dtype=torch.int32).to(torch.int16)
-            first = 128 if begun == 0x4300 else 1024
-            assert numbers.view(getattr(torch, dtype)).tolist() == [first + code, first + 15 - code]
+    from engine_cuda.kernels.few import BEGUN, added
+
+    for code in range(16 if bits == 4 else 128):
+        other = code ^ 5
+        word = code | other << 16 | (0xFFF0FFF0 if bits == 4 else 0xFF80FF80)
+        [found] = carried_out(added(bits, dtype), word, 1)
+        halves = torch.tensor([found & 0xFFFF, found >> 16], dtype=torch.int32).to(torch.int16)
+        assert halves.view(getattr(torch, kind)).tolist() == [BEGUN[dtype] + code, BEGUN[dtype] + other]

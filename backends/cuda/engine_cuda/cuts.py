@@ -61,7 +61,7 @@ class Shape:
 
     @property
     def _few_group(self) -> int:
-        """The columns of a group where the kernel is that of few rows with small codes, else 0."""
+        """The columns of a group where the kernel is that of few rows with codes, else 0."""
         found = re.match(r"few\dg(\d+)\.", self.kernel)
         return int(found[1]) if found else 0
 

@@ -79,7 +79,7 @@ class CudaDevice:
         self._providers: Mapping[str, Sequence[Provider]] = make_providers(where, self._cuts, self._together())
 
     def _together(self) -> int:
-        """How codes of four bits lie."""
+        """How codes lie."""
         return together()
 
     @property

@@ -24,7 +24,7 @@ NO_LAYOUT: frozenset[str] = frozenset()
 class TritonProvider:
     """One op by launches of kernels. ``batch_invariant`` where a row's kernel never depends on the other rows; products and
     attention take other tiles for a few rows than for many, and do not claim it. ``prepare`` gives the function of a call in the
-    place of ``function``. ``together``: how codes of four bits lie."""
+    place of ``function``. ``together``: how codes lie."""
 
     op: str
     name: str

@@ -41,7 +41,7 @@ def multiplies_fp8() -> bool:
 
 
 def together() -> int:
-    """How codes of four bits lie (``repack.packed_codes``): columns beside each other that a lane's operand has as Triton's
+    """How codes lie (``repack.packed_codes``): columns beside each other that a lane's operand has as Triton's
     compiler arranges it, which had four of them until 3.7; 0 where there are no instructions of NVIDIA's. The interpreter goes
     NVIDIA's way."""
     if not (INTERPRETED or _nvidia()):
@@ -85,7 +85,7 @@ PART = 1024
 FEW = 32
 """Rows that count as few."""
 FEW_STEP = 128
-"""Columns of a step of few rows with small codes, and outputs of its widest program."""
+"""Columns of a step of few rows with codes, and outputs of its widest program."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _busy(
 
 
 def of_few(rows: int, outputs: int, group: int, block: int | None = None) -> Tiles:
-    """Of few rows with small codes, groups of 16 or of more. Each of the warps has groups of columns of its own, and all the
+    """Of few rows with codes, groups of 16 or of more. Each of the warps has groups of columns of its own, and all the
     program's outputs."""
     bm = block or power_of_two(min(rows, FEW), 8)
     if INTERPRETED:

@@ -46,7 +46,7 @@ class Dense:
 @dataclass(frozen=True)
 class Coded:
     """A matrix [..., N, K] as ``repack`` has it: rows of bytes, and rows of factors beside them. With ``one_scale`` a row has
-    a single factor, as products of bytes need it, and codes that are not E4M3 are int8. ``together``: how codes of four bits lie,
+    a single factor, as products of bytes need it, and codes that are not E4M3 are int8. ``together``: how codes lie,
     as ``repack.packed_codes`` says."""
 
     form: Form
@@ -146,7 +146,7 @@ def _in_one(parts: Sequence[torch.Tensor]) -> bool:
 
 
 def pack(ref: WeightRef, progress: Callable[[int], None], device: torch.device, together: int) -> Packed:
-    """A weight as codes where its format can be written so, else dense. ``together``: how codes of four bits are to lie."""
+    """A weight as codes where its format can be written so, else dense. ``together``: how codes are to lie."""
     weight = _coded(ref, progress, device, together) if ref.format in REPACKED else _dense(ref, progress, device)
     return Packed(weight, weight.nbytes, weight.decoded)
 

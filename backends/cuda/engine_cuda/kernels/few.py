@@ -35,6 +35,17 @@ def _instructions(low: list[int], high: list[int]) -> str:
     return f"{begin}{halves[0]}{other}{halves[1]} }}"
 
 
+BEGUN = {"bf16": 128, "fp16": 1024}
+"""By type what codes are or-ed below the bits of: its ulp is one."""
+
+
+def added(bits: int, dtype: str) -> str:
+    """The instruction for two codes 16 bits apart in a word, of four bits or up to seven: both larger by what is BEGUN with. One,
+    of which the compiler of Triton 3.6 makes two."""
+    mask, begun = {4: 0x000F000F, 8: 0x007F007F}[bits], {"bf16": 0x43004300, "fp16": 0x64006400}[dtype]
+    return f"lop3.b32 $0, $1, {mask:#x}, {begun:#x}, 0xEA;"
+
+
 def widened(zero: int, dtype: str) -> str:
     """The instructions for a word's four bytes less ``zero``, as f16 or bf16: two words of the bytes n and n + 2. A byte is the
     lowest of 2^23 in f32, whose ulp is one."""
@@ -60,16 +71,13 @@ def looked_up(numbers: bytes, dtype: str) -> str:
 
 
 @triton.jit
-def _added(words, SHIFT: tl.constexpr, BITS: tl.constexpr, HALF: tl.constexpr):
-    """Of the codes at SHIFT and 16 bits beyond two numbers that are larger by what HALF is begun with."""
+def _added(words, SHIFT: tl.constexpr, BITS: tl.constexpr, DECODED_BY: tl.constexpr):
+    """The codes at SHIFT and 16 bits beyond, as ``added`` says; the interpreter, which has no instructions, does it for bf16."""
     shifted = words >> SHIFT
-    MASK: tl.constexpr = "0x000F000F" if BITS == 4 else "0x007F007F"
     if _INTERPRETED:
         return (shifted & (0x000F000F if BITS == 4 else 0x007F007F)) | 0x43004300
-    else:  # one instruction, of which the compiler of Triton 3.6 makes two
-        BEGUN: tl.constexpr = "0x64006400" if tl.float16 == HALF else "0x43004300"
-        ASM: tl.constexpr = "lop3.b32 $0, $1, " + MASK + ", " + BEGUN + ", 0xEA;"
-        return tl.inline_asm_elementwise(ASM, "=r,r", [shifted], dtype=tl.uint32, is_pure=True, pack=1)
+    else:
+        return tl.inline_asm_elementwise(DECODED_BY, "=r,r", [shifted], dtype=tl.uint32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -89,8 +97,8 @@ def _plain(words, SHIFT: tl.constexpr, MEANING: tl.constexpr, TABLE: tl.constexp
 def _nibbles(words, MEANING: tl.constexpr, TABLE: tl.constexpr, DECODED_BY: tl.constexpr, HALF: tl.constexpr):
     """Of words [...] the numbers [..., next, pair, hi]."""
     if MEANING == "codes":
-        low = tl.join(_two(_added(words, 0, 4, HALF), HALF), _two(_added(words, 4, 4, HALF), HALF))
-        high = tl.join(_two(_added(words, 8, 4, HALF), HALF), _two(_added(words, 12, 4, HALF), HALF))
+        low = tl.join(_two(_added(words, 0, 4, DECODED_BY), HALF), _two(_added(words, 4, 4, DECODED_BY), HALF))
+        high = tl.join(_two(_added(words, 8, 4, DECODED_BY), HALF), _two(_added(words, 12, 4, DECODED_BY), HALF))
     elif _INTERPRETED:
         low = tl.join(_plain(words, 0, MEANING, TABLE), _plain(words, 4, MEANING, TABLE))
         high = tl.join(_plain(words, 8, MEANING, TABLE), _plain(words, 12, MEANING, TABLE))
@@ -117,7 +125,7 @@ def _wide(words, SHIFT: tl.constexpr, ZERO: tl.constexpr):
 def _octets(words, ZERO: tl.constexpr, MORE: tl.constexpr, DECODED_BY: tl.constexpr, HALF: tl.constexpr):
     """Of words [..., hi] the numbers [..., hi, next, pair]."""
     if MORE:
-        return tl.join(_two(_added(words, 0, 8, HALF), HALF), _two(_added(words, 8, 8, HALF), HALF))
+        return tl.join(_two(_added(words, 0, 8, DECODED_BY), HALF), _two(_added(words, 8, 8, DECODED_BY), HALF))
     elif _INTERPRETED:
         return tl.join(_wide(words, 0, ZERO), _wide(words, 8, ZERO))
     else:
@@ -181,7 +189,7 @@ def few_coded(
     DOT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """As ``matmul.quantized``, of GROUP 16 or 32 columns, or of 32 of a larger group. BK is 32 for each warp; ``part`` is of
-    whole BK. DECODED_BY: the instructions that decode a word, or none where all numbers come out MORE than they are."""
+    whole BK. DECODED_BY: the instructions that decode a word, by which numbers come out MORE than they are."""
     HALF: tl.constexpr = tl.float16 if tl.float16 == DOT else tl.bfloat16
     STEP: tl.constexpr = BK // GROUP
     SPANS: tl.constexpr = BK // 32

@@ -114,12 +114,14 @@ class Product:
 
 
 def _decoding(form: Form, dtype: str) -> dict[str, Any]:
-    """How ``kernels.few`` decodes a form as f16, or else as bf16: by a format's own instructions, or as so much more."""
+    """How ``kernels.few`` decodes a form as numbers of a type: by which instructions, and by how much they come out larger. The
+    interpreter goes bf16's way."""
+    dtype = "bf16" if INTERPRETED else dtype
     if form.table is not None:
         return {"MORE": 0, "DECODED_BY": few.looked_up(form.table.tobytes(), dtype)}
     if form.below > 128:
         return {"MORE": 0, "DECODED_BY": few.widened(form.zero, dtype)}
-    return {"MORE": (1024 if dtype == "fp16" else 128) + form.zero, "DECODED_BY": ""}
+    return {"MORE": few.BEGUN[dtype] + form.zero, "DECODED_BY": few.added(form.bits, dtype)}
 
 
 def coded_arguments(weight: Coded) -> tuple[tuple[torch.Tensor, ...], tuple[int, int, int], dict[str, Any]]:
