@@ -50,3 +50,35 @@ def test_a_token_without_a_number_spoils_its_own_sequence_alone(isa):
     decay[4] = np.nan  # the only token of the third of four sequences
     y = run("gated_delta", case, state, isa, 2)
     assert np.isnan(y[4]).all() and np.isfinite(np.delete(y, 4, axis=0)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_prompt_has_the_same_bits_however_it_is_cut(isa):
+    """More tokens than stay in the scratch, blocks that end amid them, columns of both kinds."""
+    rng = np.random.default_rng()
+    tokens, heads, keys, values, block = 100, 2, 24, 150, 40
+    given = [
+        rng.standard_normal((tokens, width)).astype(np.float32) for width in (4 * keys + heads * values, heads, heads)
+    ]
+    weights = [-rng.uniform(0.1, 1, heads).astype(np.float32), np.ones(heads, np.float32)]
+    numbers = {"key_heads": 2, "value_heads": heads, "key_dim": keys, "value_dim": values, "block_size": block}
+    table = np.array([[2, 0, 3]], np.int32)
+
+    def answers(cuts):
+        state = np.full((4, heads, keys, values), np.nan, np.float32)
+        results = []
+        for start, end in zip((0, *cuts), (*cuts, tokens), strict=True):
+            place = [np.array([start], np.int32), np.array([0, end - start], np.int32), table]
+            dims, output = {"T": end - start, "S": 1, "P": 3}, ((end - start, heads * values), np.float32)
+            inputs = [*(array[start:end] for array in given), *place]
+            results += run_kernel(
+                "gated_delta", dims, inputs, [output], weights=weights, states=[state], numbers=numbers, isa=isa
+            )
+        return np.concatenate(results), state[table[0]]
+
+    whole, left = answers(())
+    assert np.isfinite(whole).all()
+    for cuts in ((1, 2, 34, 66, 99), range(1, tokens), (80,)):
+        got, state = answers(tuple(cuts))
+        np.testing.assert_array_equal(got, whole)
+        np.testing.assert_array_equal(state, left)

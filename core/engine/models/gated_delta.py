@@ -104,7 +104,7 @@ def configured(c: DecoderConfig, checkpoint: Checkpoint, tiled: bool = False) ->
         value_heads=value_heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        tiled=tiled and checkpoint.kind == "gguf",
+        tiled=tiled and checkpoint.kind == "gguf" and value_heads > key_heads,
     )
 
 

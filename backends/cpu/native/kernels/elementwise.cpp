@@ -1,5 +1,6 @@
 // add, gated_act, scale_softcap, gather_rows, gather_columns, concat_heads: what happens to each element, or each row, by
 // itself.
+#include <algorithm>
 #include <stdexcept>
 #include <vector>
 
@@ -174,9 +175,12 @@ class GatherColumns final : public Kernel {
 
   void run(const Frame& frame, const Team& team, int) override {
     const Range range = share(rows_.count(frame.dims) * count_, team);
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      const int64_t row = i / count_;
-      output<float>(frame, y_)[i] = input<float>(frame, x_)[row * width_ + columns_[i - row * count_]];
+    for (int64_t i = range.begin; i < range.end;) {
+      const int64_t row = i / count_, end = std::min(range.end, (row + 1) * count_);
+      const float* const x = input<float>(frame, x_) + row * width_;
+      float* const y = output<float>(frame, y_) + row * count_;
+      for (int64_t k = i - row * count_; k < end - row * count_; ++k) y[k] = x[columns_[k]];
+      i = end;
     }
   }
 

@@ -96,15 +96,26 @@ class CausalConv final : public Kernel {
     }
   }
 
+  // The usual width is known to the compiler, so that a loop over columns has its rows at hand.
   template <class Row>
   ENGINE_INLINE void filter(Row row, int64_t t, float* y, Range columns) const {
-    for (int64_t c = columns.begin; c < columns.end; c += 16) {
-      const int64_t count = columns.end - c < 16 ? columns.end - c : 16;
-      f32x16 sum{};
-      for (int64_t n = 0; n < width_; ++n)
-        sum = fma(load_lanes(taps_.data() + n * columns_ + c, count), load_lanes(row(t + 1 - width_ + n) + c, count), sum);
-      store_lanes(y + c, silu(sum), count);
-    }
+    width_ == 4 ? filter<4>(row, t, y, columns) : filter<0>(row, t, y, columns);
+  }
+
+  template <int64_t kWidth, class Row>
+  ENGINE_INLINE void filter(Row row, int64_t t, float* y, Range columns) const {
+    const int64_t whole = columns.begin + (columns.end - columns.begin) / 16 * 16;
+    for (int64_t c = columns.begin; c < whole; c += 16) store(y + c, filtered<kWidth>(row, t, c, 16));
+    if (whole < columns.end) store_first(y + whole, filtered<kWidth>(row, t, whole, columns.end - whole), columns.end - whole);
+  }
+
+  template <int64_t kWidth, class Row>
+  ENGINE_INLINE f32x16 filtered(Row row, int64_t t, int64_t column, int64_t count) const {
+    const int64_t width = kWidth ? kWidth : width_;
+    f32x16 sum{};
+    for (int64_t n = 0; n < width; ++n)
+      sum = fma(load_lanes(taps_.data() + n * columns_ + column, count), load_lanes(row(t + 1 - width + n) + column, count), sum);
+    return silu(sum);
   }
 
   int x_, y_;
@@ -136,7 +147,10 @@ class GatedDelta final : public Kernel {
       throw std::invalid_argument("value_heads must be a multiple of key_heads.");
   }
 
-  size_t scratch_bytes() const override { return static_cast<size_t>(2 * key_dim_) * sizeof(float); }
+  // Queries and keys of some tokens, and some columns of the memory.
+  size_t scratch_bytes() const override {
+    return static_cast<size_t>((2 * kTokens + 16 * kWide) * key_dim_) * sizeof(float);
+  }
 
   void run(const Frame& frame, const Team& team, int) override {
     share_tasks(frame.dims.S * value_heads_, team, [&](int64_t task) {
@@ -145,31 +159,48 @@ class GatedDelta final : public Kernel {
   }
 
  private:
+  // Tokens that columns of a memory stay in the first cache for, and vectors of columns at a time: 32 KiB of 128 keys.
+  static constexpr int64_t kTokens = 32, kWide = kPartLanes == 16 ? 4 : 2;
+
+  struct Token {
+    const float *q, *k, *v;
+    float* y;
+    float kept, written;
+    float* left;  // where the memory is kept after this token; null if nowhere
+  };
+
   // All tokens of a sequence for one head.
   void head(const Frame& frame, const Sequences::Span& span, int64_t h, float* scratch) const {
-    float* const q = scratch;
-    float* const k = q + key_dim_;
-    const int64_t keys = key_heads_ * key_dim_, key = h / (value_heads_ / key_heads_) * key_dim_;
-    const int64_t row = 2 * keys + value_heads_ * value_dim_;
     const float* from = span.start > 0 ? memory(span, span.start - 1, h) : nullptr;
-    for (int64_t t = 0; t < span.count; ++t) {
-      const int64_t token = span.first + t;
-      const float* const given = input<float>(frame, qkv_) + token * row;
-      unit(given + key, 1.0f / __builtin_sqrtf(static_cast<float>(key_dim_)), q);
-      unit(given + keys + key, 1.0f, k);
-      float* const to = memory(span, span.start + t, h);
-      if (from == nullptr) {
-        std::memset(to, 0, static_cast<size_t>(key_dim_ * value_dim_) * sizeof(float));
-        from = to;
+    Token tokens[kTokens];
+    for (int64_t done = 0; done < span.count; done += kTokens) {
+      const int64_t count = span.count - done < kTokens ? span.count - done : kTokens;
+      for (int64_t t = 0; t < count; ++t) {
+        tokens[t] = token(frame, span, done + t, h, scratch + 2 * t * key_dim_);
+        if (t + 1 == count || sequences_.ends(span.start + done + t)) tokens[t].left = memory(span, span.start + done + t, h);
       }
-      const float decay = input<float>(frame, decay_)[token * value_heads_ + h] + bias_[h];
-      const float kept = first(exp(rate_[h] * softplus(splat(decay))));
-      const float written = first(sigmoid(splat(input<float>(frame, beta_)[token * value_heads_ + h])));
-      const float* const v = given + 2 * keys + h * value_dim_;
-      float* const y = output<float>(frame, y_) + (token * value_heads_ + h) * value_dim_;
-      step({from, to, q, k, v, y, kept, written});
-      from = to;
+      float* const left = tokens[count - 1].left;
+      if (from == nullptr) from = static_cast<float*>(std::memset(left, 0, static_cast<size_t>(key_dim_ * value_dim_) * sizeof(float)));
+      all_columns(from, tokens, count, scratch + 2 * kTokens * key_dim_);
+      from = left;
     }
+  }
+
+  // Token t of the step's for one head, its query and its key of length 1 in `unit_rows`.
+  Token token(const Frame& frame, const Sequences::Span& span, int64_t t, int64_t h, float* unit_rows) const {
+    const int64_t keys = key_heads_ * key_dim_, key = h / (value_heads_ / key_heads_) * key_dim_;
+    const int64_t row = span.first + t, gate = row * value_heads_ + h;
+    const float* const qkv = input<float>(frame, qkv_) + row * (2 * keys + value_heads_ * value_dim_);
+    unit(qkv + key, 1.0f / __builtin_sqrtf(static_cast<float>(key_dim_)), unit_rows);
+    unit(qkv + keys + key, 1.0f, unit_rows + key_dim_);
+    const float decay = input<float>(frame, decay_)[gate] + bias_[h];
+    return {unit_rows,
+            unit_rows + key_dim_,
+            qkv + 2 * keys + h * value_dim_,
+            output<float>(frame, y_) + gate * value_dim_,
+            first(exp(rate_[h] * softplus(splat(decay)))),
+            first(sigmoid(splat(input<float>(frame, beta_)[gate]))),
+            nullptr};
   }
 
   float* memory(const Sequences::Span& span, int64_t position, int64_t h) const {
@@ -197,49 +228,58 @@ class GatedDelta final : public Kernel {
     return lane;
   }
 
-  struct Step {
-    const float* from;
-    float* to;
-    const float *q, *k, *v;
-    float* y;
-    float kept, written;
+  // Columns of a memory, a row each `stride`.
+  struct Columns {
+    const float* rows;
+    int64_t stride;
   };
 
-  static constexpr int64_t kWide = 8;  // vectors of a memory's columns at a time: as many sums as keep both units busy
-
-  void step(const Step& s) const {
+  void all_columns(const float* from, const Token* tokens, int64_t count, float* scratch) const {
     int64_t column = 0;
-    for (; column + 16 * kWide <= value_dim_; column += 16 * kWide) columns<kWide>(s, column, 16);
-    for (; column < value_dim_; column += 16) columns<1>(s, column, value_dim_ - column < 16 ? value_dim_ - column : 16);
+    for (; column + 16 * kWide <= value_dim_; column += 16 * kWide) columns<kWide>(from, tokens, count, scratch, column, 16);
+    for (; column < value_dim_; column += 16)
+      columns<1>(from, tokens, count, scratch, column, value_dim_ - column < 16 ? value_dim_ - column : 16);
   }
 
-  // Columns of the memory by themselves: what the key finds there, then what is left of it with the change, and what the query
-  // finds. `count`: of the last vector.
+  // Columns of the memory by themselves, in the scratch between tokens. `lanes`: of the last vector.
   template <int64_t kVectors>
-  ENGINE_INLINE void columns(const Step& s, int64_t first, int64_t count) const {
-    f32x16 sums[kVectors] = {};
-    for (int64_t i = 0; i < key_dim_; ++i) {
-      const f32x16 k = splat(s.k[i]);
-      for (int64_t n = 0; n < kVectors; ++n) sums[n] = fma(k, at(s.from, i, first, n, count), sums[n]);
+  ENGINE_INLINE void columns(const float* from, const Token* tokens, int64_t count, float* scratch, int64_t column,
+                             int64_t lanes) const {
+    Columns memory{from + column, value_dim_};
+    f32x16 found[kVectors] = {};  // what the token's key finds
+    for (int64_t i = 0; i < key_dim_; ++i)
+      for (int64_t n = 0; n < kVectors; ++n)
+        found[n] = fma(splat(tokens->k[i]), load_lanes(memory.rows + i * memory.stride + 16 * n, lanes), found[n]);
+    for (const Token* token = tokens; token < tokens + count; ++token) {
+      float* const to = token->left ? token->left + column : scratch;
+      const int64_t stride = token->left ? value_dim_ : 16 * kVectors;
+      if (token + 1 < tokens + count)
+        step<kVectors, true>(*token, token[1].k, memory, to, stride, column, lanes, found);
+      else
+        step<kVectors, false>(*token, nullptr, memory, to, stride, column, lanes, found);
+      memory = {to, stride};
     }
-    f32x16 changes[kVectors];
+  }
+
+  // What is left of the memory with a token's change, what its query finds there, and what the key of the next one does.
+  template <int64_t kVectors, bool kNext>
+  ENGINE_INLINE void step(const Token& token, const float* next, Columns memory, float* to, int64_t stride, int64_t column,
+                          int64_t lanes, f32x16* found) const {
+    f32x16 changes[kVectors], sums[kVectors] = {};
     for (int64_t n = 0; n < kVectors; ++n) {
-      changes[n] = (load_lanes(s.v + first + 16 * n, count) - sums[n] * s.kept) * s.written;
-      sums[n] = f32x16{};
+      changes[n] = (load_lanes(token.v + column + 16 * n, lanes) - found[n] * token.kept) * token.written;
+      found[n] = f32x16{};
     }
     for (int64_t i = 0; i < key_dim_; ++i) {
-      const f32x16 k = splat(s.k[i]), q = splat(s.q[i]);
+      const f32x16 k = splat(token.k[i]), q = splat(token.q[i]);
       for (int64_t n = 0; n < kVectors; ++n) {
-        const f32x16 value = fma(k, changes[n], at(s.from, i, first, n, count) * s.kept);
-        store_lanes(s.to + i * value_dim_ + first + 16 * n, value, count);
+        const f32x16 value = fma(k, changes[n], load_lanes(memory.rows + i * memory.stride + 16 * n, lanes) * token.kept);
+        store_lanes(to + i * stride + 16 * n, value, lanes);
         sums[n] = fma(q, value, sums[n]);
+        if constexpr (kNext) found[n] = fma(splat(next[i]), value, found[n]);
       }
     }
-    for (int64_t n = 0; n < kVectors; ++n) store_lanes(s.y + first + 16 * n, sums[n], count);
-  }
-
-  ENGINE_INLINE f32x16 at(const float* memory, int64_t row, int64_t first, int64_t n, int64_t count) const {
-    return load_lanes(memory + row * value_dim_ + first + 16 * n, count);
+    for (int64_t n = 0; n < kVectors; ++n) store_lanes(token.y + column + 16 * n, sums[n], lanes);
   }
 
   int qkv_, decay_, beta_, y_;
