@@ -79,6 +79,23 @@ def test_linear_groups_alone(program):
     assert [group.weights[f"weight.{n}"].name for n in range(3)] == [f"blk.0.attn_{n}.weight" for n in "qkv"]
 
 
+def test_what_is_not_offered_together_is_grouped_apart():
+    """A matrix among them that the device takes with none of the others keeps none of them from a group."""
+    x = Value(0, "x", ("T", 64), "f32")
+    names = ("qkv.small", "z.small", "alpha.f32", "out.small", "beta.f32", "other.f16")
+    calls = [
+        Call("linear", {"x": x}, (Value(n + 1, "y", ("T", 48), "f32"),), {"weight": name})
+        for n, name in enumerate(names)
+    ]
+
+    def of_one_kind(call):
+        return len({name.split(".")[1] for name in call.weights.values()}) == 1
+
+    fused = fuse(calls, of_one_kind)
+    assert [call.op for call in fused] == ["linear_group", "linear_group", "linear"]
+    assert [[value.id for value in call.outputs] for call in fused] == [[1, 2, 4], [3, 5], [6]]
+
+
 def test_add_norms_alone(program):
     """The last add of a layer is followed by the next layer's norm, or the output's."""
     fused = fuse(program.body, only("add_rms_norm"))

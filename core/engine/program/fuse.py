@@ -25,24 +25,22 @@ def _uses(calls: Sequence[Call]) -> Counter[int]:
 
 
 def _groups(op: str, calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
-    """Several linears (of experts) on one input, with nothing of theirs used in between, become one with several outputs."""
+    """Linears (of experts) on one input, with nothing of theirs used in between, become one with several outputs: as many
+    with the first as are offered together, then those that are left."""
     result: list[Call] = []
     taken: set[int] = set()
     for i, call in enumerate(calls):
         if i in taken:
             continue
+        members = [i]
         if call.op == op:
-            members = [i] + [
-                j
-                for j in range(i + 1, len(calls))
-                if calls[j].op == op and calls[j].inputs == call.inputs and calls[j].attrs == call.attrs
-            ]
-            group = _group([calls[j] for j in members])
-            if len(members) > 1 and offers(group):
-                result.append(group)
-                taken.update(members)
-                continue
-        result.append(call)
+            for j in range(i + 1, len(calls)):
+                if j in taken or calls[j].op != op or calls[j].inputs != call.inputs or calls[j].attrs != call.attrs:
+                    continue
+                if offers(_group([calls[n] for n in (*members, j)])):
+                    members.append(j)
+        taken.update(members)
+        result.append(_group([calls[n] for n in members]) if len(members) > 1 else call)
     return tuple(result)
 
 
