@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ def to_gguf(
     """The checkpoint of a folder with transformers' configuration; ``keys``, without the architecture, are added, and
     ``split`` changes the folder's tensors first. ``form``: of the matrices."""
     writer = gguf.GGUFWriter(path, arch)
+    if arch == "gemma4":  # whose layers differ in what has one value elsewhere
+        config = deepcopy(config)
+        config.allow_global_per_layer_attribute_access = True
     for key, value in (published_keys(arch, config) | keys).items():
         if value is not None:
             writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
@@ -116,6 +120,10 @@ def split_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def rope_factors(config: Any) -> dict[str, np.ndarray]:
     rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("full_attention", rope).get("rope_type") == "proportional":  # a divisor that stops a pair
+        whole = config.per_layer_config[config.layer_types.index("full_attention")].head_dim
+        turned = int(rope["full_attention"]["partial_rotary_factor"] * whole // 2)
+        return {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (whole // 2 - turned), np.float32)}
     names = [name for name in ("long", "short") if f"{name}_factor" in rope]
     return {f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"], np.float32) for name in names}
 

@@ -167,7 +167,7 @@ def model_of(family):
     """transformers' model in f32 with every parameter random, norms and biases too."""
     name, _, changes = FAMILIES[family]
     torch.manual_seed(sum(family.encode()))
-    kind = f"{name}TextConfig" if name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else f"{name}Config"
+    kind = f"{name}TextConfig" if name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else f"{name}Config"
     sizes = deepcopy(SIZES | {"pad_token_id": 0} | changes)  # a configuration writes into what it is given
     if name in ("OPT", "GPTNeoX"):
         del sizes["num_key_value_heads"]
@@ -194,6 +194,8 @@ def model_of(family):
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("correction_bias"):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            elif buffer_name.endswith("layer_scalar"):
+                buffer.copy_(0.7 + 0.3 * torch.rand_like(buffer))
     return model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from tiny_models import VOCAB
 
 YARN = {
     "rope_type": "yarn",
@@ -53,6 +54,18 @@ ROUTED = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 5.0,
+    "rms_norm_eps": 0.01,  # so large that it shows
+    "tie_word_embeddings": True,
+}
+OWN_INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
 YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
@@ -103,6 +116,12 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "qwen3_next experts in all layers": ("Qwen3Next", None, LINEAR | ROUTED),
     "qwen3_5": ("Qwen3_5", None, LINEAR | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5Moe", None, LINEAR | ROUTED | {"num_hidden_layers": 4}),
+    "gemma4": ("Gemma4", "gemma4", GEMMA4 | OWN_INPUTS | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
+    "gemma4 keys are values": (
+        "Gemma4",
+        "gemma4",
+        GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
+    ),
 }
 YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
     "olmo3 yarn": {
@@ -163,7 +182,31 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
             "interleave_moe_layer_step": config.moe_layer_interval,
             "leading_dense_block_count": config.moe_layer_start_index,
         }
+    if arch == "gemma4":
+        keys |= gemma4_keys(config)
     return keys
+
+
+def gemma4_keys(config: Any) -> dict[str, Any]:
+    layers = range(config.num_hidden_layers)
+    local = [kind == "sliding_attention" for kind in config.layer_types]
+    whole = config.per_layer_config[local.index(False)]
+    wide = config.num_hidden_layers - (config.num_kv_shared_layers if config.use_double_wide_mlp else 0)
+    kv_heads = [config.num_key_value_heads if local[i] else whole.num_key_value_heads for i in layers]
+    return {
+        "feed_forward_length": [config.intermediate_size * (2 if i >= wide else 1) for i in layers],
+        "attention.head_count_kv": kv_heads if len(set(kv_heads)) > 1 else kv_heads[0],
+        "attention.key_length": whole.head_dim,
+        "attention.value_length": whole.head_dim,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.sliding_window_pattern": local,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "rope.dimension_count": whole.head_dim,
+        "rope.dimension_count_swa": config.head_dim,
+        "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+    }
 
 
 def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -181,5 +224,5 @@ def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.n
         elif name.endswith("e_score_correction_bias"):
             found[name.removesuffix("_bias") + ".bias"] = array.reshape(-1)
         else:
-            found[name] = array
+            found[name + ".weight" if name.endswith("layer_scalar") else name] = array
     return found

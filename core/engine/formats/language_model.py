@@ -15,6 +15,7 @@ _TEXT_CONFIG = "text_config"
 # The model_type of each, where its text_config does not say.
 _TYPES: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "mistral3": "mistral",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -34,6 +35,9 @@ _TOWERS = (
     "model.vision_tower.",
     "model.multi_modal_projector.",
     "model.visual.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
 )
 
 

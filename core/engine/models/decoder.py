@@ -148,25 +148,30 @@ def attend(
     w: Weights,
     i: int,
     q: Value,
-    k: Value,
-    v: Value,
+    k: Value | None,
+    v: Value | None,
     sinks: WeightRef | None = None,
     gate: Value | None = None,
+    source: int | None = None,
 ) -> Value:
-    """Rotary embedding if there is one, cache write, attention, a gate's sigmoid if there is one, output projection."""
+    """Rotary embedding if there is one, cache write, attention, a gate's sigmoid if there is one, output projection. Without
+    k and v the layer reads the cache of ``source``, an earlier one."""
     window = c.window(i)
     local = window > 0 and c.local_rope is not None
     rope = c.local_rope if local else c.rope
     if rope is not None and i not in c.without_rope:
         inv_freq = b.constant("rope_local.inv_freq" if local else "rope.inv_freq", rope.inv_freq)
         q = b.rope(q, inv_freq, c.heads, c.head_dim, rope.interleaved, rope.scale)
-        k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
+        if k is not None:
+            k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
     if c.query_growth:
         factors = _query_factors(c.query_growth, c.query_span, c.max_context)
         q = b.scaled_by_position(q, b.constant("query_factors", factors))
-    b.kv_write(i, k, v, c.kv_heads, c.head_dim)
+    if k is not None:
+        b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
-    a = b.attention(q, i, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)
+    reads = i if source is None else source
+    a = b.attention(q, reads, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)
     if gate is not None:
         a = b.gated_act(gate, a, "sigmoid")
     p = f"blk.{i}.attn_output"

@@ -4,7 +4,8 @@ A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and `
 ``HF_KEYS`` (common key -> its own in config.json), ``HF_DEFAULTS`` (what holds where config.json leaves it out, as in
 transformers; by architecture where there are several), ``configure`` (completes the configuration), ``HF_PREFIX`` (which files
 of a model without its head leave out of all names; "model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical names
-of matrices that lie transposed) and ``unused`` (beginnings of the names of tensors that are not run).
+of matrices that lie transposed), ``flattened`` (the metadata of a GGUF that has a number a layer where others have one) and
+``unused`` (beginnings of the names of tensors that are not run).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ FAMILIES: Sequence[Family] = (
     Family("gemma", ("gemma",), ("gemma",), acts=("gelu_tanh", "gelu")),
     Family("gemma2", ("gemma2",), ("gemma2",), acts=("gelu_tanh",), windowed=True, window=4096, full_every=2),
     Family("gemma3", ("gemma3",), ("gemma3_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
+    Family("gemma4", ("gemma4",), ("gemma4_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
     Family("phi3", ("phi3",), ("phi3",), windowed=True, eps=1e-5),
     Family("gpt2", ("gpt2",), ("gpt2",), acts=("gelu_tanh", "gelu", "relu", "silu"), rotary=False, eps=1e-5),
     Family("opt", (), ("opt",), acts=("relu", "gelu", "gelu_tanh"), rotary=False, eps=1e-5),
@@ -141,6 +143,8 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     if checkpoint.kind == "hf" and hasattr(module, "HF_DEFAULTS"):
         defaults = module.HF_DEFAULTS.get(checkpoint.architecture, module.HF_DEFAULTS)
         checkpoint = replace(checkpoint, metadata={**defaults, **checkpoint.metadata})
+    if checkpoint.kind == "gguf" and hasattr(module, "flattened"):
+        checkpoint = replace(checkpoint, metadata=module.flattened(checkpoint))
     if checkpoint.kind == "gguf":
         config = config_from_gguf(checkpoint, family, max_model_len)
     else:

@@ -105,9 +105,11 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
     scaling = rope_scaling(config)
     theta = positive(scaling, "rope_theta", positive(config, "rope_theta", 10000.0))
     share = positive(scaling, "partial_rotary_factor", positive(config, "partial_rotary_factor", 1.0))
+    kind = text(scaling, "rope_type", text(scaling, "type", "default"))
+    if kind == "proportional":
+        return Rope(_proportional(scaling, head_dim, theta, share), interleaved=False)
     rotary = int(head_dim * share)
     inv_freq = base_frequencies(rotary, theta)
-    kind = text(scaling, "rope_type", text(scaling, "type", "default"))
     if kind in ("default", "mrope"):  # of text all of mrope's sections have the same position
         return Rope(inv_freq, interleaved=False)
     if kind == "linear":
@@ -128,22 +130,32 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
     if kind in ("longrope", "su"):
         return _longrope(scaling, inv_freq, original, context, length)
     raise ModelError(
-        f"Rope scaling {kind!r} is not supported; default, linear, dynamic, llama3, yarn and longrope are."
+        f"Rope scaling {kind!r} is not supported; default, linear, dynamic, llama3, yarn, longrope and proportional"
+        " are."
     )
 
 
-def rope_of_kinds(config: Mapping[str, Any], head_dim: int, context: int) -> tuple[Rope, Rope]:
+def rope_of_kinds(
+    config: Mapping[str, Any], head_dim: int, context: int, full_head_dim: int | None = None
+) -> tuple[Rope, Rope]:
     """Of layers with a window and of those without, whose ``rope_parameters`` config.json keeps apart; ``rope_scaling`` is of the
-    latter alone."""
+    latter alone, whose heads may be ``full_head_dim`` wide."""
     ropes = config.get("rope_parameters")
     if not isinstance(ropes, Mapping) or {"sliding_attention", "full_attention"} - set(ropes):
         raise ModelError("The configuration's rope_parameters must name sliding_attention and full_attention.")
-    scaling = {"sliding_attention": None, "full_attention": config.get("rope_scaling")}
+    scaling = {"sliding_attention": (head_dim, None), "full_attention": (full_head_dim or head_dim, config.get("rope_scaling"))}
     local, full = (
-        rope_from_hf({"rope_parameters": ropes[kind], "rope_scaling": own}, head_dim, context, context)
-        for kind, own in scaling.items()
+        rope_from_hf({"rope_parameters": ropes[kind], "rope_scaling": own}, width, context, context)
+        for kind, (width, own) in scaling.items()
     )
     return local, full
+
+
+def _proportional(scaling: Mapping[str, Any], head_dim: int, theta: float, share: float) -> Array:
+    """The first pairs of a whole head's turn, the rest stand still (Gemma 4)."""
+    inv_freq = base_frequencies(head_dim, theta) / np.float32(positive(scaling, "factor", 1.0))
+    inv_freq[int(share * head_dim // 2) :] = 0
+    return inv_freq
 
 
 def _llama3(scaling: Mapping[str, Any], inv_freq: Array, original: int) -> Array:

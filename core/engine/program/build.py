@@ -190,6 +190,16 @@ class Builder:
             ]
         return self._ordered[key]
 
+    def columns(self, x: Value, low: int, high: int) -> Value:
+        """Those from ``low`` to ``high`` - 1 of x [rows, K]: [rows, high - low]."""
+        order = {"columns": self.constant(f"columns.{low}.{high}", np.arange(low, high))}
+        out = [(f"{x.name}.columns", (x.shape[0], high - low), "act")]
+        return self.call("gather_columns", {"x": x}, out, order, chosen=True)[0]
+
+    def scaled(self, x: Value, factor: float) -> Value:
+        out = [(f"{x.name}.scaled", x.shape, "residual")]
+        return self.call("scale_softcap", {"x": x}, out, scale=factor)[0]
+
     def rms_norm(self, x: Value, weight: WeightRef, eps: float, head_dim: int = 0, weight_offset: float = 0.0) -> Value:
         """Over the row, or over each head_dim slice of it."""
         self._needs(weight, (head_dim or x.shape[-1],))

@@ -95,7 +95,8 @@ def _rope_writes(calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
     uses = _uses(calls)
     made = {value.id: call for call in calls for value in call.outputs}
     places = {id(call): n for n, call in enumerate(calls)}
-    readers = {call.states["k"]: call for call in calls if call.op == "attention"}
+    # the first reader of a cache is the layer that writes it
+    readers = {call.states["k"]: call for call in reversed(calls) if call.op == "attention"}
     replaced: dict[int, Call | None] = {}
     for write in calls:
         if write.op != "kv_write" or "new_v" not in write.inputs or write.states["k"] not in readers:
