@@ -29,8 +29,6 @@ def test_groups_are_validated() -> None:
         CacheGroup("full", "full", 16, window=128)
     with pytest.raises(KVCacheError, match="recurrent"):
         CacheGroup("delta", "recurrent", 16)
-    with pytest.raises(KVCacheError, match="cross"):
-        PagedAllocator((CacheGroup("image", "cross", 1),), (4,))
     with pytest.raises(KVCacheError, match="one for each"):
         PagedAllocator((CacheGroup("full", "full", 16),), (4, 4))
 

@@ -20,6 +20,14 @@ class PoolStats:
     cached: int
 
 
+def check_size(num_blocks: int) -> None:
+    """KVCacheError where a pool would have no block beside the null block."""
+    if num_blocks < 2:
+        raise KVCacheError(
+            f"a pool of {num_blocks} blocks holds nothing: it needs the null block and at least one more"
+        )
+
+
 class BlockPool:
     """A fixed number of blocks with reference counts.
 
@@ -30,10 +38,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 2:
-            raise KVCacheError(
-                f"a pool of {num_blocks} blocks holds nothing: it needs the null block and at least one more"
-            )
+        check_size(num_blocks)
         self.num_blocks = num_blocks
         self.index = PrefixIndex()
         self.refs = [0] * num_blocks

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import KVCacheError
+from ..errors import AdmissionError, KVCacheError
 
-GroupKind = Literal["full", "window", "latent", "recurrent", "cross"]
+GroupKind = Literal["full", "window", "latent", "recurrent"]
 RECURRENT_WINDOW = 2
 """Of a block, a recurrent layer reads what is remembered after its last token: the next token sees that of the one before."""
 
@@ -54,3 +55,17 @@ class CacheGroup:
         if self.window is None or chunk is None:
             return whole
         return min(whole, self.blocks(self.window + chunk - 2) + 1)
+
+    def check_room(self, tokens: int, needed: int, usable: int) -> None:
+        """AdmissionError where a sequence of so many tokens needs more blocks than a pool has besides the null block."""
+        if needed > usable:
+            raise AdmissionError(
+                f"Prompt and max_tokens make {tokens} tokens, which need {needed} blocks of {self.block_size} in cache group"
+                f" {self.name!r}; its pool has {usable} ({usable * self.block_size} tokens) and the null block."
+            )
+
+
+def check_pools(groups: Sequence[CacheGroup], num_blocks: Sequence[int]) -> None:
+    """KVCacheError unless there are groups, and a number of blocks for each."""
+    if not groups or len(groups) != len(num_blocks):
+        raise KVCacheError(f"{len(groups)} cache groups came with {len(num_blocks)} block counts; give one for each")

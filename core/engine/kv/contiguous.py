@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import AdmissionError, KVCacheError
+from ..errors import KVCacheError
 from .allocator import BlockCopy, BlockTable, PrefixHit
 from .block_pool import PoolStats
-from .cache_group import CacheGroup
+from .cache_group import CacheGroup, check_pools
 from .extents import ExtentPool
 from .length_predictor import LengthHistogram, LengthPredictor
 
@@ -121,10 +121,7 @@ class ContiguousAllocator:
         num_blocks: tuple[int, ...],
         predictor: LengthPredictor | None = None,
     ) -> None:
-        if not groups or len(groups) != len(num_blocks):
-            raise KVCacheError(
-                f"{len(groups)} cache groups came with {len(num_blocks)} block counts; give one for each"
-            )
+        check_pools(groups, num_blocks)
         for group in groups:
             if group.kind not in ("full", "latent"):
                 raise KVCacheError(
@@ -139,13 +136,7 @@ class ContiguousAllocator:
         if seq_id in self._sequences:
             raise KVCacheError(f"sequence {seq_id} is open already; sequence ids are unique while in use")
         for group in self._groups:
-            needed, usable = group.length(limit) * group.page, group.usable
-            if needed > usable:
-                raise AdmissionError(
-                    f"Prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.spec.block_size} "
-                    f"in cache group {group.spec.name!r}; its pool has {usable} "
-                    f"({usable * group.spec.block_size} tokens) and the null block."
-                )
+            group.spec.check_room(limit, group.length(limit) * group.page, group.usable)
         self._sequences[seq_id] = Allocation(limit, prompt, [(0, 0)] * len(self._groups))
 
     def match(self, seq_id: int, token_ids: list[int], limit: int) -> PrefixHit:

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Set
 
-from ..errors import KVCacheError
+from .block_pool import check_size
 
 
 class ExtentPool:
@@ -16,10 +16,7 @@ class ExtentPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 2:
-            raise KVCacheError(
-                f"a pool of {num_blocks} blocks holds nothing: it needs the null block and at least one more"
-            )
+        check_size(num_blocks)
         self.num_blocks = num_blocks
         self.free = num_blocks - 1
         self._starts = [1]  # both lists are in the order of the blocks

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import lcm
 
-from ..errors import AdmissionError, KVCacheError
+from ..errors import KVCacheError
 from .allocator import BlockCopy, BlockTable, PrefixHit
 from .block_pool import NULL_BLOCK, BlockPool, PoolStats
-from .cache_group import CacheGroup
+from .cache_group import CacheGroup, check_pools
 from .prefix_index import HashChain
 
 
@@ -57,16 +57,7 @@ class PagedAllocator:
     def __init__(
         self, groups: tuple[CacheGroup, ...], num_blocks: tuple[int, ...], max_chunk: int | None = None
     ) -> None:
-        if not groups or len(groups) != len(num_blocks):
-            raise KVCacheError(
-                f"{len(groups)} cache groups came with {len(num_blocks)} block counts; give one for each"
-            )
-        for group in groups:
-            if group.kind == "cross":
-                raise KVCacheError(
-                    f"cache group {group.name!r} is of kind {group.kind!r}, whose state does not grow with the tokens; "
-                    "the paged allocator takes full, window, latent and recurrent groups"
-                )
+        check_pools(groups, num_blocks)
         self.groups = groups
         self._max_chunk = max_chunk
         self._groups = [_Group(g, BlockPool(n)) for g, n in zip(groups, num_blocks, strict=True)]
@@ -77,13 +68,7 @@ class PagedAllocator:
         if seq_id in self._sequences:
             raise KVCacheError(f"sequence {seq_id} is open already; sequence ids are unique while in use")
         for spec, group in zip(self.groups, self._groups, strict=True):
-            needed, usable = spec.most_blocks(limit, self._max_chunk), group.pool.num_blocks - 1
-            if needed > usable:
-                raise AdmissionError(
-                    f"Prompt and max_tokens make {limit} tokens, which need {needed} blocks of {group.block_size} in "
-                    f"cache group {spec.name!r}; its pool has {usable} ({usable * group.block_size} tokens) and "
-                    "the null block."
-                )
+            spec.check_room(limit, spec.most_blocks(limit, self._max_chunk), group.pool.num_blocks - 1)
         chains = {s: HashChain(s, salt) for s in {group.block_size for group in self._groups}}
         self._sequences[seq_id] = _Allocation(chains, [[] for _ in self._groups], [0] * len(self._groups))
 
