@@ -13,10 +13,9 @@ def build(
     slots: int = 8,
     context: int = 200,
     policy: str = "fcfs",
-    chunk: int | None = None,
 ) -> Scheduler:
     allocator = PagedAllocator((CacheGroup("full", "full", block_size),), (blocks + 1,))
-    return Scheduler(SchedulerConfig(budget, slots, context, policy, chunk), allocator)
+    return Scheduler(SchedulerConfig(budget, slots, context, policy), allocator)
 
 
 def new(seq_id: int, prompt: int | list[int], max_tokens: int = 8, priority: int = 0) -> Sequence:

@@ -35,15 +35,6 @@ def test_sequences_with_one_token_come_first_whatever_they_are() -> None:
     assert parts(step) == [(0, 5, 1, True), (1, 1, 5, False)] and step.decode_count == 1
 
 
-def test_a_long_prompt_is_held_to_its_chunk() -> None:
-    scheduler = build(budget=20, chunk=6)
-    scheduler.add(new(0, 13))
-    scheduler.add(new(1, 4))
-    assert parts(schedule(scheduler)) == [(0, 0, 6, False), (1, 0, 4, True)]
-    assert parts(schedule(scheduler)) == [(1, 4, 1, True), (0, 6, 6, False)]
-    assert parts(schedule(scheduler)) == [(0, 12, 1, True), (1, 5, 1, True)]
-
-
 def test_no_more_sequences_than_slots() -> None:
     scheduler = build(slots=2)
     for i in range(3):

@@ -56,7 +56,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes=st.lists(st.integers(1, 7), min_size=1, max_size=2),
         budget=st.integers(1, 30),
         slots=st.integers(1, 8),
-        chunk=st.none() | st.integers(1, 8),
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(1, 3),
         more_rows=st.integers(0, 6),
@@ -71,7 +70,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         sizes: list[int],
         budget: int,
         slots: int,
-        chunk: int | None,
         policy: str,
         depth: int,
         more_rows: int,
@@ -81,7 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         requests: list[Request],
     ) -> None:
         groups = tuple((size, 1 + capacity // size) for size in sizes)
-        config = SchedulerConfig(budget, slots, 40, policy, chunk, slots + more_rows)
+        config = SchedulerConfig(budget, slots, 40, policy, slots + more_rows)
         limited = tuple(windows[: len(sizes)]) if kind == "paged" else ()
         self.engine = Engine(config, groups, depth, limited, kind, host)
         specs = list(zip(self.engine.allocator.groups, groups, strict=True))
@@ -168,7 +166,7 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 def test_many_requests_in_little_memory(block_size: int, depth: int, budget: int, kind: str, host: int | None) -> None:
     """Mixed lengths, samples and shared beginnings, with room for two of the longest."""
     blocks = 1 + -(-80 // block_size)
-    config = SchedulerConfig(max_batch_tokens=budget, max_sequences=8, max_model_len=64, long_prefill_chunk=11)
+    config = SchedulerConfig(max_batch_tokens=budget, max_sequences=8, max_model_len=64)
     engine = Engine(config, ((block_size, blocks),), depth, kind=kind, host=host)
     for i in range(24):
         beginning = [1 + j % 4 for j in range(5 * (i % 7))]

@@ -12,22 +12,20 @@ from .policy import POLICIES
 @dataclass(frozen=True)
 class SchedulerConfig:
     """``max_batch_tokens``: token budget of a step. ``max_sequences``: slots, so sequences running at a time.
-    ``max_model_len``: tokens of a sequence, prompt and output. ``long_prefill_chunk``: most tokens of one sequence a
-    step. ``max_rows``: rows of a step that reach the head; one a sequence if not given.
+    ``max_model_len``: tokens of a sequence, prompt and output. ``max_rows``: rows of a step that reach the head; one a
+    sequence if not given.
     """
 
     max_batch_tokens: int
     max_sequences: int
     max_model_len: int
     policy: str = "fcfs"
-    long_prefill_chunk: int | None = None
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_sequences", "max_model_len", "long_prefill_chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SchedulerError(f"{name} is {value}; it must be at least 1")
+        for name in ("max_batch_tokens", "max_sequences", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise SchedulerError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.rows < self.max_sequences:
             raise SchedulerError(f"max_rows is {self.rows}; it must be at least max_sequences, {self.max_sequences}")
         check_policy(self.policy)

@@ -188,15 +188,15 @@ class Scheduler:
             raise SchedulerError(
                 f"step {step.number} is not the oldest step in flight; steps complete in the order scheduled"
             )
-        sequences = self._in_flight[0][1]
-        for part, sequence in zip(step.sequences, sequences, strict=True):
+        parts = list(zip(step.sequences, self._in_flight[0][1], strict=True))
+        for part, sequence in parts:
             alive = sequence.status is not SequenceStatus.FINISHED and part.seq_id not in failed
             if alive and part.emits and part.seq_id not in tokens:
                 raise SchedulerError(f"step {step.number} gives no token for sequence {part.seq_id}, which emits one")
         self._in_flight.popleft()
         self.swapper.complete(step)
         updates: list[Update] = []
-        for part, sequence in zip(step.sequences, sequences, strict=True):
+        for part, sequence in parts:
             sequence.steps_in_flight -= 1
             sequence.num_pending -= part.emits
             if sequence.status is SequenceStatus.FINISHED:
@@ -205,28 +205,33 @@ class Scheduler:
                 self._end(sequence)
                 updates.append(Update(sequence, None, finished=True, error=failed[part.seq_id]))
                 continue
-            if sequence.beam:
-                sequence.held = part.emits
             right = part.token_ids[part.count - part.guessed :][: held.get(part.seq_id, 0)]
-            if part.emits and not sequence.beam:
-                sequence.token_ids += (*right, tokens[part.seq_id])
-            if sequence.status is SequenceStatus.RUNNING:
-                end = part.start + part.count - part.guessed + len(right)
-                if len(right) < part.guessed:
-                    sequence.num_computed = end
-                    self.allocator.rewind(part.seq_id, end)
-                # Only now: before the step is done, no other sequence may build on its cache.
-                self.allocator.commit(part.seq_id, sequence.token_ids, end)
+            new = (*right, tokens[part.seq_id]) if part.emits else ()
+            self._book(part, sequence, new)
             if part.emits:
-                updates += (Update(sequence, token, nth=nth) for nth, token in enumerate(right))
                 finished = not sequence.beam and sequence.num_output >= sequence.max_tokens
-                if finished:
-                    self._end(sequence)
-                updates.append(Update(sequence, tokens[part.seq_id], finished, nth=len(right)))
-            elif sequence.embeds_from is not None and part.start + part.count == sequence.num_prompt:
+                updates += (Update(sequence, token, nth=nth) for nth, token in enumerate(right))
+                updates.append(Update(sequence, new[-1], finished, nth=len(right)))
+            else:
+                finished = sequence.embeds_from is not None and part.start + part.count == sequence.num_prompt
+                updates += [Update(sequence, None, finished=True)] if finished else []
+            if finished:
                 self._end(sequence)
-                updates.append(Update(sequence, None, finished=True))
         return updates
+
+    def _book(self, part: ScheduledSequence, sequence: Sequence, new: tuple[int, ...]) -> None:
+        """What a part of a step that is done has computed, and the tokens that are known by it."""
+        if sequence.beam:
+            sequence.held = part.emits
+        else:
+            sequence.token_ids += new
+        if sequence.status is SequenceStatus.RUNNING:
+            end = part.start + part.count - part.guessed + max(len(new) - 1, 0)
+            if end < part.start + part.count:
+                sequence.num_computed = end
+                self.allocator.rewind(part.seq_id, end)
+            # Only now: before the step is done, no other sequence may build on its cache.
+            self.allocator.commit(part.seq_id, sequence.token_ids, end)
 
     def reset(self) -> None:
         """The device lost its state: steps in flight are void, and every sequence is computed again from its tokens, but for
@@ -370,7 +375,7 @@ class Scheduler:
         """How many tokens from ``start`` on the step can take."""
         wanted = sequence.goal - start
         fits = wanted if sequence.embeds_from is not None else sequence.first_row - start + draft.rows
-        return max(min(wanted, draft.budget, self.config.long_prefill_chunk or wanted, fits), 0)
+        return max(min(wanted, draft.budget, fits), 0)
 
     def _take(self, draft: StepDraft, sequence: Sequence, count: int, guess: tuple[int, ...] = ()) -> None:
         """Puts ``count`` allocated tokens into the step, and those of a guess behind them."""
@@ -383,7 +388,8 @@ class Scheduler:
         emits = end == len(known) + sequence.num_pending and not embeds
         if not embeds:
             draft.rows -= max(end - sequence.first_row, 0) + len(guess)
-        scored, embedded = self._score(sequence, end), self._embed(sequence, end)
+        scored = _span(sequence, sequence.scores_prompt, min(end, sequence.num_prompt - 1))
+        embedded = _span(sequence, embeds, end)
         sequence.num_computed = end + len(guess)
         sequence.num_pending += emits
         sequence.steps_in_flight += 1
@@ -395,23 +401,6 @@ class Scheduler:
             len(guess),
         )  # fmt: skip
         draft.sequences[sequence.seq_id] = part
-
-    @staticmethod
-    def _score(sequence: Sequence, end: int) -> tuple[int, int]:
-        """The positions before ``end`` that have rows for the prompt's logprobs in this step."""
-        stop = min(end, sequence.num_prompt - 1)
-        if not sequence.scores_prompt or sequence.first_row >= stop:
-            return 0, 0
-        start, sequence.num_scored = sequence.first_row, stop
-        return start, stop
-
-    @staticmethod
-    def _embed(sequence: Sequence, end: int) -> tuple[int, int]:
-        """The positions before ``end`` whose hidden state is wanted of this step."""
-        if sequence.embeds_from is None or sequence.first_row >= end:
-            return 0, 0
-        start, sequence.num_scored = sequence.first_row, end
-        return start, end
 
     def _last_held(self) -> Sequence | None:
         return next((sequence for sequence in reversed(self._running) if sequence.held), None)
@@ -498,3 +487,11 @@ class Scheduler:
                 f"the scheduler stalls with {len(self._waiting)} sequences waiting and {len(self._running)} running; "
                 "this is a defect of the engine"
             )
+
+
+def _span(sequence: Sequence, asked: bool, stop: int) -> tuple[int, int]:
+    """The positions before ``stop`` whose rows, or hidden states, a step gives where they are asked for."""
+    if not asked or sequence.first_row >= stop:
+        return 0, 0
+    start, sequence.num_scored = sequence.first_row, stop
+    return start, stop

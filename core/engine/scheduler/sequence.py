@@ -18,7 +18,7 @@ class SequenceStatus(Enum):
 class Sequence:
     """Tokens computed, chasing tokens wanted; there are no phases.
 
-    The caller gives ``seq_id`` to ``scores_prompt``. ``max_tokens`` bounds the output; a lower ``priority`` value goes
+    The caller gives ``seq_id`` to ``embeds_from``. ``max_tokens`` bounds the output; a lower ``priority`` value goes
     first; ``salt`` keeps the cached prefix apart from that of sequences with another salt. A ``synchronous`` sequence's
     token must be known on the host before the next one is computed, since what may come next depends on it there; it
     never reads a token from the device's history. A ``beam`` is synchronous, and ``Scheduler.continue_beams`` chooses
