@@ -24,6 +24,12 @@ def _uses(calls: Sequence[Call]) -> Counter[int]:
     return Counter(value.id for call in calls for value in call.inputs.values())
 
 
+def _with(calls: Sequence[Call], replaced: Mapping[int, Call | None]) -> tuple[Call, ...]:
+    """The calls, those replaced that are there by their ``id``, or left out where that is None."""
+    kept = (replaced.get(id(call), call) for call in calls)
+    return tuple(call for call in kept if call is not None)
+
+
 def _groups(op: str, calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
     """Linears (of experts) on one input, with nothing of theirs used in between, become one with several outputs: as many
     with the first as are offered together, then those that are left."""
@@ -68,8 +74,7 @@ def _residuals(calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
         if offers(one):
             replaced[id(source)] = None
             replaced[id(call)] = one
-    kept = [replaced.get(id(call), call) for call in calls]
-    return tuple(call for call in kept if call is not None)
+    return _with(calls, replaced)
 
 
 def _add_norms(calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
@@ -86,8 +91,7 @@ def _add_norms(calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
         if offers(one):
             replaced[id(call)] = None
             replaced[id(add)] = one
-    kept = [replaced.get(id(call), call) for call in calls]
-    return tuple(call for call in kept if call is not None)
+    return _with(calls, replaced)
 
 
 def _rope_writes(calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
@@ -113,8 +117,7 @@ def _rope_writes(calls: tuple[Call, ...], offers: Offers) -> tuple[Call, ...]:
         one = _rope_write(norms, ropes, write)
         if offers(one):
             replaced |= {id(part): None for part in one.parts} | {id(write): one}
-    kept = [replaced.get(id(call), call) for call in calls]
-    return tuple(call for call in kept if call is not None)
+    return _with(calls, replaced)
 
 
 def _pair(
