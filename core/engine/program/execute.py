@@ -4,7 +4,7 @@ steps."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import inf
@@ -44,7 +44,8 @@ from .population import Population, Room
 from .transfers import Transfer, by_place, converted, transfers
 
 _SETTLED_S = 0.1  # after a step: then no other is likely to follow at once
-_RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
+RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
+"""Outputs of the head that a step gives."""
 
 
 @dataclass(frozen=True)
@@ -113,30 +114,22 @@ class StepSession:
         self._idle_since: float | None = -inf
 
     def submit(self, inputs: StepInputs) -> StepTicket:
-        if self._lane is None:
-            raise EngineStoppedError("The session is closed.")
+        lane = self._open_lane()
         self._bounds.check(inputs)
-        return StepTicket(self._lane.submit(self._unless_lost, self._run, inputs))
+        return StepTicket(lane.submit(self._unless_lost, self._run, inputs))
 
     def warm_up(self) -> None:
         """Runs steps of nothing but padding, one of each size, so that devices compile now what they would compile later.
         Without buckets there is nothing to do."""
-        if self._lane is None:
-            raise EngineStoppedError("The session is closed.")
-        for inputs in () if self._padding is None else self._padding.empty_steps():
-            self._lane.submit(self._run_exactly, inputs, True).result()()
+        self._run_each(() if self._padding is None else self._padding.empty_steps())
 
     def run_largest(self) -> None:
         """Runs the steps that take the most memory, of nothing but padding: for a session that no sequence will use."""
-        if self._lane is None:
-            raise EngineStoppedError("The session is closed.")
-        for inputs in Padding(self._plan).largest_steps():
-            self._lane.submit(self._run_exactly, inputs, True).result()()
+        self._run_each(Padding(self._plan).largest_steps())
 
     def populate(self) -> Population:
         """Asks for the memory of all states while no steps run, where devices would give it step by step."""
-        if self._lane is None:
-            raise EngineStoppedError("The session is closed.")
+        self._open_lane()
         rooms = []
         for spec in self._plan.states:
             place = self._plan.state_places[spec.name]
@@ -162,10 +155,9 @@ class StepSession:
         return self._between_steps(self._import, blocks, contents)
 
     def remap(self, unmapped: Sequence[Runs], mapped: Sequence[Runs]) -> None:
-        if self._lane is None:
-            raise EngineStoppedError("The session is closed.")
+        lane = self._open_lane()
         self._bounds.remap(unmapped, mapped)
-        self._lane.submit(self._remap, unmapped, mapped)
+        lane.submit(self._remap, unmapped, mapped)
 
     def close(self) -> None:
         """Waits for submitted steps, then frees the states."""
@@ -182,6 +174,18 @@ class StepSession:
         for states in self._states.values():
             states.clear()
         self._body, self._head, self._embedding = [], [], []
+
+    def _open_lane(self) -> Executor:
+        """What runs steps. EngineStoppedError once the session is closed."""
+        if self._lane is None:
+            raise EngineStoppedError("The session is closed.")
+        return self._lane
+
+    def _run_each(self, steps: Iterable[StepInputs]) -> None:
+        """Steps of nothing but padding, one after the other."""
+        lane = self._open_lane()
+        for inputs in steps:
+            lane.submit(self._run_exactly, inputs, True).result()()
 
     def _made(self, state: StateSpec, place: str) -> Any:
         """A state's memory, or its addresses, with memory for the null block's page."""
@@ -226,9 +230,7 @@ class StepSession:
         return run
 
     def _between_steps(self, action: Callable[..., dict[str, Array]], *given: Any) -> BlockTicket:
-        if self._lane is None:
-            raise EngineStoppedError("The session is closed.")
-        return BlockTicket(self._lane.submit(self._unless_lost, action, *given))
+        return BlockTicket(self._open_lane().submit(self._unless_lost, action, *given))
 
     def _unless_lost(self, action: Callable[..., Any], *given: Any) -> Any:
         """Nothing runs any more once memory could not be mapped: it would be written to."""
@@ -379,14 +381,14 @@ class StepSession:
         return array if one.stored == one.value.dtype else converted(array, one.stored, one.value.dtype)
 
     def _result(self, frames: Mapping[str, Frame], sampled: bool) -> Callable[[], StepResult]:
-        wanted = [value for value in self._outputs(sampled) if value.name in self._plan.keep or value.name in _RESULTS]
+        wanted = [value for value in self._outputs(sampled) if value.name in self._plan.keep or value.name in RESULTS]
         fetched = self._fetched(frames, wanted)
 
         def result() -> StepResult:
             found = fetched()
             kept = {name: array for name, array in found.items() if name in self._plan.keep}
             if sampled:
-                return StepResult(**{name: found[name] for name in _RESULTS}, values=kept)
+                return StepResult(**{name: found[name] for name in RESULTS}, values=kept)
             none = np.zeros(0, np.int32)
             empty = np.zeros((0, 0), np.float32)
             return StepResult(none, none, np.zeros(0, np.float32), empty.astype(np.int32), empty, kept)

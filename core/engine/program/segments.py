@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from ..backend.v1 import BoundCall, Packed, Segment, Value
+from .execute import RESULTS
 from .group import CollectiveProvider
 from .place import PlacedCall, Placement
 
@@ -35,7 +36,7 @@ def _where(placed: PlacedCall) -> tuple[str, bool]:
     return placed.place, isinstance(placed.provider, CollectiveProvider)
 
 
-_RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs", "embeddings")
+_RESULTS = (*RESULTS, "embeddings")
 
 
 def _reads(run: Sequence[PlacedCall]) -> dict[int, Value]:
@@ -47,6 +48,7 @@ def _writes(run: Sequence[PlacedCall]) -> dict[int, Value]:
 
 
 def _bound(placed: PlacedCall, packed: Mapping[tuple[str, str, str], Packed]) -> BoundCall:
-    packer = getattr(placed.provider, "packer", placed.provider.name)
-    weights = {name: packed[placed.place, packer, ref.name] for name, ref in placed.call.weights.items()}
+    weights = {
+        name: packed[placed.place, placed.provider.packer, ref.name] for name, ref in placed.call.weights.items()
+    }
     return BoundCall(placed.call, placed.provider, weights, placed.layout)
