@@ -19,11 +19,15 @@ class KVLayer:
     head_dim: int
     latent: bool = False
 
+    def state(self, kind: str) -> str:
+        """The name of its state of a kind."""
+        return f"kv.{self.layer}.{kind}"
+
     def states(self, dtype: str) -> dict[str, str]:
         """Argument -> state name; whole numbers bring scales."""
         kinds = ["k"] if self.latent else ["k", "v"]
         kinds += [f"{kind}_scale" for kind in kinds] if dtype in WHOLE else []
-        return {kind: f"kv.{self.layer}.{kind}" for kind in kinds}
+        return {kind: self.state(kind) for kind in kinds}
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,8 @@ class RecurrentLayer:
     def state(self, kind: str) -> str:
         """The name of its state of a kind."""
         return f"recurrent.{self.layer}.{kind}"
+
+
+def layer_of_state(name: str) -> int:
+    """Whose cache or memory a state is."""
+    return int(name.split(".")[1])

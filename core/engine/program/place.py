@@ -3,8 +3,9 @@ format and features, and the reference last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from ..backend.v1 import Call, Device, DeviceInfo, KVLayout, Provider, Value, providers_of
 from ..errors import PlacementError
@@ -15,6 +16,7 @@ from .features import refusal
 from .fuse import fuse
 from .group import OPS as GROUP_OPS
 from .group import Rank
+from .layers import layer_of_state
 from .reference import ReferenceProvider
 from .rules import Rules
 from .transfers import by_place
@@ -113,7 +115,7 @@ class _Homes:
 
     def layout_of_state(self, state: str) -> str | None:
         """None for what is no cache."""
-        return self.layouts[_layer(state)].name if state.startswith("kv.") else None
+        return self.layouts[layer_of_state(state)].name if state.startswith("kv.") else None
 
 
 class Placer:
@@ -150,9 +152,10 @@ class Placer:
             body, head = (fuse(calls, lambda call: self._offers(call, wanted)) for calls in (body, head))
         homes = self._homes(program, body + head, wanted)
         body = tuple(part for call in body for part in _by_home(call, homes))
-        chosen_body = self._choose(body, homes, program.values)
-        chosen_head = self._choose(head, homes, program.values + 10_000)
-        embedding = self._choose(program.embedding, homes, program.values + 20_000)
+        ids = count(program.values)
+        chosen_body, chosen_head, embedding = (
+            self._choose(calls, homes, ids) for calls in (body, head, program.embedding)
+        )
         if fused:
             chosen_body, chosen_head = self._packed_where_made(chosen_body), self._packed_where_made(chosen_head)
         trips = frozenset(place for place, site in self._sites.items() if site.round_trip)
@@ -210,7 +213,8 @@ class Placer:
 
     # -- providers -------------------------------------------------------------------------------------------------
 
-    def _choose(self, calls: Sequence[Call], homes: _Homes, first_id: int) -> tuple[PlacedCall, ...]:
+    def _choose(self, calls: Sequence[Call], homes: _Homes, ids: Iterator[int]) -> tuple[PlacedCall, ...]:
+        """``ids``: those of values that are made here."""
         result: list[PlacedCall] = []
         packed: dict[tuple[str, int, str, float], Value] = {}
         for call in calls:
@@ -220,8 +224,7 @@ class Placer:
                 value, scale = placed.call.inputs[name], placed.call.attrs.get("input_scale", 0.0)
                 key = (site.place, value.id, layout, scale)
                 if key not in packed:
-                    packed[key] = Value(first_id, f"{value.name}.{layout}", value.shape, layout)
-                    first_id += 1
+                    packed[key] = Value(next(ids), f"{value.name}.{layout}", value.shape, layout)
                     result.append(self._quantize(site, value, packed[key], scale))
                 inputs = {**placed.call.inputs, name: packed[key]}
                 placed = replace(placed, call=replace(placed.call, inputs=inputs))
@@ -331,7 +334,3 @@ def _by_home(call: Call, homes: _Homes) -> list[Call]:
     for state in call.states.values():
         parts.setdefault((homes.places[state], homes.layout_of_state(state)), []).append(state)
     return [replace(call, states={f"states.{n}": name for n, name in enumerate(names)}) for names in parts.values()]
-
-
-def _layer(state: str) -> int:
-    return int(state.split(".")[1])

@@ -92,7 +92,7 @@ def kv_states(program: Program, placement: Placement, kv_dtype: str, blocks: Seq
             known = ", ".join(layout.dtypes)
             raise ConfigError(f"The KV layout {layout.name} cannot hold {kv_dtype}; it holds {known}.")
         for kind, (shape, tag) in layout.shapes(_spec(program, kv, kv_dtype, blocks[kv.group])).items():
-            found.append(StateSpec(f"kv.{kv.layer}.{kind}", kind, shape, tag, kv.group))
+            found.append(StateSpec(kv.state(kind), kind, shape, tag, kv.group))
     for one in program.recurrent_layers:
         for kind, own in one.shapes.items():
             found.append(StateSpec(one.state(kind), kind, (blocks[one.group], *own), "f32", one.group))

@@ -16,6 +16,7 @@ import numpy as np
 from ..backend.v1 import Call, Value, WeightRef
 from ..errors import ConfigError
 from .build import Program
+from .layers import layer_of_state
 from .parts import column_part, entries, matrix_part, of_first_rank, row_part
 from .split import Spans, Splits, layer_of, scaled
 from .weights import ConstantWeight
@@ -208,7 +209,7 @@ class _Sharder:
             self._whole_inputs(call)
             return
         heads = self._width(spans) // call.attr("head_dim")
-        self._kv_heads[_layer(call)] = heads
+        self._kv_heads[layer_of_state(call.states["k"])] = heads
         inputs = {name: self._mine(value) for name, value in call.inputs.items()}
         self._calls.append(replace(call, inputs=inputs, attrs={**call.attrs, "kv_heads": heads}))
 
@@ -219,7 +220,7 @@ class _Sharder:
         spans, _ = self._splits.heads(layer_of(call))
         width = call.attr("v_head_dim") or call.attr("head_dim")
         attrs = {**call.attrs, "heads": self._width(spans)}
-        attrs["kv_heads"] = self._kv_heads.get(_layer(call), call.attr("kv_heads"))
+        attrs["kv_heads"] = self._kv_heads.get(layer_of_state(call.states["k"]), call.attr("kv_heads"))
         sinks = {name: entries(ref, spans[self._rank]) for name, ref in call.weights.items()}
         self._emit(call, scaled(spans, width), attrs=attrs, weights=sinks)
 
@@ -263,7 +264,3 @@ _RULES: Mapping[str, Callable[[_Sharder, Call], None]] = {
 def _tile(spans: Spans) -> bool:
     """Whether ranks have parts of one width, each its own."""
     return len({high - low for low, high in spans}) == 1 and len(set(spans)) == len(spans)
-
-
-def _layer(call: Call) -> int:
-    return int(next(iter(call.states.values())).split(".")[1])
