@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from ..backend.v1 import Array, WeightRef
 from ..errors import ModelError
 from ..formats import FORMATS
-from .weights import DerivedWeight
+from .weights import DerivedWeight, of_matrices
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class ExpertRows(_ExpertPart):
         """A copy of the rows asked for, made anew each time."""
         count = self.source.shape[1]
         chosen, found = range(count)[self.part], []
-        for expert, low, high in _parts(self.shape, start, stop):
+        for expert, low, high in of_matrices(self.shape, start, stop):
             first, last = (expert * count + chosen[row] for row in (low, high - 1))
             found.append(self.source.rows(first, last + 1)[:: chosen.step])
         return np.concatenate(found)
@@ -55,20 +54,12 @@ class TurnedExperts(_ExpertPart):
         stored = self.source.rows().reshape(*self.source.shape, width)
         found = [
             np.ascontiguousarray(stored[expert, :, self.part][:, low:high].swapaxes(0, 1))
-            for expert, low, high in _parts(self.shape, start, stop)
+            for expert, low, high in of_matrices(self.shape, start, stop)
         ]
         return np.concatenate(found).reshape(-1, self.shape[2] * width)
 
     def dense(self) -> Array:
         return np.ascontiguousarray(self.source.dense()[:, :, self.part].swapaxes(1, 2))
-
-
-def _parts(shape: tuple[int, ...], start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
-    """(expert, first row, end) that rows ``start`` to ``stop`` of the flattened leading axes fall on."""
-    experts, count, _ = shape
-    stop = experts * count if stop is None else min(stop, experts * count)
-    for expert in range(start // count, -(-stop // count)):
-        yield expert, max(start - expert * count, 0), min(stop - expert * count, count)
 
 
 def expert_rows(name: str, source: WeightRef, part: slice) -> ExpertRows:

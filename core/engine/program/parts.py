@@ -9,7 +9,7 @@ import numpy as np
 from ..backend.v1 import Array, WeightRef
 from ..errors import ConfigError
 from ..formats import FORMATS
-from .weights import ConstantWeight, DerivedWeight
+from .weights import ConstantWeight, DerivedWeight, of_matrices
 
 Span = tuple[int, int]
 """From, and up to but without."""
@@ -28,13 +28,9 @@ class RowPart(DerivedWeight):
 
     def rows(self, start: int = 0, stop: int | None = None) -> Array:
         """A view where one matrix is asked for, else a copy."""
-        mine, all_rows = self.shape[-2], self.source.shape[-2]
-        matrices = self.shape[0] if len(self.shape) == 3 else 1
-        stop = matrices * mine if stop is None else min(stop, matrices * mine)
         pieces = []
-        for matrix in range(start // mine, -(-stop // mine)):
-            first = matrix * all_rows + self.span[0] - matrix * mine
-            low, high = max(start, matrix * mine), min(stop, (matrix + 1) * mine)
+        for matrix, low, high in of_matrices(self.shape, start, stop):
+            first = matrix * self.source.shape[-2] + self.span[0]
             pieces.append(self.source.rows(first + low, first + high))
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 

@@ -3,6 +3,7 @@ out at load."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -83,6 +84,14 @@ class DerivedWeight:
         self.source.release()
 
 
+def of_matrices(shape: tuple[int, ...], start: int, stop: int | None) -> Iterator[tuple[int, int, int]]:
+    """(matrix, first row, end) of a weight [..., N, K] that rows ``start`` to ``stop`` of the flattened leading axes fall on."""
+    count, total = shape[-2], prod(shape[:-1])
+    stop = total if stop is None else min(stop, total)
+    for matrix in range(start // count, -(-stop // count)):
+        yield matrix, max(start - matrix * count, 0), min(stop - matrix * count, count)
+
+
 @dataclass(frozen=True)
 class SelectedWeight(DerivedWeight):
     """Some rows of a matrix, in any order, as a weight of its own: a part of a fused projection. ``index`` is a slice with
@@ -121,12 +130,9 @@ class HeadWeight(DerivedWeight):
 
     def rows(self, start: int = 0, stop: int | None = None) -> Array:
         """A copy, put together from the heads that the rows asked for belong to."""
-        count = self.shape[1]
-        stop = self.heads * count if stop is None else stop
         pieces = []
-        for head in range(start // count, -(-stop // count)):
-            first = head * self.size + self.part.start - head * count
-            low, high = max(start, head * count), min(stop, (head + 1) * count)
+        for head, low, high in of_matrices(self.shape, start, stop):
+            first = head * self.size + self.part.start
             pieces.append(self.source.rows(first + low, first + high))
         return np.concatenate(pieces)
 
