@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -74,6 +74,9 @@ class DecoderConfig:
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
+
+
+Config = TypeVar("Config", bound=DecoderConfig)
 
 
 def attention_block(
@@ -261,6 +264,24 @@ def shared_expert_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Val
 def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
     """A layer norm with the bias it may have."""
     return b.layer_norm(x, w(name + ".weight"), w.maybe(name + ".bias"), c.eps)
+
+
+def pre_norm_layers(
+    b: Builder,
+    c: Config,
+    w: Weights,
+    attention: Callable[[Builder, Config, Weights, int, Value], Value],
+    feed_forward: Callable[[Builder, Config, Weights, int, Value], Value],
+    ffn_norm: str = "ffn_norm",
+) -> Program:
+    """The decoder whose layers add ``attention`` and then ``feed_forward`` to the residual, each of an RMS norm of it.
+    ``ffn_norm``: what the second norm is called."""
+    x = b.embed(w("token_embd.weight"), c.embedding_scale)
+    for i in b.layers(c.layers):
+        for name, block in (("attn_norm", attention), (ffn_norm, feed_forward)):
+            h = b.rms_norm(x, w(f"blk.{i}.{name}.weight"), c.eps, weight_offset=c.norm_offset)
+            x = b.add(x, block(b, c, w, i, h))
+    return output_head(b, c, w, x)
 
 
 def output_head(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:

@@ -19,8 +19,8 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import TransposedHeadWeight, of_heads, select
 from . import llama
-from .decoder import DecoderConfig, output_head
-from .experts import ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
+from .decoder import DecoderConfig, pre_norm_layers
+from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
 from .fields import flag, integer, positive, text
 from .rope import rope_scaling, yarn_scale
 from .weights import Weights, needs_rows
@@ -53,21 +53,11 @@ _ATTENTION = {
     "attn_output.weight": "o_proj.weight",
     "attn_output.bias": "o_proj.bias",
 }
-EXPERTS = {
-    "ffn_gate_inp.weight": "gate.weight",
-    "exp_probs_b.bias": "gate.e_score_correction_bias",
-    **{f"ffn_{name}_exps.weight": f"experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
-    **{
-        f"ffn_{name}_shexp.{kind}": f"shared_experts.{name}_proj.{kind}"
-        for name in ("gate", "up", "down")
-        for kind in ("weight", "bias")
-    },
-}
 HF_NAMES = {
     **{name: own for name, own in llama.HF_NAMES.items() if "attn_" not in name},
     "blk.{i}.attn_norm.weight": llama.HF_NAMES["blk.{i}.attn_norm.weight"],
     **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.self_attn.{own}" for name, own in _ATTENTION.items()},
-    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.mlp.{own}" for name, own in EXPERTS.items()},
+    **HF_EXPERTS,
 }
 _LATENT_EPS = 1e-6
 
@@ -171,13 +161,7 @@ def _completed(c: DecoderConfig, **own: Any) -> DeepseekConfig:
 
 
 def build(b: Builder, c: DeepseekConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, _attention(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, feed_forward(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, _attention, feed_forward)
 
 
 def _attention(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> Value:

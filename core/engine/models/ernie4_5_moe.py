@@ -6,9 +6,9 @@ from __future__ import annotations
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
-from . import deepseek, ernie4_5, llama
-from .decoder import DecoderConfig, attention_block, output_head
-from .experts import ExpertsConfig, feed_forward, routing, shared_width
+from . import ernie4_5, llama
+from .decoder import DecoderConfig, attention_block, pre_norm_layers
+from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, routing, shared_width
 from .fields import integer
 from .weights import Weights
 
@@ -25,7 +25,7 @@ HF_DEFAULTS = {
 }
 HF_NAMES = {
     **llama.HF_NAMES,
-    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.mlp.{own}" for name, own in deepseek.EXPERTS.items()},
+    **HF_EXPERTS,
     "blk.{i}.exp_probs_b.bias": "model.layers.{i}.mlp.moe_statics.e_score_correction_bias",
 }
 
@@ -45,10 +45,4 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
 
 
 def build(b: Builder, c: ExpertsConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, feed_forward(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, attention_block, feed_forward)

@@ -16,6 +16,22 @@ from .decoder import DecoderConfig, mlp_block, moe_block
 from .fields import integer, positive
 from .weights import Weights
 
+_MLP = "model.layers.{i}.mlp."
+HF_EXPERTS = {
+    "blk.{i}.ffn_gate_inp.weight": _MLP + "gate.weight",
+    "blk.{i}.exp_probs_b.bias": _MLP + "gate.e_score_correction_bias",
+    **{
+        f"blk.{{i}}.ffn_{name}_exps.weight": f"{_MLP}experts.{{e}}.{name}_proj.weight"
+        for name in ("gate", "up", "down")
+    },
+    **{
+        f"blk.{{i}}.ffn_{name}_shexp.{kind}": f"{_MLP}shared_experts.{name}_proj.{kind}"
+        for name in ("gate", "up", "down")
+        for kind in ("weight", "bias")
+    },
+}
+"""Their part of ``HF_NAMES``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(DecoderConfig):

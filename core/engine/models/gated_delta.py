@@ -15,7 +15,7 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import select
 from . import qwen2_moe, qwen3, qwen3_moe
-from .decoder import DecoderConfig, attend, mlp_block, moe_block, output_head, shared_expert_block
+from .decoder import DecoderConfig, attend, mlp_block, moe_block, pre_norm_layers, shared_expert_block
 from .experts import gguf_layers
 from .experts import unused as after_the_last
 from .fields import integer
@@ -226,13 +226,9 @@ def layers(
     b: Builder, c: DeltaConfig, w: Weights, projections: Callable[[DeltaConfig, Weights, int], Projections]
 ) -> Program:
     """The decoder, by how its files keep the projections of linear attention."""
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps, weight_offset=c.norm_offset)
-        if i in c.recurrent:
-            x = b.add(x, delta_block(b, c, w, i, h, projections(c, w, i)))
-        else:
-            x = b.add(x, gated_attention_block(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.post_attention_norm.weight"), c.eps, weight_offset=c.norm_offset)
-        x = b.add(x, feed_forward(b, c, w, i, h))
-    return output_head(b, c, w, x)
+
+    def attention(b: Builder, c: DeltaConfig, w: Weights, i: int, h: Value) -> Value:
+        recurrent = i in c.recurrent
+        return delta_block(b, c, w, i, h, projections(c, w, i)) if recurrent else gated_attention_block(b, c, w, i, h)
+
+    return pre_norm_layers(b, c, w, attention, feed_forward, "post_attention_norm")

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
-from . import deepseek, qwen3
-from .decoder import DecoderConfig, QKNorm, attention_block, output_head
-from .experts import ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
+from . import qwen3
+from .decoder import DecoderConfig, QKNorm, attention_block, pre_norm_layers
+from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
 from .fields import flag, integer, positive
 from .weights import Weights
 
@@ -28,7 +29,7 @@ HF_DEFAULTS = {
 HF_NAMES = {
     **{name: own for name, own in qwen3.HF_NAMES.items() if "ffn_norm" not in name},
     "blk.{i}.post_attention_norm.weight": qwen3.HF_NAMES["blk.{i}.ffn_norm.weight"],
-    **{f"blk.{{i}}.{name}": f"model.layers.{{i}}.mlp.{own}" for name, own in deepseek.EXPERTS.items()},
+    **HF_EXPERTS,
 }
 
 
@@ -52,11 +53,9 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
 
 
 def build(b: Builder, c: ExpertsConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        kind: QKNorm = "none" if w.maybe(f"blk.{i}.attn_q_norm.weight") is None else "head"
-        x = b.add(x, attention_block(b, c, w, i, h, kind))
-        h = b.rms_norm(x, w(f"blk.{i}.post_attention_norm.weight"), c.eps)
-        x = b.add(x, feed_forward(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, _attention, feed_forward, "post_attention_norm")
+
+
+def _attention(b: Builder, c: ExpertsConfig, w: Weights, i: int, h: Value) -> Value:
+    kind: QKNorm = "none" if w.maybe(f"blk.{i}.attn_q_norm.weight") is None else "head"
+    return attention_block(b, c, w, i, h, kind)

@@ -16,7 +16,7 @@ from ..program.build import Builder, Experts, Program
 from ..program.experts import expert_rows, turned_experts
 from ..program.weights import ConstantWeight
 from . import llama
-from .decoder import DecoderConfig, attention_block, output_head, router
+from .decoder import DecoderConfig, attention_block, pre_norm_layers, router
 from .fields import positive
 from .rope import rope_from_gguf
 from .weights import Weights
@@ -60,13 +60,11 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h, sinks=w(f"blk.{i}.attn_sinks.weight")))
-        h = b.rms_norm(x, w(f"blk.{i}.post_attention_norm.weight"), c.eps)
-        x = b.add(x, _moe(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, _attention, _moe, "post_attention_norm")
+
+
+def _attention(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    return attention_block(b, c, w, i, h, sinks=w(f"blk.{i}.attn_sinks.weight"))
 
 
 def _moe(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:

@@ -10,7 +10,7 @@ from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import llama
-from .decoder import DecoderConfig, attention_block, fused_mlp_block, mlp_block, output_head
+from .decoder import DecoderConfig, attention_block, fused_mlp_block, mlp_block, pre_norm_layers
 from .fields import integer, positive
 from .weights import Names, Weights
 
@@ -73,15 +73,12 @@ def rescaled(c: DecoderConfig) -> DecoderConfig:
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    c = rescaled(c)
-    x = b.embed(w("token_embd.weight"), c.embedding_scale)
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        fused = w.maybe(f"blk.{i}.ffn_gate_up.weight") is not None
-        x = b.add(x, gate_up_block(b, c, w, i, h) if fused else mlp_block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, rescaled(c), w, attention_block, _feed_forward)
+
+
+def _feed_forward(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    fused = w.maybe(f"blk.{i}.ffn_gate_up.weight") is not None
+    return gate_up_block(b, c, w, i, h) if fused else mlp_block(b, c, w, i, h)
 
 
 def gate_up_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, which: str = "", width: int = 0) -> Value:

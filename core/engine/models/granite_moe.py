@@ -7,7 +7,7 @@ from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import granite, llama
-from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, output_head
+from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, pre_norm_layers
 from .weights import Weights
 
 HF_DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -29,14 +29,7 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    c = granite.rescaled(c)
-    x = b.embed(w("token_embd.weight"), c.embedding_scale)
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, _experts(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, granite.rescaled(c), w, attention_block, _experts)
 
 
 def _experts(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..program.build import Builder, Program
-from .decoder import DecoderConfig, attention_block, mlp_block, output_head
+from .decoder import DecoderConfig, attention_block, mlp_block, pre_norm_layers
 from .weights import Weights
 
 HF_NAMES = {
@@ -30,10 +30,4 @@ HF_NAMES = {
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"), c.embedding_scale)
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps, weight_offset=c.norm_offset)
-        x = b.add(x, attention_block(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps, weight_offset=c.norm_offset)
-        x = b.add(x, mlp_block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, attention_block, mlp_block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..program.build import Builder, Program
 from . import llama
-from .decoder import DecoderConfig, attention_block, moe_block, output_head
+from .decoder import DecoderConfig, attention_block, moe_block, pre_norm_layers
 from .weights import Weights
 
 HF_DEFAULTS = {"max_position_embeddings": 131072, "num_experts_per_tok": 2, "rope_theta": 1000000.0}
@@ -18,10 +18,4 @@ HF_NAMES = {
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, moe_block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, attention_block, moe_block)

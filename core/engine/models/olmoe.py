@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
-from .decoder import DecoderConfig, attention_block, moe_block, output_head
+from .decoder import DecoderConfig, attention_block, moe_block, pre_norm_layers
 from .fields import flag
 from .qwen3_moe import HF_NAMES
 from .weights import Weights
@@ -27,10 +28,4 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h, qk_norm="row"))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, moe_block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, partial(attention_block, qk_norm="row"), moe_block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..program.build import Builder, Program
 from . import llama
-from .decoder import DecoderConfig, fused_attention_block, fused_mlp_block, output_head
+from .decoder import DecoderConfig, fused_attention_block, fused_mlp_block, pre_norm_layers
 from .weights import Weights
 
 HF_DEFAULTS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
@@ -20,10 +20,4 @@ HF_NAMES = {
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, fused_attention_block(b, c, w, i, h))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, fused_mlp_block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, fused_attention_block, fused_mlp_block)

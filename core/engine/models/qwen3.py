@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..program.build import Builder, Program
 from . import llama, qwen2
-from .decoder import DecoderConfig, attention_block, mlp_block, output_head
+from .decoder import DecoderConfig, attention_block, mlp_block, pre_norm_layers
 from .weights import Weights
 
 HF_DEFAULTS = {
@@ -19,10 +21,4 @@ HF_NAMES = {
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h, qk_norm="head"))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, mlp_block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, partial(attention_block, qk_norm="head"), mlp_block)

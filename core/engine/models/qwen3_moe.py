@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
+from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import qwen2, qwen3
-from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, output_head
+from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, pre_norm_layers
 from .weights import Weights
 
 HF_DEFAULTS = {**qwen2.DEFAULTS, "num_experts_per_tok": 8}
@@ -26,11 +28,9 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, attention_block(b, c, w, i, h, qk_norm="head"))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        sparse = w.maybe(f"blk.{i}.ffn_gate_inp.weight") is not None
-        x = b.add(x, moe_block(b, c, w, i, h) if sparse else mlp_block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return pre_norm_layers(b, c, w, partial(attention_block, qk_norm="head"), _feed_forward)
+
+
+def _feed_forward(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    sparse = w.maybe(f"blk.{i}.ffn_gate_inp.weight") is not None
+    return moe_block(b, c, w, i, h) if sparse else mlp_block(b, c, w, i, h)
