@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from engine.errors import FormatError
 from engine.formats import pooling, recommended, tokenizer_hf
 from engine.formats.checkpoint import Checkpoint, Tensor
-from engine.formats.jsonfile import read_object
+from engine.formats.jsonfile import is_plain_name, read_object
 from engine.formats.language_model import text_config, text_tensors
 from engine.formats.quantized import compose
 from engine.formats.safetensors import read_safetensors
@@ -105,11 +105,6 @@ def _read_shards(folder: Path, shards: list[str], places: Mapping[str, str]) -> 
 
 def _plain_name(index: Path, name: Any) -> str:
     """A shard's file name, which must not lead out of the folder."""
-    if (
-        not isinstance(name, str)
-        or PurePosixPath(name).name != name
-        or not name.endswith(".safetensors")
-        or {"\\", "\0", ":"} & set(name)
-    ):
+    if not is_plain_name(name) or not name.endswith(".safetensors"):
         raise FormatError(f"{index} names {name!r}, which is not a plain name of a safetensors file.")
     return name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeGuard
 
 from engine.errors import FormatError
 from engine.formats.mapping import read_errors
@@ -45,7 +45,7 @@ def _parse(text: bytes, what: str, unique: bool, max_values: int) -> Any:
         raise FormatError(f"{what} is not valid JSON: {error}.") from error
 
 
-def read_text(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """The bytes of a file of at most 64 MiB."""
     with read_errors(path), path.open("rb") as file:
         data = file.read(_MAX_FILE + 1)
@@ -54,14 +54,27 @@ def read_text(path: Path) -> bytes:
     return data
 
 
+def read_text(path: Path) -> str:
+    """The text of a file of at most 64 MiB; FormatError if it is no UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is not valid UTF-8.") from error
+
+
 def read_object(path: Path, max_values: int = _MAX_VALUES) -> dict[str, Any]:
     """The JSON object that a file holds."""
-    return parse_object(read_text(path), str(path), max_values=max_values)
+    return parse_object(read_bytes(path), str(path), max_values=max_values)
 
 
 def read_list(path: Path) -> list[Any]:
     """The JSON list that a file holds."""
-    value = _parse(read_text(path), str(path), False, _MAX_VALUES)
+    value = _parse(read_bytes(path), str(path), False, _MAX_VALUES)
     if not isinstance(value, list):
         raise FormatError(f"{path} must be a JSON list.")
     return value
+
+
+def is_plain_name(name: object) -> TypeGuard[str]:
+    """Whether a name that a file gives is one within its folder: it must not lead out of that."""
+    return isinstance(name, str) and PurePosixPath(name).name == name and not {"\\", "\0", ":"} & set(name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from engine.errors import FormatError
-from engine.formats.jsonfile import read_list, read_object
+from engine.formats.jsonfile import is_plain_name, read_list, read_object
 
 Pooling = Literal["last", "mean", "cls"]
 """The hidden state of the last token, the mean of all, or that of the first."""
@@ -62,7 +62,7 @@ def of_gguf(architecture: str, metadata: Mapping[str, Any]) -> Embedding:
 
 def _inner(path: Path, name: Any) -> str:
     """A module's folder, which must not lead out of the model's."""
-    if not isinstance(name, str) or PurePosixPath(name).name != name or {"\\", "\0", ":"} & set(name):
+    if not is_plain_name(name):
         raise FormatError(f"{path} names {name!r}, which is not a plain name of a folder.")
     return name
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import TokenizerError
-from engine.formats.jsonfile import read_text
+from engine.formats.jsonfile import read_bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -24,7 +24,7 @@ _ABSENT = (1 << 64) - 1  # -1, as an enumeration or an int32 is written
 
 def read_sentencepiece(path: Path) -> dict[str, Any]:
     """The `tokenizer.ggml.*` keys that say the same as the file; TokenizerError if it is damaged or of another kind."""
-    data = read_text(path)
+    data = read_bytes(path)
     try:
         return _model(memoryview(data))
     except (ValueError, struct.error) as error:  # not UTF-8, too short

@@ -96,11 +96,7 @@ def byte_level_pipeline(folder: Path, settings: Mapping[str, Any], config: Mappi
 
 def _merges(path: Path) -> list[tuple[str, str]]:
     merges = []
-    try:
-        lines = read_text(path).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path} is not valid UTF-8.") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         parts = tuple(line.removesuffix("\r").split(" "))
         if line.startswith("#version") or parts == ("",):
             continue

@@ -11,7 +11,7 @@ import tokenizers
 
 from engine.errors import FormatError, TokenizerError
 from engine.formats.chat_template import ChatTemplate
-from engine.formats.jsonfile import read_object, read_text
+from engine.formats.jsonfile import read_bytes, read_object, read_text
 from engine.formats.tokenizer import BYTE_CHARACTERS, CONTINUES, SPACE, Spelling, Tokenizer, Vocabulary, native_errors
 from engine.formats.tokenizer_files import (
     MARKS,
@@ -71,7 +71,7 @@ def _is_literal(entry: tokenizers.AddedToken, written: str | None) -> bool:
 
 
 def _pipeline(path: Path) -> tokenizers.Tokenizer:
-    data = read_text(path)
+    data = read_bytes(path)
     with native_errors(f"reading {path}"):
         pipeline = tokenizers.Tokenizer.from_buffer(data)
         pipeline.no_truncation()  # a text is never cut silently
@@ -87,7 +87,7 @@ def chat_template(folder: Path) -> ChatTemplate | None:
     marks = {name: text for name, text in texts.items() if text is not None}
     file, tool_file = folder / "chat_template.jinja", folder / "additional_chat_templates" / "tool_use.jinja"
     if file.is_file():
-        return ChatTemplate(_source(file), marks, _source(tool_file) if tool_file.is_file() else None)
+        return ChatTemplate(read_text(file), marks, read_text(tool_file) if tool_file.is_file() else None)
     older = folder / "chat_template.json"
     template = settings.get("chat_template")
     if template is None and older.is_file():
@@ -104,13 +104,6 @@ def chat_template(folder: Path) -> ChatTemplate | None:
     if not isinstance(default, str) or not isinstance(tools, str | None):
         raise FormatError(f"chat_template in {folder} must have a template named default.")
     return ChatTemplate(default, marks, tools)
-
-
-def _source(file: Path) -> str:
-    try:
-        return read_text(file).decode()
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{file} is not valid UTF-8.") from error
 
 
 def _token_text(settings: Mapping[str, Any], mark: str) -> str | None:
