@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.errors import HubError
 from engine.hub.names import HubName, parse_name, required_name, short_name
-from engine.hub.variants import FOLDER, RepoFile, choose, named, variants
+from engine.hub.variants import FOLDER, RepoFile, choose, named, size, variants
 
 GB = 10**9
 
@@ -125,3 +125,10 @@ def test_sixteen_bits_where_there_is_nothing_else():
     files = [RepoFile("config.json", 1), RepoFile("model.safetensors", 2 * GB), RepoFile("a-F16.gguf", 2 * GB)]
     assert choose(variants(files), "x/y", 64 * GB).variant.label == "F16"
     assert choose(variants(files[:2]), "x/y", 64 * GB).variant.label == FOLDER
+
+
+def test_sizes_for_reading() -> None:
+    """Three digits, and what they round to a thousand of a unit is one of the next."""
+    told = {0: "0 B", 999: "999 B", 1000: "1 KB", 999_499: "999 KB", 999_500: "1 MB", 999_600_000: "1 GB"}
+    told |= {4_920_000_000: "4.92 GB", 999_600_000_000: "1000 GB", 1_234_000_000_000: "1234 GB"}
+    assert {count: size(count) for count in told} == told

@@ -19,6 +19,7 @@ BESIDE = (".json", ".model", ".txt", ".jinja")
 BELOW = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
 """What a folder's own folders may hold for it: templates with names, and how a text is embedded."""
 _WIDE = {"BF16", "FP16", "F16", "F32", FOLDER}
+_THOUSAND = 999.5  # in three digits
 _OVERHEAD, _ROOM = 1.1, 1 << 30  # of the file, and bytes: KV cache, activations, the program
 
 
@@ -149,7 +150,7 @@ def choose(found: Sequence[Variant], repo: str, free: int) -> Choice:
 def size(count: float) -> str:
     """Bytes for reading."""
     for unit in ("B", "KB", "MB"):
-        if count < 1000:
+        if count < _THOUSAND:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} GB" if count < 1000 else f"{count:.0f} GB"
+    return f"{count:.3g} GB" if count < _THOUSAND else f"{count:.0f} GB"
