@@ -99,7 +99,7 @@ class Dims:
 @dataclass(frozen=True)
 class Value:
     """Something written once a step. ``dtype`` is a role (act, residual) until placement, then a storage tag or a
-    packed-activation layout such as ``cpu.q8g32``."""
+    packed-activation layout such as ``q8g32``."""
 
     id: int
     name: str

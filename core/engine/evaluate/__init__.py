@@ -1,1 +1,1 @@
-"""Models judged by the text that they give probabilities to: perplexity, divergence of two models, activations seen."""
+"""Models judged by the text that they give probabilities to: perplexity, and divergence of two models."""

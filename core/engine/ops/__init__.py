@@ -1,7 +1,4 @@
-"""The catalogue of ops: what a program may call, each with its NumPy reference, tolerance and random cases.
-
-``transfer`` is no op on arrays: the executor joins segments with it.
-"""
+"""The catalogue of ops: what a program may call, each with its NumPy reference, tolerance and random cases."""
 
 from collections.abc import Mapping
 

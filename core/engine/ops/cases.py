@@ -31,9 +31,9 @@ class Batch:
     token_seq: Array
     positions: Array
 
-    def kv_slots(self, group: int, block_size: int) -> Array:
-        """Where each token of the step lies in the group's pool, i32 [T]."""
-        blocks = self.page_tables[group][self.token_seq, self.positions // block_size]
+    def kv_slots(self, block_size: int) -> Array:
+        """Where each token of the step lies in the first group's pool, i32 [T]."""
+        blocks = self.page_tables[0][self.token_seq, self.positions // block_size]
         slots: Array = (blocks * block_size + self.positions % block_size).astype(np.int32)
         return slots
 

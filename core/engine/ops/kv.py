@@ -122,7 +122,7 @@ def kv_write_cases(rng: Generator) -> Iterator[Case]:
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
         kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype, latent)
         total = len(batch.positions)
-        kv_slots = batch.kv_slots(0, block_size)
+        kv_slots = batch.kv_slots(block_size)
         kv_slots[rng.permutation(total)[:skipped]] = -1
         if not skipped:
             kv_slots[-1] = 0  # a slot like any other

@@ -82,7 +82,7 @@ def rope_kv_write_cases(rng: Generator) -> Iterator[Case]:
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
         kv = KVSpec(batch.blocks[0], block_size, kv_heads, head_dim, dtype)
         total = len(batch.positions)
-        kv_slots = batch.kv_slots(0, block_size)
+        kv_slots = batch.kv_slots(block_size)
         kv_slots[rng.permutation(total)[:skipped]] = -1
         rotary = int(attrs.get("rotary_dim", head_dim))
         inv_freq = (10000.0 ** (-np.arange(0, rotary, 2) / rotary)).astype(np.float32)

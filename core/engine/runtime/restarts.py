@@ -1,4 +1,4 @@
-"""How often a step loop that has failed may begin anew."""
+"""How often a step loop that has failed may begin anew, and what it lets go of before."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from ..runtime.load import load
 from ..runtime.outputs import RequestOutput
 from ..sampling import SamplingParams
 
+_TOKENS = 16
 RUNGS: tuple[tuple[str, frozenset[str]], ...] = (
     ("linear: most time on the device", frozenset({"linear", "linear_group", "moe_linear", "quantize"})),
     ("kv_write and attention: the cache stays on the device", frozenset({"kv_write", "attention", "kv_copy"})),
@@ -47,7 +48,7 @@ class Spent:
         return [*found, f"{spent:6.1%} of the time is spent on references"]
 
 
-def climb(model: Path, backend: str, prompt: Sequence[int], tokens: int = 16) -> Spent:
+def climb(model: Path, backend: str, prompt: Sequence[int]) -> Spent:
     """One greedy answer, op by op with a fence after each."""
     loaded = load(EngineConfig(model=model, backend=backend))
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -59,7 +60,7 @@ def climb(model: Path, backend: str, prompt: Sequence[int], tokens: int = 16) ->
     outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
     try:
         engine.submit(
-            None, list(prompt), SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True), outputs.put
+            None, list(prompt), SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True), outputs.put
         )
         output = outputs.get()
         while not output.finished:

@@ -191,7 +191,7 @@ def check_virtual_memory(device: Device, rng: np.random.Generator) -> None:
 
 
 def check_memory_info(device: Device) -> None:
-    """Free memory is at most all of it, and a large value is seen to take some or is told in advance."""
+    """Some memory is free, and at most all of it."""
     info = device.memory_info()
     assert 0 < info.free <= info.total, f"memory_info says {info.free} free of {info.total} bytes."
 
