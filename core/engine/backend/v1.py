@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -456,7 +457,5 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     # Loaded on first use, so that probing a backend loads neither the executor nor the catalogue.
     if name in _LAZY:
-        from importlib import import_module
-
         return getattr(import_module(_LAZY[name], __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

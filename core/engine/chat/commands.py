@@ -18,6 +18,7 @@ from engine.errors import UsageError
 
 from .context import summarize
 from .conversation import Conversation
+from .settings import LIVE, change
 from .store import exported
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ def _tell_wrapped(lines: Sequence[str], indent: int) -> None:
 
 
 def _set(chat: Chat, rest: str) -> None:
-    from .settings import change
-
     name, _, value = rest.partition(" ")
     change(chat.session.settings, name, value.strip())
     if name == "system":
@@ -99,8 +98,6 @@ def _set(chat: Chat, rest: str) -> None:
 
 
 def _show(chat: Chat, rest: str) -> None:
-    from .settings import LIVE
-
     names = [rest] if rest else LIVE
     wrong = next((name for name in names if name not in LIVE), None)
     if wrong:
@@ -296,8 +293,6 @@ def _image(chat: Chat, rest: str) -> None:
 
 
 def _think(chat: Chat, rest: str) -> None:
-    from .settings import change
-
     settings = chat.session.settings
     if rest in ("on", "off"):
         settings.reasoning = rest == "on"

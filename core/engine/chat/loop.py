@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.console.notes import note
@@ -12,8 +14,8 @@ from engine.errors import EngineError
 from .answer import Source
 from .commands import Chat, LeaveError, obey, retell, words
 from .conversation import Conversation
-from .screen import Screen
 from .session import Session
+from .settings import ENGINE, history_file
 from .store import Store, StoreError
 from .terminal import LEAVING, Piped, Terminal, Typed
 from .tools import Tools
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 def open_source(settings: Any, model: str | None) -> Source:
     """Who answers, by the settings. Raises EngineError."""
     if settings.attach:
-        import os
-
         from .remote import Remote
 
         return Remote(settings.attach, model, settings.api_key or os.environ.get("OPENAI_API_KEY"))
@@ -35,7 +35,6 @@ def open_source(settings: Any, model: str | None) -> Source:
     from engine.console.options import EngineOptions
 
     from .local import open_local
-    from .settings import ENGINE
 
     options = EngineOptions(**{name: getattr(settings, name) for name in ENGINE})
     local = open_local(find_model(model_or_demo(model)), {**options.settings(), "max_num_seqs": 1})
@@ -86,7 +85,9 @@ def run(
         session = Session(source, settings, talk, store, terminal.choose, form=form, tools=Tools(settings.tools))
         session.attached = attached
         if sys.stdout.isatty() and not _dumb():
-            session.screen = _screen(settings)
+            from .markdown import Streaming
+
+            session.screen = partial(Streaming, markdown=settings.markdown)
         try:
             session.warn_of_the_unheard()
             if prompt is None:
@@ -100,18 +101,7 @@ def run(
 
 
 def _dumb() -> bool:
-    import os
-
     return os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-
-
-def _screen(settings: Any) -> Any:
-    from .markdown import Streaming
-
-    def made(think: str) -> Screen:
-        return Streaming(think, settings.markdown)
-
-    return made
 
 
 def _once(session: Session, prompt: str) -> None:
@@ -124,8 +114,6 @@ def _once(session: Session, prompt: str) -> None:
 
 
 def _typed(settings: Any, status: Callable[[], str]) -> Typed:
-    from .settings import history_file
-
     return Typed(history_file() if settings.save else None, status, words(), settings.editing)
 
 

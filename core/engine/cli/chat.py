@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,6 +96,7 @@ def chat(
       engine chat --export md --id 12 > fox.md
     """
     from engine.chat.commands import as_attachment
+    from engine.chat.conversation import Conversation
     from engine.chat.loop import open_store, resumed, run
     from engine.chat.settings import ENGINE, SAMPLING, load_settings
     from engine.chat.store import Store
@@ -112,17 +113,11 @@ def chat(
     if message is not None and not (message + attached).strip():
         raise UsageError("The message is empty; give --prompt a text, or pipe one in.")
     store = open_store(settings)
-    talk = resumed(store, number) if resume or number is not None else _new()
+    talk = resumed(store, number) if resume or number is not None else Conversation()
     talk.system = settings.system if settings.system is not None else talk.system
     named = settings.model or (None if settings.attach else talk.model or None)
     if not run(settings, talk, named, store, outputs, message, attached):
         raise typer.Exit(2)
-
-
-def _new() -> Any:
-    from engine.chat.conversation import Conversation
-
-    return Conversation()
 
 
 def _stdin() -> str:

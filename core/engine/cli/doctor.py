@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated, Any
 
 import typer
 
 from engine.console.options import AsJson, EngineOptions
+from engine.errors import UsageError
 
 
 def doctor(
@@ -29,7 +31,6 @@ def doctor(
       engine doctor owner/repo:Q4_K_M --backend opencl --json
     """
     from engine.cli.diagnosis import installation, model_report
-    from engine.errors import UsageError
 
     if program and model is None:
         raise UsageError("--program needs a model: engine doctor MODEL --program.")
@@ -54,8 +55,6 @@ def doctor(
 
 def _why(backend: str) -> str:
     """Why the device's backend was taken."""
-    import os
-
     if backend != "auto":
         return "--backend names it."
     if os.environ.get("ENGINE_BACKEND", "auto") != "auto":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,19 +139,13 @@ def _described(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(path),
         "architecture": checkpoint.architecture,
         "format": checkpoint.kind,
-        "parameters": sum(_count(tensor.shape) for tensor in tensors),
+        "parameters": sum(prod(tensor.shape) for tensor in tensors),
         "bytes": sum(tensor.nbytes for tensor in tensors),
         "formats": dict(Counter(tensor.format.name for tensor in tensors).most_common()),
         "context": load_model(checkpoint).config.max_context,
         "chat_template": template is not None,
         "license": checkpoint.metadata.get("general.license"),
     }
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    from math import prod
-
-    return prod(shape)
 
 
 def ps(as_json: AsJson = False) -> None:
@@ -160,8 +156,6 @@ def ps(as_json: AsJson = False) -> None:
       engine ps
       engine ps --json
     """
-    from dataclasses import asdict
-
     from engine.console.processes import running
     from engine.hub.variants import size
 

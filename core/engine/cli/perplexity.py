@@ -61,8 +61,10 @@ def perplexity(
     if step > window:
         raise UsageError(f"--stride is {step}; it must be at most the window's {window} tokens, or some are left out.")
     settings = {**engine.settings(kv_dtype="f32"), "max_model_len": window}
-    report = _measure(path, text, window, step, settings) if base is None else None
-    report = report or _compare(path, base, text, window, step, settings)
+    if base is None:
+        report = _measure(path, text, window, step, settings)
+    else:
+        report = _compare(path, base, text, window, step, settings)
     report |= {"context": window, "stride": step}
     if as_json:
         print(json.dumps(report))
@@ -89,13 +91,10 @@ def _measure(model: Path, text: str, context: int, stride: int, settings: dict[s
         return asdict(measured(loaded, read_tokens(loaded, text), context, stride, wait.update))
 
 
-def _compare(
-    model: Path, base: Path | None, text: str, context: int, stride: int, settings: dict[str, Any]
-) -> dict[str, Any]:
+def _compare(model: Path, base: Path, text: str, context: int, stride: int, settings: dict[str, Any]) -> dict[str, Any]:
     from engine.evaluate.perplexity import compare
     from engine.evaluate.windows import read_tokens
 
-    assert base is not None
     with Wait("Loading") as wait:
         first, second = (_load(path, context, wait, settings) for path in (base, model))
         of_base, of_model, divergence = compare(first, second, read_tokens(second, text), context, stride, wait.update)
