@@ -10,9 +10,9 @@ import numpy as np
 
 from ..backend.v1 import Array
 from ..errors import RequestError
-from ..runtime.load import Loaded
+from ..runtime.load import Loaded, Progress
 from .forward import Forward
-from .windows import Progress, logits, windows
+from .windows import logits, windows
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ overlap (stride = context). The text is one stream, with what the tokenizer puts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from ..errors import RequestError, UsageError
 from ..formats import open_checkpoint
 from ..models import load_model
 from ..runtime.config import EngineConfig
-from ..runtime.load import Loaded, load
+from ..runtime.load import Loaded, Progress, load
 from .forward import Forward
 
-Progress = Callable[[str, int, int], None]
 DEFAULT_CONTEXT = 512
 _LOGIT_BYTES = 64 << 20
 """Memory for the logits of a chunk."""

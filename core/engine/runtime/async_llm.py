@@ -97,9 +97,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """The sequences that beam search finds, best first. Cancelling aborts the request."""
         check_kind(params, BeamSearchParams)
-        prepared = await self.prepare(prompt, params, request_id, priority, stream=False)
-        async with aclosing(prepared.outputs()) as outputs:
-            return await anext(outputs)
+        return await (await self.prepare(prompt, params, request_id, priority, stream=False)).last()
 
     async def embed(
         self,

@@ -21,11 +21,7 @@ from ..program.execute import StepSession, swap_refusal
 from ..program.group import Rank
 from ..program.pack import Packing, packed_bytes
 from ..program.place import Placement, Placer
-from ..program.plan import (
-    Addresses,
-    MemoryPlan,
-    state_bytes,
-)
+from ..program.plan import Addresses, MemoryPlan, state_bytes
 from ..program.shard import shard
 from ..program.virtual import address_blocks, page_blocks
 from ..scheduler import Scheduler, SchedulerConfig, check_policy
