@@ -210,7 +210,7 @@ class EngineCore:
         for key, request in requests.items():
             if key in begun:
                 for index in range(len(request.continuations)):
-                    self._event(request, index, None, None, False, "error", sentence)
+                    self._event(request, index, reason="error", why=sentence)
             else:
                 self._add(request)
 
@@ -338,7 +338,7 @@ class EngineCore:
         if update.error is not None:
             self._drop(seq.seq_id)
             if member.beams is None:
-                self._event(member.request, member.index, None, None, False, "error", update.error)
+                self._event(member.request, member.index, reason="error", why=update.error)
             else:
                 self._end(member.request, "error", update.error)
             return
@@ -346,7 +346,7 @@ class EngineCore:
             self._drop(seq.seq_id)
             member.request.embedding = vector = member.request.pooler.vector()
             fault = STATUS[1] if vector is None else None
-            self._event(member.request, 0, None, None, False, "error" if fault else "stop", fault)
+            self._event(member.request, 0, reason="error" if fault else "stop", why=fault)
             return
         if update.token_id is None:
             return
@@ -393,11 +393,11 @@ class EngineCore:
         self,
         request: Request,
         index: int,
-        token: int | None,
-        logprobs: Mapping[int, float] | None,
-        is_stop: bool,
-        reason: str | None,
-        why: str | int | None,
+        token: int | None = None,
+        logprobs: Mapping[int, float] | None = None,
+        is_stop: bool = False,
+        reason: str | None = None,
+        why: str | int | None = None,
     ) -> None:
         self._emit(TokenEvent(request, index, token, logprobs, is_stop, reason, why, time.monotonic()))
 
@@ -465,7 +465,7 @@ class EngineCore:
         for seq_id in self.scheduler.abort(request.request_id):
             self._members.pop(seq_id, None)
         for index in range(len(request.continuations)):
-            self._event(request, index, None, None, False, reason, why)
+            self._event(request, index, reason=reason, why=why)
 
     def _abandon(self, request: Request) -> None:
         if any(member.request is request for member in self._members.values()):

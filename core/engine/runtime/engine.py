@@ -115,18 +115,12 @@ class Engine:
             raise RequestError(
                 "best_of above n and beam search choose at the end, so their outputs cannot be streamed.", "best_of"
             )
-        if pooler is None and not self.loaded.model.generates:
-            raise RequestError("This checkpoint has no head (lm_head); it can embed texts, and not generate any.")
-        self._check(params)
+        self._check(params, generates=pooler is None)
         with self._lock:
             self._ids += 1
             request_id = request_id or f"request-{self._ids}-{self._mark}"  # no caller's own
         tokenizer = self.tokenizer if self.has_tokenizer else None
         texts = [continuation(n, params, tokenizer, ranked) for n in range(params.samples)]
-        if params.stop and not self.has_tokenizer:
-            raise RequestError(
-                "Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.", "stop"
-            )
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids())
         seed = params.seed if params.seed is not None else secrets.randbits(64)
         return Request(
@@ -229,7 +223,14 @@ class Engine:
         vocab = self.loaded.program.vocab
         return frozenset(token for token in self.loaded.checkpoint.eos_ids | known if 0 <= token < vocab)
 
-    def _check(self, params: SamplingParams) -> None:
+    def _check(self, params: SamplingParams, generates: bool) -> None:
+        """RequestError where this model cannot do what is asked for."""
+        if generates and not self.loaded.model.generates:
+            raise RequestError("This checkpoint has no head (lm_head); it can embed texts, and not generate any.")
+        if params.stop and not self.has_tokenizer:
+            raise RequestError(
+                "Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.", "stop"
+            )
         vocab = self.loaded.program.vocab
         for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             for token in tokens:
