@@ -174,7 +174,6 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert not tokens or self.begins.setdefault(seq_id, begin) == begin, "a sequence has moved"
             if not tokens:
                 self.begins.pop(seq_id, None)
-        assert all(found.moves == 0 for found in self.allocator.fragmentation())
 
     @precondition(lambda self: self.kind == "virtual")
     @rule()

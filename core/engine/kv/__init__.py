@@ -3,7 +3,7 @@
 from .allocator import BlockCopy, BlockTable, KVAllocator, MappingAllocator, PrefixHit, Remap
 from .block_pool import NULL_BLOCK, BlockPool, PoolStats
 from .cache_group import RECURRENT_WINDOW, CacheGroup
-from .contiguous import ContiguousAllocator, Fragmentation
+from .contiguous import ContiguousAllocator
 from .host_pool import HostPool, HostStats
 from .length_predictor import LengthHistogram, LengthPredictor
 from .paged import PagedAllocator
@@ -21,7 +21,6 @@ __all__ = [
     "BlockTable",
     "CacheGroup",
     "ContiguousAllocator",
-    "Fragmentation",
     "HashChain",
     "HostPool",
     "HostStats",

@@ -21,25 +21,6 @@ from .extents import ExtentPool
 from .length_predictor import LengthHistogram, LengthPredictor
 
 
-@dataclass(frozen=True)
-class Fragmentation:
-    """A group's room. ``free`` blocks lie in ``extents`` extents, the longest of ``largest``; ``reserved`` are held for
-    tokens that are only predicted. Since the start: extents grown in place, sequences moved, blocks copied for that."""
-
-    free: int
-    extents: int
-    largest: int
-    reserved: int
-    grown: int
-    moves: int
-    moved_blocks: int
-
-    @property
-    def external(self) -> float:
-        """The part of the free blocks that lies outside of the longest extent."""
-        return 1 - self.largest / self.free if self.free else 0.0
-
-
 @dataclass(eq=False)
 class Allocation:
     """What one sequence holds: in each group an extent [start, length]. ``length``: tokens allocated; ``most``: the most it
@@ -62,9 +43,6 @@ class Extents:
     pool: ExtentPool
     page: int = 1
     copies: dict[int, int] = field(default_factory=dict)
-    grown: int = 0
-    moves: int = 0
-    moved_blocks: int = 0
 
     @property
     def usable(self) -> int:
@@ -174,7 +152,6 @@ class ContiguousAllocator:
                 continue
             if more := group.pool.grow(start + length, needed - length, wanted - length) if length else 0:
                 sequence.extents[i] = start, length + more
-                group.grown += 1
                 continue
             taken = group.take(needed, wanted)
             if taken is None:
@@ -182,8 +159,6 @@ class ContiguousAllocator:
             sequence.extents[i] = taken
             if moving:
                 group.copy(start, taken[0], sequence.length)
-                group.moves += 1
-                group.moved_blocks += group.spec.blocks(sequence.length)
             group.release(start, length)
         self._set_length(sequence, end)
         sequence.most = max(sequence.most, end)
@@ -262,15 +237,6 @@ class ContiguousAllocator:
 
     def stats(self) -> tuple[PoolStats, ...]:
         return tuple(PoolStats(group.usable, group.free, group.usable - group.free, 0) for group in self._groups)
-
-    def fragmentation(self) -> tuple[Fragmentation, ...]:
-        """How the room lies, a group."""
-        found = []
-        for i, group in enumerate(self._groups):
-            reserved = sum(s.extents[i][1] - group.spec.blocks(s.length) for s in self._sequences.values())
-            pool, counts = group.pool, (group.grown, group.moves, group.moved_blocks)
-            found.append(Fragmentation(pool.free, pool.extents, pool.largest, reserved, *counts))
-        return tuple(found)
 
     def check(self) -> None:
         for i, group in enumerate(self._groups):

@@ -29,10 +29,6 @@ class ExtentPool:
         """Blocks of the longest free extent."""
         return max(self._lengths, default=0)
 
-    @property
-    def extents(self) -> int:
-        return len(self._starts)
-
     def take(self, needed: int, wanted: int) -> tuple[int, int] | None:
         """Best fit: the first block and the length of a new extent, of ``wanted`` blocks out of the shortest free extent
         that has as many, else of all of the longest, if that has ``needed``."""

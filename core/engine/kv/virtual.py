@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ..errors import KVCacheError
 from .allocator import PrefixHit, Remap, Runs
 from .cache_group import CacheGroup
-from .contiguous import Allocation, ContiguousAllocator, Extents, Fragmentation
+from .contiguous import Allocation, ContiguousAllocator, Extents
 from .extents import ExtentPool
 
 
@@ -170,14 +170,6 @@ class VirtualAllocator(ContiguousAllocator):
             group.begun.clear()
             group.unmapping.clear()
             group.mapping = dict.fromkeys(page for page in self._held(i))
-
-    def fragmentation(self) -> tuple[Fragmentation, ...]:
-        """Any free page serves anybody; ``reserved`` is what is left of pages that sequences have begun."""
-        found = []
-        for group in self._groups:
-            reserved = group.held * group.page - sum(group.spec.blocks(s.length) for s in self._sequences.values())
-            found.append(Fragmentation(group.free, 1, group.free, reserved, 0, 0, 0))
-        return tuple(found)
 
     def check(self) -> None:
         super().check()
