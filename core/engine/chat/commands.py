@@ -360,10 +360,4 @@ COMMANDS = (
 def table() -> str:
     """The commands as a Markdown table."""
     rows = [f"| `/{' '.join(filter(None, (c.name, c.argument)))}` | {c.what} |" for c in COMMANDS]
-    return "\n".join(
-        [
-            "| command | what it does |",
-            "|---|---|",
-            *rows,
-        ]
-    )
+    return "\n".join(["| command | what it does |", "|---|---|", *rows])

@@ -74,9 +74,8 @@ def bench_serve(
     """Measure a server under load.
 
     TTFT is the time to the first piece of text, TPOT a request's mean between tokens after it, ITL all times between
-    pieces, E2EL the whole; of each the mean and percentiles 50, 90 and 99. Several rates are measured in turn,
-    with requests of
-    the same lengths and fresh random tokens, or the same texts. Options that vLLM's bench serve has, too, have its names.
+    pieces, E2EL the whole; of each the mean and percentiles 50, 90 and 99. Several rates are measured in turn, with requests
+    of the same lengths and fresh random tokens, or the same texts. Options that vLLM's bench serve has, too, have its names.
 
     \b
     Examples:
