@@ -6,18 +6,19 @@ from __future__ import annotations
 import numpy as np
 
 from ..backend.v1 import HOST_DTYPES, Array
+from ..errors import OpError
 from ..fp8 import E4M3_TABLE, to_e4m3
 
 _FLOAT_TAGS = {tag: HOST_DTYPES[tag] for tag in ("f32", "f16", "bf16", "int8", "int16")} | {"fp8": HOST_DTYPES["u8"]}
 
 
 def storage_tag(array: Array) -> str:
-    """The tag of a stored float array, by its NumPy dtype (uint16 is bf16, uint8 fp8)."""
+    """The tag of a stored float array, by its NumPy dtype (uint16 is bf16, uint8 fp8). OpError for another dtype."""
     for tag, dtype in _FLOAT_TAGS.items():
         if array.dtype == dtype:
             return tag
-    raise TypeError(
-        f"dtype {array.dtype} has no storage tag; it would have to be float32, float16, uint16, int8, int16 or uint8"
+    raise OpError(
+        f"The dtype {array.dtype} has no storage tag; it must be float32, float16, uint16, int8, int16 or uint8."
     )
 
 
