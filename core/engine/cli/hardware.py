@@ -23,18 +23,23 @@ class Advice:
     sentence: str
 
 
-def instruction_sets() -> list[str]:
-    """The processor's extensions that kernels may use, by Linux's names; none elsewhere."""
+def processor() -> dict[str, str]:
+    """What Linux tells of the first processor, by its names; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return []
-    flags: set[str] = set()
+        return {}
+    found: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            flags.update(value.split())
-            break
+        found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def instruction_sets() -> list[str]:
+    """The processor's extensions that kernels may use, by Linux's names; none elsewhere."""
+    told = processor()
+    flags = told.get("flags", told.get("Features", "")).split()
     return [name for name in _X86 + _ARM if name in flags]
 
 

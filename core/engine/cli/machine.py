@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from engine.cli.hardware import processor
 
 if TYPE_CHECKING:
     from engine.backend.v1 import DeviceInfo
@@ -30,13 +31,6 @@ def describe_machine(device: DeviceInfo | None = None) -> dict[str, Any]:
 
 def _processor() -> str:
     """Its name, and on x86 the family and model: a virtual machine's name may stand for several generations."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    found: dict[str, str] = {}
-    for line in lines:
-        key, _, value = line.partition(":")
-        found.setdefault(key.strip(), value.strip())
+    found = processor()
     name = found.get("model name") or platform.processor() or platform.machine()
     return f"{name}, family {found['cpu family']} model {found['model']}" if "cpu family" in found else name
