@@ -10,6 +10,7 @@ import openai
 import pytest
 import tiny_models
 
+from engine.answers import PartialCall, Parts, Reading
 from engine.sampling.grammar import GrammarCompiler
 from engine.serve.calling import wanted
 from engine.serve.fields import ChatBody, Function
@@ -100,6 +101,35 @@ def test_an_answer_whose_call_was_cut_goes_back(told, arguments):
         ids = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
     shown = told.engine.tokenizer.decode(ids).removeprefix("<user>Hm?<assistant>").removesuffix("<assistant>")
     assert shown == {"": "{}", '"text"': "text"}.get(arguments, arguments)
+
+
+WRITTEN = {
+    '{"a": [1e999, -1e999, NaN, -Infinity, 1.5, -0.0], "b": 1}': {"a": [None, None, None, None, 1.5, -0.0], "b": 1},
+    '{"a": "\\ud800 \\ud83d\\ude00"}': {"a": "? \U0001f600"},
+    "[1, 2]": {},
+    "null": {},
+    '{"a": ' + "[" * 50_000: {},
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_arguments_are_an_object_of_json_where_a_protocol_has_one(tooled, monkeypatch, written):
+    """Whatever the model has written: neither a fault of the server nor what is no JSON."""
+    monkeypatch.setattr(Reading, "read", lambda *_: Parts(calls=(PartialCall("weather", written),)))
+    asked = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "Hm?"}]}
+    del (ollama := asked | {"stream": False})["max_tokens"]
+    with tooled.http as http:
+        [block] = strictly(http.post("/v1/messages", json=asked))["content"]
+        whole = strictly(http.post("/api/chat", json=ollama | {"options": {"num_predict": 2}}))["message"]
+        streamed = http.post("/api/chat", json=ollama | {"stream": True, "options": {"num_predict": 2}})
+    *_, last = map(json.loads, streamed.text.splitlines())
+    for arguments in (block["input"], *(m["tool_calls"][0]["function"]["arguments"] for m in (whole, last["message"]))):
+        assert arguments == WRITTEN[written]
+
+
+def strictly(response):
+    assert response.status_code == 200
+    return json.loads(response.text, parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="module")

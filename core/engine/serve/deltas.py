@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Container
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from engine.answers import Parts
@@ -40,3 +42,18 @@ def call_id(own: str = "", taken: Container[str] = ()) -> str:
     """What the model has named the call, which its template needs again, where that tells it from those of ids that are
     ``taken``; else nine letters and digits, which Mistral's templates ask for."""
     return own if own and own not in taken else secrets.token_hex(5)[:9]
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments for protocols that have them as an object, such as JSON can hold: no number where it is not finite.
+    Empty where a call was cut short, or the model has written something else."""
+    try:
+        found = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
+        found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))  # half a surrogate pair
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _finite(number: str) -> float | None:
+    return value if isfinite(value := float(number)) else None

@@ -15,6 +15,7 @@ from engine.runtime.outputs import RequestOutput
 
 from .blocks import Block, Blocks, Step, blocks
 from .chat import Chat, finish_reason, prepare, prompt
+from .deltas import arguments_of
 from .errors import named
 from .fields import Body, ChatBody, Listed, Loose
 from .model import ServedModel
@@ -222,11 +223,7 @@ def _content(block: Block, text: str) -> dict[str, Any]:
         return {"type": "thinking", "thinking": text, "signature": ""}
     if block.kind == "text":
         return {"type": "text", "text": text}
-    try:
-        arguments = json.loads(text or "{}")
-    except ValueError:  # cut short by max_tokens
-        arguments = {}
-    return {"type": "tool_use", "id": f"{_CALL}{block.id}", "name": block.name, "input": arguments}
+    return {"type": "tool_use", "id": f"{_CALL}{block.id}", "name": block.name, "input": arguments_of(text)}
 
 
 def _ending(output: RequestOutput, calls: bool) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from engine.answers import PartialCall, Parts, reasons
 from engine.runtime.outputs import RequestOutput
 
 from .chat import Chat, prepare, prepare_raw
+from .deltas import arguments_of
 from .errors import ApiError, named
 from .fields import AskedOfOllama, ChatBody, ContextOption, Listed, Loose, Nothing, Tool
 from .keep_alive import KeepAlive
@@ -354,14 +355,7 @@ class _Form:
 
 def _called(call: PartialCall) -> dict[str, Any]:
     own = {"id": call.id} if call.id else {}
-    return {**own, "function": {"name": call.name, "arguments": _object(call.arguments)}}
-
-
-def _object(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except ValueError:  # cut short
-        return {}
+    return {**own, "function": {"name": call.name, "arguments": arguments_of(call.arguments)}}
 
 
 async def _pieces(chat: Chat, form: _Form, outputs: Outputs) -> AsyncGenerator[Event, None]:
