@@ -212,15 +212,22 @@ def _path(error: Mapping[str, Any], body: Any) -> list[str | int]:
     beginning, *parts = error["loc"]
     if beginning not in ("body", "query", "path"):
         return [beginning]
-    path: list[str | int] = []
-    at = body
-    for part in parts:
-        if part in at if isinstance(at, dict) else isinstance(at, list) and part in range(len(at)):
-            path.append(part)
-            at = at[part]
     if error["type"] == "missing":
-        return [*path, *parts[-1:]]
+        return [*_found(parts[:-1], body)[1], *parts[-1:]]
+    _, path = _found(parts, body)
     return [*path, "type"] if error["type"] == "union_tag_invalid" or _lacks_type(error) else path
+
+
+def _found(parts: Sequence[str | int], at: Any) -> tuple[bool, list[str | int]]:
+    """What of a path is there, and whether its last part is: a kind may be called as a field beside it, such as ``text``."""
+    if not parts:
+        return False, []
+    part, *rest = parts
+    without = _found(rest, at)
+    if not (part in at if isinstance(at, dict) else isinstance(at, list) and part in range(len(at))):
+        return without
+    last, path = _found(rest, at[part])
+    return max((last or not rest, [part, *path]), without, key=lambda found: (found[0], len(found[1])))
 
 
 def _lacks_type(error: Mapping[str, Any]) -> bool:
