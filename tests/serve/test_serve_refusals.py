@@ -119,6 +119,8 @@ REFUSED = [
      NOT_USED),
     (MESSAGES, {"max_tokens": 5, "output_config": {"format": {"type": "json_schema", "schema": BAD}}},
      "output_config.format", NOT_USED),
+    (MESSAGES, {"max_tokens": 5, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type",
+     "The field tools.0.type is wrong: input should be 'custom'."),
     (MESSAGES, {"max_tokens": 5, "tools": [CLOCK], "tool_choice": {"type": "tool"}}, "tool_choice.name",
      "The field tool_choice.name is missing."),
     (MESSAGES, {"max_tokens": 5, "tools": [CLOCK], "tool_choice": {"type": "any", "name": "clock"}}, "tool_choice.name",

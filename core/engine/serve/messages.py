@@ -71,10 +71,12 @@ class Turn(Body):
 
 
 class ToolOfMessages(Body):
+    """``type`` comes first, and so its fault: tools of other kinds have no schema."""
+
+    type: Literal["custom"] | None = None
     name: str
     description: str | None = None
     input_schema: Loose
-    type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
 
