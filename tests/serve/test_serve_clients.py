@@ -14,6 +14,7 @@ TAKEN = [
     {"store": False},
     {"service_tier": "auto"},
     {"modalities": ["text"]},
+    {"tool_choice": "auto", "tools": []},
     {"top_logprobs": 0, "logprobs": False},
     {"safety_identifier": "x", "prompt_cache_key": "y", "user": "z"},
     {"chat_template_kwargs": {"self": 1, "begin": 2, "variables": 3}},
@@ -127,6 +128,8 @@ def test_what_changes_nothing_of_the_other_protocols_is_taken(running):
         for path, plain, more, key in (
             ("/v1/responses", asked, NOTHING_OF_RESPONSES, "status"),
             ("/v1/responses", asked, {"stream_options": {"include_obfuscation": False}}, "status"),
+            ("/v1/responses", asked, {"tools": [], "tool_choice": "auto"}, "status"),  # as in each answer
+            ("/v1/messages", messages, {"tools": [], "tool_choice": {"type": "auto"}}, "content"),
             ("/api/generate", generate, nothing, "response"),
             ("/api/generate", generate, {"options": generate["options"] | {"num_ctx": 16}}, "response"),
             ("/v1/messages", messages, {"service_tier": "auto", "thinking": {"type": "disabled"}}, "content"),

@@ -35,7 +35,7 @@ class Wanted:
 
 def tools_of(body: ChatBody) -> list[Tool]:
     """Those that the model is told of."""
-    if body.tool_choice is not None and body.tool_choice != "none" and not body.tools:
+    if body.tool_choice not in (None, "none", "auto") and not body.tools:
         raise ApiError(400, "tool_choice is given, and there are no tools.", "tool_choice")
     return [] if body.tool_choice == "none" else body.tools or []
 
