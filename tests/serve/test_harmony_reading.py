@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.answers import HarmonyReading, PartialCall, Reader, Reading
+from engine.serve.blocks import Blocks, blocks
 
 CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "a <b"}'
 TURNED = '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "b"}'
@@ -67,6 +68,50 @@ def test_messages_are_what_their_headers_say(name, data):
 def test_any_text_streams_as_it_is_read_whole(pieces):
     text = "".join(pieces)
     assert grown(text, range(len(text))) == HarmonyReading({"weather": {}}).read(text, finished=True)
+
+
+LOOKING = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+ORDERED = {
+    "said before it is thought": (
+        LOOKING + THOUGHT + CALL,
+        [("text", "I look."), ("reasoning", "I need\nit."), ("call", A)],
+    ),
+    "thought again": (
+        THOUGHT + LOOKING + THOUGHT + FINAL,
+        [("reasoning", "I need\nit."), ("text", "I look."), ("reasoning", "I need\nit."), ("text", WARM)],
+    ),
+    "said after it": (CALL + "<|call|>" + FINAL, [("call", A), ("text", WARM)]),
+    "thought alone": (THOUGHT, [("reasoning", "I need\nit."), ("text", "")]),
+    "nothing": ("", [("text", "")]),
+}
+
+
+def streamed(text, one_call=False):
+    """The blocks of an answer that comes a character at a time, none of which has anything once it has ended."""
+    state, reading, ended = Blocks(), Reading(Reader({"weather": {}}, harmony=True, one_call=one_call)), set()
+    texts: dict[int, str] = {}
+    for end in range(len(text) + 1):
+        finished = end == len(text)
+        for step, block, new in state.advance(reading.read(text[:end], finished), finished):
+            assert block.index not in ended
+            texts[block.index] = texts.get(block.index, "") + new
+            ended |= {block.index} if step == "stop" else set()
+    assert [block.text for block in state.blocks] == list(texts.values()) and ended == set(texts)
+    return [(block.kind, block.name, block.text) for block in state.blocks]
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_blocks_are_in_the_order_of_messages(name):
+    text, want = ORDERED[name]
+    calls = [(kind, said.name, said.arguments) if kind == "call" else (kind, "", said) for kind, said in want]
+    assert streamed(text) == calls
+
+
+@given(st.lists(st.sampled_from([CALL, TURNED, FINAL, THOUGHT, LOOKING, "<|end|>", "<|start|>", " x "])), st.booleans())
+def test_any_messages_stream_as_the_blocks_of_the_whole(pieces, one_call):
+    text = "".join(pieces)
+    whole = blocks(Reading(Reader({"weather": {}}, harmony=True, one_call=one_call)).read(text, finished=True))
+    assert streamed(text, one_call) == [(block.kind, block.name, block.text) for block in whole]
 
 
 def test_no_more_calls_than_are_wanted():

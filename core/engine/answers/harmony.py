@@ -5,7 +5,7 @@ is to. The channel analysis holds thoughts, final what is to be read, commentary
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from .json_parts import PartialCall, Tools
@@ -46,18 +46,35 @@ class HarmonyReading:
     def __init__(self, known: Tools) -> None:
         self._known = known
         self._closed: list[Message] = []
+        self._messages: list[Message] = []
+        """Those of the last time, with the one that is open."""
         self._at = 0
         """Where the message that is still open begins."""
 
     def read(self, text: str, finished: bool) -> tuple[str, str, tuple[PartialCall, ...]]:
         """Reasoning, content and calls; ``text`` is that of the time before, or more."""
-        while (found := self._message(text, finished)) is not None:
+        opened: list[Message] = []
+        while not opened and (found := self._message(text, finished)) is not None:
             message, end = found
             if end is None:
-                return _together([*self._closed, message])
-            self._closed.append(message)
-            self._at = end
-        return _together(self._closed)
+                opened.append(message)
+            else:
+                self._closed.append(message)
+                self._at = end
+        self._messages = [*self._closed, *opened]
+        return _together(self._messages)
+
+    def in_order(self, one_call: bool) -> tuple[Message, ...]:
+        """What was read, as it came: messages of a kind that follow each other are one."""
+        found: list[Message] = []
+        for message in self._messages:
+            if message.kind == "call":
+                if not one_call or all(other.kind != "call" for other in found):
+                    found.append(message)
+            elif message.text.strip():
+                joined = found and found[-1].kind == message.kind
+                found.append(Message(message.kind, f"{found.pop().text}\n\n{message.text}") if joined else message)
+        return tuple(replace(one, text=one.text.strip()) if one.kind == "reasoning" else one for one in found)
 
     def _message(self, text: str, finished: bool) -> tuple[Message, int | None] | None:
         """The message from where the last one ended, and its end if that has come; None where its header has not."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .calls import CallReader
-from .harmony import HarmonyReading
+from .harmony import HarmonyReading, Message
 from .json_parts import PartialCall, Tools
 from .reasoning import split_reasoning
 
@@ -17,6 +17,8 @@ class Parts:
     reasoning: str = ""
     content: str = ""
     calls: tuple[PartialCall, ...] = ()
+    messages: tuple[Message, ...] = ()
+    """The same as it came, where that may be in any order."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Reading:
         """``text`` is that of the time before, or more."""
         reader = self._reader
         if self._harmony is not None:
-            return reader.parts(*self._harmony.read(text, finished))
+            parts = reader.parts(*self._harmony.read(text, finished))
+            return replace(parts, messages=self._harmony.in_order(reader.one_call))
         reasoning, rest, _ = ("", text, False) if reader.plain else split_reasoning(text, reader.inside, finished)
         if not reader.tools:
             return Parts(reasoning, rest)

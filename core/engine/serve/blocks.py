@@ -41,11 +41,7 @@ class Blocks:
 
     def advance(self, parts: Parts, finished: bool) -> Iterator[tuple[Step, Block, str]]:
         """What is new: blocks that begin, text that is added to them, and blocks that end."""
-        wanted: list[tuple[Kind, str, str, str]] = [("reasoning", "", "", parts.reasoning)] if parts.reasoning else []
-        if parts.content or (finished and not parts.calls):
-            wanted.append(("text", "", "", parts.content))
-        wanted += [("call", call.name, call.id, call.arguments) for call in parts.calls]
-        for index, (kind, name, own, text) in enumerate(wanted):
+        for index, (kind, name, own, text) in enumerate(_wanted(parts, finished)):
             if index == len(self.blocks):
                 yield from self._close()
                 self.blocks.append(Block(index, kind, name, call_id(own, [block.id for block in self.blocks])))
@@ -62,3 +58,16 @@ class Blocks:
         if self._open:
             self._open = False
             yield "stop", self.blocks[-1], ""
+
+
+def _wanted(parts: Parts, finished: bool) -> list[tuple[Kind, str, str, str]]:
+    """Kind, name, own id and text of each block."""
+    kinds: dict[str, Kind] = {"reasoning": "reasoning", "content": "text", "call": "call"}
+    found = [(kinds[message.kind], message.name, "", message.text) for message in parts.messages]
+    if not found:
+        texts: tuple[tuple[Kind, str], ...] = (("reasoning", parts.reasoning), ("text", parts.content))
+        found = [(kind, "", "", text) for kind, text in texts if text]
+        found += [("call", call.name, call.id, call.arguments) for call in parts.calls]
+    if finished and all(kind == "reasoning" for kind, *_ in found):
+        found.append(("text", "", "", ""))
+    return found
