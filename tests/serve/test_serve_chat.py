@@ -6,6 +6,7 @@ import json
 import math
 import queue
 import shutil
+import string
 
 import numpy as np
 import openai
@@ -342,6 +343,12 @@ def test_no_message_is_continued(running):
     with running.http as http:
         answer = http.post("/tokenize", json={"messages": [], "continue_final_message": True})
     assert answer.status_code == 400 and "end with one" in answer.json()["error"]["message"]
+
+
+def test_an_answer_without_a_most_may_have_a_least(running):
+    letters = [*string.ascii_letters]
+    answer = chat(running, max_tokens=openai.omit, temperature=0, stop=letters, extra_body={"min_tokens": 40})
+    assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens == 41
 
 
 REFUSED = {

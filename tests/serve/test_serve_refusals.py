@@ -36,6 +36,7 @@ REFUSED = [
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens",
      "max_completion_tokens is another name of max_tokens; leave one out."),
     (CHAT, {"messages": part({"type": "text", "text": "x" * 3000}), "max_tokens": 1}, "messages", "The prompt has 3"),
+    (CHAT, {"min_tokens": 5000, "stream": True}, "min_tokens", "5000 more are to be generated"),
     (CHAT, {"min_tokens": 9, "max_tokens": 5}, "min_tokens", "min_tokens (9) is above max_tokens (5)"),
     (CHAT, {"top_logprobs": 33, "logprobs": True}, "top_logprobs", "top_logprobs is 33; it must be an integer from 0 to 32"),
     (CHAT, {"top_logprobs": -1, "logprobs": True}, "top_logprobs", "top_logprobs is -1; it must be an integer"),

@@ -138,15 +138,12 @@ def _params(body: ChatBody, recommended: Mapping[str, float], form: StructuredOu
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs; set it to true.", "top_logprobs")
     most = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
-    params = body.sampling(
-        recommended,
+    return body.sampling(
+        {**recommended, "max_tokens": None},  # up to the context's end
         max_tokens=most,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=form,
     )
-    if most is not None:
-        return params
-    return replace(params, max_tokens=None)  # up to the context's end
 
 
 def finish_reason(completion: CompletionOutput, calls: bool) -> str | None:

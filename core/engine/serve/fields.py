@@ -176,12 +176,12 @@ class SamplingFields(Body):
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
 
-    def sampling(self, recommended: Mapping[str, float], **others: Any) -> SamplingParams:
-        """As sampling parameters, with ``others`` over them and what the model's makers recommend below them. RequestError
-        where one is out of range."""
+    def sampling(self, usual: Mapping[str, float | None], **others: Any) -> SamplingParams:
+        """As sampling parameters, with ``others`` over them and below them what is ``usual``, such as the model's makers
+        recommend it. RequestError where one is out of range."""
         own = {name: getattr(self, name) for name in _SAMPLING}
         said = {name: value for name, value in (own | others).items() if value is not None}
-        given = {**recommended, **said}
+        given = {**usual, **said}
         if self.seed is not None and -(1 << 63) <= self.seed < 0:  # OpenAI's seeds are signed
             given["seed"] = self.seed + (1 << 64)
         if self.logit_bias is not None:

@@ -78,13 +78,14 @@ def _check_length(model: ServedModel, prompt: int, params: SamplingParams) -> No
     """What the scheduler would refuse too, but only once it is the request's turn."""
     if not prompt:
         raise ApiError(400, "The prompt is empty.", "prompt")
-    wanted = prompt + (params.max_tokens or 1)
-    if wanted > model.max_model_len:
+    asked = "min_tokens" if params.max_tokens is None else "max_tokens"
+    more = params.max_tokens or max(params.min_tokens, 1)
+    if prompt + more > model.max_model_len:
         raise ApiError(
             400,
-            f"The prompt has {prompt} tokens, and {params.max_tokens or 1} more are to be generated; the context of"
+            f"The prompt has {prompt} tokens, and {more} more are to be generated; the context of"
             f" {model.name} holds {model.max_model_len}.",
-            "max_tokens" if prompt < model.max_model_len else "prompt",
+            asked if prompt < model.max_model_len else "prompt",
             "context_length_exceeded",
         )
 
