@@ -100,7 +100,7 @@ def test_more_inputs_than_places(running, local):
         ({"input": "a", "pooling": "max"}, "pooling", "wrong"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "wrong"),
         ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
-        ({"input": [7] * 1025}, None, "1025 tokens, and the context holds 1024"),
+        ({"input": [7] * 1025}, "input", "1025 tokens, and the context holds 1024"),
         ({"input": [320]}, "input", "token id 320"),
         ({"input": ["a"] * 2049}, "input", "at most 2048"),
         ({"input": "a", "priority": 3}, "priority", "--policy priority"),

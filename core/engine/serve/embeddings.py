@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.backend.v1 import Array
-from engine.errors import FormatError, RequestError
+from engine.errors import AdmissionError, FormatError, RequestError
 from engine.runtime.outputs import RequestOutput
 from engine.runtime.pooling import PoolingParams, stacked
 
@@ -102,6 +102,8 @@ async def begin(
     gate = asyncio.Semaphore(weight)
     try:
         prepared = [await model.llm.prepare_embedding(given, params, priority, salt, gate) for given in inputs]
+    except AdmissionError as error:
+        raise ApiError(400, str(error), "input", "context_length_exceeded") from error
     except RequestError as error:
         if isinstance(error.__cause__, FormatError):  # the model's files are at fault
             raise ApiError(400, without_folders(str(error))) from error
