@@ -183,7 +183,7 @@ class Gate:
                         break
         except TimeoutError as error:
             raise ApiError(408, f"The body did not come within {_BODY_S:g} s.") from error
-        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+        if (encoding := headers.get("content-encoding", "")).lower() not in ("", "identity"):
             raise ApiError(415, f"The body is encoded as {encoding}; send it as it is.")
         body_bytes.set(len(body))
         given = bytes(body)
