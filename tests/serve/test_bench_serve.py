@@ -248,7 +248,8 @@ def test_files_that_are_no_conversations(tmp_path):
 
 def test_chunks_may_cut_events_anywhere():
     """A server that sends each byte of its events as a chunk of its own."""
-    pieces = ['{"choices": [{"text": "ä"}]}', '{"choices": [], "usage": {"completion_tokens": 4}}', "[DONE]"]
+    thought = '{"choices": [{"delta": {"reasoning": "b", "content": null}}]}'  # as vLLM and others have it
+    pieces = ['{"choices": [{"text": "ä"}]}', thought, '{"choices": [], "usage": {"completion_tokens": 4}}', "[DONE]"]
     events = "".join(f"data: {piece}\r\n\n" for piece in pieces)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -266,4 +267,4 @@ def test_chunks_may_cut_events_anywhere():
         target = Target(f"127.0.0.1:{listening.getsockname()[1]}/v1", "/v1/completions")
         answer = asyncio.run(target.ask({"x": 1}, 60.0))
         thread.join()
-    assert (answer.status, answer.error, len(answer.times), answer.output_tokens) == (200, "", 1, 4)
+    assert (answer.status, answer.error, len(answer.times), answer.output_tokens) == (200, "", 2, 4)

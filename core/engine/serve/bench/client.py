@@ -13,6 +13,8 @@ from urllib.parse import SplitResult, urlsplit
 from engine.errors import UsageError
 
 _LINE = 1 << 20
+_TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Of a delta; thoughts have two names among servers."""
 
 
 @dataclass
@@ -146,6 +148,6 @@ def _text(event: dict[str, Any]) -> bool:
     """Whether an event has some text of any kind."""
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
-        if choice.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")):
+        if choice.get("text") or any(delta.get(name) for name in _TEXTS):
             return True
     return False
