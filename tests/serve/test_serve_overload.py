@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 import httpx
 import numpy as np
@@ -301,22 +302,27 @@ def test_sigterm_lets_running_requests_finish(talker, tmp_path):
 
 
 def test_what_outlasts_the_drain_ends_with_a_reason(talker):
-    """A stream by an event, a whole answer by 503; a body that does not come holds nobody up."""
-    asked = ASK | {"max_tokens": 16000}
-    with served_apart(talker, "--drain", "1") as (server, lines, url), httpx.Client(base_url=url, timeout=60) as http:
+    """A stream by an event, a whole answer by 503, and one that waits for its turn, too; a body that does not come holds
+    nobody up."""
+    asked, room = ASK | {"max_tokens": 16000}, ("--drain", "1", "--max-seqs", "2")
+    with served_apart(talker, *room) as (server, lines, url), httpx.Client(base_url=url, timeout=60) as http:
         address = httpx.URL(url)
-        with socket.create_connection((address.host, address.port)) as half, ThreadPoolExecutor(1) as pool:
+        with socket.create_connection((address.host, address.port)) as half, ThreadPoolExecutor(2) as pool:
             half.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"prompt')
-            whole = pool.submit(httpx.post, f"{url}/v1/completions", json=asked | {"stream": False}, timeout=60)
             with http.stream("POST", "/v1/completions", json=asked) as response:
                 events = response.iter_lines()
                 next(events)
+                ask = partial(httpx.post, f"{url}/v1/completions", json=asked | {"stream": False}, timeout=60)
+                others = [pool.submit(ask) for _ in range(2)]
+                while 'waiting{model_name="tiny"} 1.0' not in httpx.get(f"{url}/metrics").text:
+                    time.sleep(0.01)
                 begun = time.monotonic()
                 server.send_signal(signal.SIGTERM)
                 left = [line for line in events if line]
             ended = json.loads(left[-1].removeprefix("data: "))
             assert ended["error"]["code"] == "shutting_down", left[-1]
-            assert whole.result().status_code == 503 and whole.result().json()["error"]["code"] == "shutting_down"
+            for whole in (other.result() for other in others):
+                assert whole.status_code == 503 and whole.json()["error"]["code"] == "shutting_down", whole.text
             assert server.wait(30) == 0 and time.monotonic() - begun < 10
         assert {json.loads(line)["event"] for line in lines} >= {"request", "library"}, "nothing but lines of the log"
 

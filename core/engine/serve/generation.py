@@ -166,6 +166,8 @@ class Generation:
                 if isinstance(error, EngineStoppedError):  # a step loop that hangs tells nobody
                     for observed in self._observed:
                         observed.end("error")
+                    if self._model.admission.draining:  # it has waited for its turn until there was none any more
+                        raise _shut_down() from error
                 raise
             finally:
                 ending.cancel()
@@ -241,9 +243,13 @@ async def _in_time(model: ServedModel, start: float) -> AsyncGenerator[None, Non
 def _check(completion: CompletionOutput) -> None:
     """Raises what ended a sequence other than its own end."""
     if completion.finish_reason == "abort":
-        raise ApiError(503, "The request was ended, since the server shuts down.", code="shutting_down")
+        raise _shut_down()
     if completion.finish_reason == "error":
         reason = str(completion.stop_reason)
         if reason == STATUS[NO_TOKEN] or reason.startswith("The grammar"):
             raise RequestError(reason)
         raise ApiError(500, reason)
+
+
+def _shut_down() -> ApiError:
+    return ApiError(503, "The request was ended, since the server shuts down.", code="shutting_down")
