@@ -89,7 +89,18 @@ def test_results_of_calls_go_back(tooled):
     assert tooled.engine.tokenizer.decode(ids) == f"<user>Hm?<assistant>{city}<tool>Sun.<assistant>"
 
 
-CUT = ['{"city": "ab', "", "no JSON", "[1, 2]", '{"city": NaN}', '"text"', "null", "[" * 5000]
+CUT = [
+    '{"city": "ab',
+    '{"city": "\\ud800"}',
+    '{"city": 1e999}',
+    "",
+    "no JSON",
+    "[1, 2]",
+    '{"city": NaN}',
+    '"text"',
+    "null",
+    "[" * 5000,
+]
 
 
 @pytest.mark.parametrize("arguments", CUT)

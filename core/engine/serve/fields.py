@@ -299,9 +299,10 @@ class Message(Body):
 
 
 def _parsed(call: FunctionCall) -> dict[str, Any]:
-    """What is no JSON stays a text: an answer that was cut comes back as it was given."""
+    """What is no JSON stays a text, as does what JSON says and no template can: an answer comes back as it was given."""
     try:
         arguments = json.loads(call.arguments or "{}", parse_constant=_not_a_number)
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # 1e999, and half of a surrogate pair
     except (ValueError, RecursionError):
         arguments = call.arguments
     return {"name": call.name, "arguments": arguments}
