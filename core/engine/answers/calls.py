@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from .gemma_calls import GEMMA, GemmaCall
 from .json_parts import SPACE, CallObject, PartialCall, Tools
 from .named_calls import MISTRAL, PYTHON, NamedCall
 from .section_calls import SECTIONS, SectionCall
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 
 TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
 GRANITE = "<|tool_call|>"
-MARKS = (TAG, MISTRAL, PYTHON, GRANITE, FUNCTION, SEED, MINIMAX, *SECTIONS)
+LISTS = ("<tool_calls>", "<TOOLCALL>")  # of objects: Apriel's and the first MiniMax's, Nemotron's
+MARKS = (TAG, MISTRAL, PYTHON, GRANITE, *LISTS, FUNCTION, SEED, MINIMAX, GEMMA, *SECTIONS)
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _LONGEST = max(map(len, MARKS))
-_Call = CallObject | NamedCall | TaggedCall | SectionCall
+_Call = CallObject | NamedCall | TaggedCall | SectionCall | GemmaCall
 _BEGIN = re.compile(r"\s*(?:\[[\s;,]*)?")
 
 
@@ -119,6 +121,8 @@ class _Series:
             return tagged_call(self._mark, text, self.at, begin.end())
         if form := SECTIONS.get(self._mark):
             return SectionCall(self.at, begin.end(), form)
+        if self._mark == GEMMA:
+            return GemmaCall(self.at, begin.end())
         if self._mark == MISTRAL:
             return NamedCall(self.at, begin.end(), python=False)
         in_python = self._mark == PYTHON or (self._listed and not self._mark)

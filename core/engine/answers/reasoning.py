@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.formats.tokenizer import Tokenizer
 
-MARKS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
-"""What opens it and what closes it: of most families, of Mistral's, of Seed-OSS."""
+MARKS = {
+    "<think>": "</think>",
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|channel>thought": "<channel|>",
+}
+"""What opens it and what closes it: of most families, of Mistral's, of Seed-OSS, of Gemma 4."""
 _CLOSE = re.compile("|".join(map(re.escape, MARKS.values())))
 
 
@@ -30,7 +35,7 @@ def reasons(template: str) -> bool:
 
 def thoughts_are_special(tokenizer: Tokenizer) -> bool:
     """Whether reasoning can be told only in a text that shows special tokens."""
-    return any(tokenizer.token_id(mark) in tokenizer.control_ids for mark in MARKS)
+    return any(tokenizer.token_id(mark) in tokenizer.control_ids for pair in MARKS.items() for mark in pair)
 
 
 def split_reasoning(text: str, inside: bool, finished: bool) -> tuple[str, str, bool]:

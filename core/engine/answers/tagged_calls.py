@@ -3,6 +3,7 @@ values are plain text, whose types the tool's schema tells."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping
@@ -163,10 +164,23 @@ def typed(text: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
     try:
         kind = _type_of(json.loads(written, parse_constant=_none))
     except (ValueError, RecursionError):
-        return _said(text)
+        return _in_python(written, allowed) or _said(text)
     if kind == "integer" and "number" in allowed:
         return written
     return written if (kind in allowed if allowed else kind != "string") else _said(text)
+
+
+def _in_python(written: str, allowed: set[str]) -> str | None:
+    """The JSON of a list or a dict in that language, as some templates show them, where no text is allowed."""
+    if not allowed & {"array", "object"} or "string" in allowed:
+        return None
+    try:
+        value = ast.literal_eval(written)
+        said = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        said.encode()  # half of a surrogate pair is no text
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return said if _type_of(value) in allowed else None
 
 
 def _none(constant: str) -> Any:

@@ -27,6 +27,8 @@ _END_TEXTS = (
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|eom_id|>",

@@ -143,7 +143,10 @@ def rope_of_kinds(
     ropes = config.get("rope_parameters")
     if not isinstance(ropes, Mapping) or {"sliding_attention", "full_attention"} - set(ropes):
         raise ModelError("The configuration's rope_parameters must name sliding_attention and full_attention.")
-    scaling = {"sliding_attention": (head_dim, None), "full_attention": (full_head_dim or head_dim, config.get("rope_scaling"))}
+    scaling = {
+        "sliding_attention": (head_dim, None),
+        "full_attention": (full_head_dim or head_dim, config.get("rope_scaling")),
+    }
     local, full = (
         rope_from_hf({"rope_parameters": ropes[kind], "rope_scaling": own}, width, context, context)
         for kind, (width, own) in scaling.items()
