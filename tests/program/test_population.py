@@ -1,6 +1,7 @@
 """The KV cache's memory, taken before it is used."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,19 @@ def test_an_engine_that_closes_asks_for_no_more_of_its_cache(folder, monkeypatch
     seen = asked.total()
     time.sleep(0.2)
     assert 0 < seen < entries and asked.total() == seen
+
+
+@linux
+def test_no_memory_is_asked_for_after_an_interrupted_wait(folder, monkeypatch):
+    def interrupted(population):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engine.program.population._PIECE", 1 << 10)
+    monkeypatch.setattr(Population, "wait", interrupted)
+    Asked(monkeypatch, pause=0.05)
+    with pytest.raises(KeyboardInterrupt):
+        LLM(folder, backend="cpu", populate_cache="first", **SETTINGS)
+    assert "engine-populate" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_bench_takes_what_its_cases_need(folder, monkeypatch, capsys):

@@ -94,13 +94,21 @@ class Loaded:
         # A device's own session knows that device alone.
         one = tuple(self.devices) == ("device",)
         session = self.device.session(self.plan) if one else StepSession(self.devices, self.plan)
-        if self.config.warm_up and isinstance(session, StepSession):
+        if isinstance(session, StepSession):
+            try:
+                self._prepare(session)
+            except BaseException:  # Ctrl-C, say: a thread that asks for memory as the interpreter ends would abort it
+                session.close()
+                raise
+        return session
+
+    def _prepare(self, session: StepSession) -> None:
+        if self.config.warm_up:
             session.warm_up()
-        if self.config.populate_cache != "as used" and isinstance(session, StepSession):
+        if self.config.populate_cache != "as used":
             population = session.populate()
             if self.config.populate_cache == "first":
                 population.wait()
-        return session
 
     def close(self) -> None:
         """Leaves the group, and ends the other ranks, where there are any."""
