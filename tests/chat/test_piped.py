@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import tiny_models
@@ -233,6 +234,26 @@ def test_what_cannot_be_sent_is_told_before_the_model_is_looked_for(chat, tmp_pa
         assert "The message is empty" in chat("/no/such/model", "-p", empty, given="\n").err
     (tmp_path / "some").write_text("text")
     assert "/no/such/model" in chat("/no/such/model", "-p", "", "-f", tmp_path / "some").err
+
+
+def test_paths_that_are_no_utf8(chat, talker, tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    shutil.copytree(talker, folder)
+    (folder / os.fsdecode(b"\xfe.txt")).write_text("text")
+    done = chat(folder, "-p", "x", "-f", folder / os.fsdecode(b"\xfe.txt"), "--max-tokens", 2, *REFERENCE)
+    assert done.status == 0, done
+    assert chat("-c", "-p", "y", "--max-tokens", 2, *REFERENCE).status == 0
+    assert re.search(r"4 messages  .*\ufffd  ", chat("--list").out)
+    saved = chat("-c", *REFERENCE, given=f"/save {tmp_path / 'a.json'}\n")
+    kept = json.loads((tmp_path / "a.json").read_text())
+    assert saved.status == 0 and kept["model"] == str(folder)
+    assert kept["messages"][0]["content"] == "\ufffd.txt:\n```\ntext\n```\n\nx"
+
+
+@pytest.mark.parametrize("wrong", [("-p", "a\udcff"), ("-p", "x", "--system", "a\udcff")])
+def test_a_text_that_is_no_utf8_is_refused_before_anything_is_asked(chat, server, wrong):
+    done = chat("--attach", server.url, *wrong)
+    assert done.status == 2 and "is not UTF-8: byte 1 is 0xff." in done.err and not server.requests
 
 
 def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -150,7 +151,7 @@ def _file(text: str) -> Path:
 def write_new(file: Path, text: str) -> None:
     """A file that was not there, and that is not there unless all was written. UsageError where it cannot be."""
     try:
-        with file.open("x", encoding="utf-8") as out:
+        with file.open("x", encoding="utf-8", errors="backslashreplace") as out:  # a model's path may be no text
             try:
                 out.write(text)
                 out.flush()
@@ -285,7 +286,8 @@ def as_attachment(file: Path) -> str:
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"{file.name}:\n{fence}\n{text.rstrip()}\n{fence}\n\n"
+    name = os.fsencode(file.name).decode("utf-8", "replace")
+    return f"{name}:\n{fence}\n{text.rstrip()}\n{fence}\n\n"
 
 
 def _image(chat: Chat, rest: str) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from engine.console.options import EngineOptions, SamplingOptions
 from engine.console.settings_file import fields_of, read_toml, told
+from engine.console.texts import check_utf8
 from engine.errors import UsageError
 
 ENVIRONMENT = "ENGINE_"
@@ -107,6 +108,7 @@ def load_settings(flags: Mapping[str, Any]) -> Any:
         variable = f"{ENVIRONMENT}{name.upper()}" if name in from_environment else None
         source = None if name in flags else variable or (file if name in from_file else None)
         raise UsageError(told(error, _LISTED) + (f" It comes from {source}." if source else "")) from error
+    check_utf8(settings.system or "", "The system message")
     _check_sampling(settings)
     return settings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -99,7 +100,7 @@ class Store:
                     now,
                     version + 1,
                     talk.name(),
-                    talk.model,
+                    _kept(talk.model),
                     talk.system,
                     talk.start,
                     talk.summary,
@@ -125,7 +126,7 @@ class Store:
             ).fetchall()
         messages = [Message.restored(*each) for each in found]
         self._saved = (row[0], row[6], tuple(messages))
-        return Conversation(row[1], row[2], messages, row[3], row[4], row[5], row[0])
+        return Conversation(os.fsdecode(row[1]), row[2], messages, row[3], row[4], row[5], row[0])
 
     def list(self, query: str = "", most: int = 50) -> list[Listed]:
         """Those last continued, latest first; with a query those in whose title or messages it is found."""
@@ -142,7 +143,7 @@ class Store:
                 " LIMIT ?2",
                 (pattern, most),
             ).fetchall()
-        return [Listed(*row) for row in rows]
+        return [Listed(number, when, name, os.fsdecode(model), count) for number, when, name, model, count in rows]
 
     def delete(self, number: int) -> None:
         """Forget a conversation for good. Raises StoreError if there is none of this id."""
@@ -161,6 +162,15 @@ class Store:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+def _kept(model: str) -> str | bytes:
+    """A model's name; a path that is no UTF-8 as bytes, since SQLite has no such texts."""
+    try:
+        model.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(model)
+    return model
 
 
 def _sought(number: int | None) -> int | None:

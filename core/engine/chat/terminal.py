@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.console.notes import note, visible
-from engine.console.texts import MAX_TEXT, check_size, decode_utf8, read_text_file
+from engine.console.texts import MAX_TEXT, check_size, check_utf8, read_text_file
 from engine.errors import UsageError
 
 QUOTES = '"""'
@@ -79,7 +79,7 @@ class Piped:
             self._ended = len(text) > MAX_TEXT
             check_size(len(text), "The message")
             if not unfinished(text):
-                return message(_whole(text))
+                return message(check_utf8(text, "The message"))
             try:
                 text += "\n" + _line("  ")
             except EOFError:
@@ -97,11 +97,6 @@ class Piped:
 
     def quiet(self) -> AbstractContextManager[None]:
         return nullcontext()
-
-
-def _whole(text: str) -> str:
-    """The message; UsageError for one in which there is what is no UTF-8."""
-    return decode_utf8(text.encode("utf-8", "surrogateescape"), "The message")
 
 
 def _line(prompt: str) -> str:
@@ -149,7 +144,7 @@ class Typed:
         ahead, self._ahead = "\n".join(self._ahead), []
         while True:
             try:
-                return unquoted(_whole(self._session.prompt("> ", default=ahead)))
+                return unquoted(check_utf8(self._session.prompt("> ", default=ahead), "The message"))
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     raise

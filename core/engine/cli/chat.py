@@ -100,6 +100,7 @@ def chat(
     from engine.chat.loop import open_store, resumed, run
     from engine.chat.settings import ENGINE, SAMPLING, load_settings
     from engine.chat.store import Store
+    from engine.console.texts import check_utf8
 
     settings = load_settings(given_options(context, (*_OWN, *SAMPLING, *ENGINE)))
     settings.model = model or settings.model
@@ -109,7 +110,7 @@ def chat(
     # what is wrong with them is told before the model loads
     outputs = form.outputs()
     attached = "".join(as_attachment(each) for each in file or ())
-    message = None if prompt is None else f"{prompt}{_stdin()}"
+    message = None if prompt is None else f"{check_utf8(prompt, '--prompt')}{_stdin()}"
     if message is not None and not (message + attached).strip():
         raise UsageError("The message is empty; give --prompt a text, or pipe one in.")
     store = open_store(settings)

@@ -44,6 +44,11 @@ def check_size(size: int, what: str, most: int = MAX_TEXT) -> None:
         raise UsageError(f"{what} is larger than {most >> 20} MiB.")
 
 
+def check_utf8(text: str, what: str) -> str:
+    """A text from an argument, a variable or a terminal; UsageError for one in which there is what is no UTF-8."""
+    return decode_utf8(text.encode("utf-8", "surrogateescape"), what)
+
+
 def decode_utf8(data: bytes | bytearray, what: str) -> str:
     try:
         return data.decode("utf-8")
