@@ -396,6 +396,16 @@ def test_bytes_that_are_no_utf8_are_told_and_end_no_chat(terminal, server):
     child.wait("All well")
 
 
+def test_what_is_typed_is_utf8_whatever_a_locale_says(terminal, server):
+    server.scripts = [["fine"]]
+    child = terminal("--attach", server.url, PYTHONIOENCODING="latin-1")
+    child.send("d\u00e9j\u00e0 \u65e5")
+    child.wait("> d\u00e9j\u00e0 \u65e5")
+    child.send("\r")
+    child.wait("fine")
+    assert server.requests[0]["messages"][0]["content"] == "d\u00e9j\u00e0 \u65e5"
+
+
 def test_backslashes_that_are_pasted_are_part_of_the_message(terminal, server):
     server.scripts = [["All well."]]
     child = terminal("--attach", server.url)
