@@ -124,6 +124,19 @@ def test_what_is_no_database_is_told(tmp_path):
         Store(tmp_path / "c.db" / "d.db").list()
 
 
+@pytest.mark.parametrize("extra", ['{"reas', "[1]", '{"tool_calls": [[1]]}'])
+def test_a_conversation_that_is_damaged_is_told(tmp_path, extra):
+    store = Store(tmp_path / "c.db")
+    for text in ("first", "second"):
+        store.save(Conversation(messages=[Message("user", text)]))
+    with sqlite3.connect(tmp_path / "c.db") as db:
+        db.execute("UPDATE messages SET extra = ? WHERE conversation = 2", (extra,))
+    db.close()
+    with pytest.raises(StoreError, match=r"Conversation 2 in .* is damaged"):
+        store.load()
+    assert store.load(1).messages[0].content == "first"
+
+
 def test_a_database_is_tried_again_until_it_can_be_used(tmp_path):
     (tmp_path / "folder").write_text("no folder yet")
     store = Store(tmp_path / "folder" / "c.db")

@@ -124,7 +124,12 @@ class Store:
             found = self._db.execute(
                 "SELECT role, content, extra FROM messages WHERE conversation = ? ORDER BY position", (row[0],)
             ).fetchall()
-        messages = [Message.restored(*each) for each in found]
+        try:
+            messages = [Message.restored(*each) for each in found]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"Conversation {row[0]} in {self.path} is damaged, and cannot be read; engine chat --list shows the others."
+            ) from error
         self._saved = (row[0], row[6], tuple(messages))
         return Conversation(os.fsdecode(row[1]), row[2], messages, row[3], row[4], row[5], row[0])
 
