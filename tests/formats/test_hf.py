@@ -91,6 +91,14 @@ def test_an_index_of_more_than_the_one_file(write_folder: Write) -> None:
     assert open_checkpoint(folder).tensors.keys() == {*_arrays(), "z"}
 
 
+@pytest.mark.parametrize("file", [SINGLE, "config.json", "model.gguf"])
+def test_what_git_leaves_without_lfs_is_told(write_folder: Write, file: str) -> None:
+    folder = write_folder({SINGLE: safetensors_of(_arrays()), "config.json": {"model_type": "qwen2"}})
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 9\n")
+    with pytest.raises(FormatError, match=rf"{file} is a pointer of Git LFS in place of the file; git lfs pull gets"):
+        open_checkpoint(folder / file if file.endswith(".gguf") else folder)
+
+
 def test_ends_of_generation(write_folder: Write) -> None:
     files = {
         SINGLE: safetensors_of({}),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import FormatError
-from engine.formats.mapping import read_errors, release
+from engine.formats.mapping import POINTER_BYTES, read_errors, refuse_pointer, release
 from engine.formats.quantformats import Bytes, Floats, Format
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if not path.is_file():
             raise FormatError(f"{path} is neither a file nor a folder; {wanted}.")
         with path.open("rb") as file:
-            magic = file.read(4)
-    if magic != MAGIC:
+            beginning = file.read(POINTER_BYTES)
+    if not beginning.startswith(MAGIC):
+        refuse_pointer(path, beginning)
         raise FormatError(f"{path} is not a GGUF file; {wanted}.")
     return open_gguf(path)

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from engine.errors import FormatError
-from engine.formats.mapping import read_errors
+from engine.formats.mapping import read_errors, refuse_pointer
 
 _MAX_FILE = 64 << 20  # bytes; the largest tokenizer.json and weight indexes have some 30 MB
 _MAX_VALUES = 200_000  # a weight index of the largest models names 150,000 tensors; an empty list takes 64 bytes
@@ -51,6 +51,7 @@ def read_bytes(path: Path) -> bytes:
         data = file.read(_MAX_FILE + 1)
     if len(data) > _MAX_FILE:
         raise FormatError(f"{path} is larger than {_MAX_FILE >> 20} MiB.")
+    refuse_pointer(path, data)
     return data
 
 

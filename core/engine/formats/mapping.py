@@ -32,9 +32,21 @@ def release(data: Bytes) -> None:
     owner.madvise(mmap.MADV_DONTNEED, start, first + data.nbytes - start)
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+POINTER_BYTES = len(_POINTER)
+
+
+def refuse_pointer(path: Path, beginning: bytes) -> None:
+    """FormatError for what git leaves in a large file's place where Git LFS is not installed."""
+    if beginning.startswith(_POINTER):
+        raise FormatError(f"{path} is a pointer of Git LFS in place of the file; git lfs pull gets the file itself.")
+
+
 def map_file(path: Path) -> Bytes:
     """The whole file as a read-only uint8 array, which keeps the mapping alive."""
     with read_errors(path), path.open("rb") as file:
         if file.seek(0, 2) == 0:
             raise FormatError(f"{path} is empty.")
+        file.seek(0)
+        refuse_pointer(path, file.read(POINTER_BYTES))
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
