@@ -6,6 +6,8 @@ import json
 import re
 import sqlite3
 import sys
+import termios
+import time
 
 import pytest
 
@@ -417,20 +419,47 @@ def test_backslashes_that_are_pasted_are_part_of_the_message(terminal, server):
     assert server.requests[0]["messages"][0]["content"] == "docker run \\\n  -it \\\n  image\nwhat is it?"
 
 
-def test_ctrl_z_gives_the_shell_back_at_the_prompt(server):
+@pytest.fixture
+def shell():
     pexpect = pytest.importorskip("pexpect", reason="pexpect is not installed")
+    started = pexpect.spawn("bash", ["--norc", "-i"], encoding="utf-8", dimensions=(30, 100), timeout=20)
+    yield started
+    started.close(force=True)
+
+
+def _begin_chat(shell, server):
+    shell.sendline(f"PROMPT_TOOLKIT_NO_CPR=1 {sys.executable} -m engine.cli.main chat --attach {server.url}")
+    shell.expect("(?s)lists the commands[^>]*>")
+
+
+def test_ctrl_z_gives_the_shell_back_at_the_prompt(shell, server):
     server.scripts = [["All well."]]
-    shell = pexpect.spawn("bash", ["--norc", "-i"], encoding="utf-8", dimensions=(30, 100), timeout=20)
-    try:
-        shell.sendline(f"PROMPT_TOOLKIT_NO_CPR=1 {sys.executable} -m engine.cli.main chat --attach {server.url}")
-        shell.expect("(?s)lists the commands[^>]*>")
-        shell.send("half\x1a")
-        shell.expect("Stopped")
-        shell.sendline("echo $((6 * 7))$((6 * 7)); fg")
-        shell.expect("4242")
-        shell.expect("half")
-        shell.send(" and half\r")
-        shell.expect("All well")
-    finally:
-        shell.close(force=True)
+    _begin_chat(shell, server)
+    shell.send("half\x1a")
+    shell.expect("Stopped")
+    shell.sendline("echo $((6 * 7))$((6 * 7)); fg")
+    shell.expect("4242")
+    shell.expect("half")
+    shell.send(" and half\r")
+    shell.expect("All well")
     assert server.requests[0]["messages"][0]["content"] == "half and half"
+
+
+def test_after_ctrl_z_in_an_answer_what_is_typed_is_kept_again(shell, server):
+    from server import HOLD
+
+    server.scripts = [["Never ending", HOLD, "unheard"]]
+    _begin_chat(shell, server)
+    shell.send("go on\r")
+    shell.expect("Never ending")
+    shell.send("\x1a")
+    shell.expect("Stopped")
+    shell.sendline("fg")
+    shell.expect("chat --attach")
+    end = time.monotonic() + 20
+    while termios.tcgetattr(shell.child_fd)[3] & (termios.ECHO | termios.NOFLSH) != termios.NOFLSH:
+        assert time.monotonic() < end, "what is typed is drawn into the answer, or is lost with Ctrl-C"
+        time.sleep(0.02)
+    shell.send("typed ahead\x03")
+    shell.expect("Ctrl-C once more leaves")
+    shell.expect("typed ahead")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from engine.console.notes import note, visible
@@ -120,6 +122,7 @@ class Typed:
 
         self._status = status
         self._cooked: list[Any] | None = None  # the terminal's modes outside the chat
+        self._quiet: list[Any] | None = None  # those that it has while nothing is asked for
         self._ahead: list[str] = []  # what was typed where a choice was asked for
         self._style = Style.from_dict({"bottom-toolbar": "noreverse fg:ansibrightblack"})
         self._session: PromptSession[str] = PromptSession(
@@ -144,7 +147,9 @@ class Typed:
         ahead, self._ahead = "\n".join(self._ahead), []
         while True:
             try:
-                return unquoted(check_utf8(self._session.prompt("> ", default=ahead), "The message"))
+                with self._asking():
+                    typed = self._session.prompt("> ", default=ahead)
+                return unquoted(check_utf8(typed, "The message"))
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     raise
@@ -157,7 +162,8 @@ class Typed:
         wanted = ", ".join(f"[{short}]{choice[len(short) :]}" for short, choice in shortest(choices).items())
         while True:
             try:
-                typed = prompt(f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style).strip()
+                with self._asking():
+                    typed = prompt(f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style).strip()
             except (EOFError, KeyboardInterrupt):
                 return choices[-1]
             found = [choice for choice in choices if typed and choice.startswith(typed.lower())]
@@ -193,7 +199,7 @@ class Typed:
     def _run_editor(self, file: Path) -> None:
         command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or shutil.which("nano") or "vi"
         try:
-            with _modes(self._cooked):
+            with self._asking(), _modes(self._cooked):
                 status = subprocess.call([*shlex.split(command), str(file)])
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error  # shlex's errors have none
@@ -207,8 +213,28 @@ class Typed:
         quiet = [*self._cooked]
         quiet[0] &= ~termios.ICRNL  # Enter stays Enter, for the prompt that reads it later
         quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH  # Ctrl-C takes away nothing typed
-        with _modes(quiet):
+        before = signal.signal(signal.SIGCONT, self._on_continue)
+        try:
+            with _modes(quiet):
+                self._quiet = quiet
+                yield
+        finally:
+            self._quiet = None
+            signal.signal(signal.SIGCONT, before)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """While the prompt, or an editor, has modes of its own."""
+        quiet, self._quiet = self._quiet, None
+        try:
             yield
+        finally:
+            self._quiet = quiet
+
+    def _on_continue(self, number: int, frame: FrameType | None) -> None:
+        """After Ctrl-Z and fg the terminal has the shell's modes."""
+        if self._quiet is not None and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._quiet)
 
 
 @contextmanager
