@@ -169,6 +169,7 @@ def test_a_tool_of_a_model_that_runs_here_is_not_run_where_nobody_can_be_asked(c
         (("--attach", "a" * 64), "must be a server's URL"),
         (("--attach", "localhost:9"), "cannot be reached"),
         (("m", "-c"), "no conversation"),
+        (("m", "-c", "--database", "/dev/null/c.db"), "cannot be used for conversations"),
         (("--export", "pdf"), "must be md or json"),
     ],
 )

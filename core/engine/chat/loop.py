@@ -43,14 +43,17 @@ def open_source(settings: Any, model: str | None) -> Source:
     return local
 
 
-def open_store(settings: Any) -> Store | None:
-    """Where conversations are kept, and a sentence where that cannot be used now; None with --no-save."""
+def open_store(settings: Any, needed: bool) -> Store | None:
+    """Where conversations are kept; None with --no-save. Where that cannot be used now a sentence says so, or StoreError is
+    raised where it is ``needed``."""
     if not settings.save:
         return None
     store = Store(settings.database)
     try:
         store.open()
     except StoreError as error:
+        if needed:
+            raise
         note(f"{error} The chat goes on unsaved.")
     return store
 

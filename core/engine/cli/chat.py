@@ -113,8 +113,9 @@ def chat(
     message = None if prompt is None else f"{check_utf8(prompt, '--prompt')}{_stdin()}"
     if message is not None and not (message + attached).strip():
         raise UsageError("The message is empty; give --prompt a text, or pipe one in.")
-    store = open_store(settings)
-    talk = resumed(store, number) if resume or number is not None else Conversation()
+    goes_on = resume or number is not None
+    store = open_store(settings, needed=goes_on)
+    talk = resumed(store, number) if goes_on else Conversation()
     talk.system = settings.system if settings.system is not None else talk.system
     named = settings.model or (None if settings.attach else talk.model or None)
     if not run(settings, talk, named, store, outputs, message, attached):
