@@ -171,6 +171,7 @@ def test_a_tool_of_a_model_that_runs_here_is_not_run_where_nobody_can_be_asked(c
         (("m", "-c"), "no conversation"),
         (("m", "-c", "--database", "/dev/null/c.db"), "cannot be used for conversations"),
         (("--export", "pdf"), "must be md or json"),
+        (("--list", "--delete", "1"), "Give one of --list, --export and --delete, not 2."),
     ],
 )
 def test_wrong_usage_is_one_line(chat, arguments, said):

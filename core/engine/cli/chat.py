@@ -104,7 +104,10 @@ def chat(
 
     settings = load_settings(given_options(context, (*_OWN, *SAMPLING, *ENGINE)))
     settings.model = model or settings.model
-    if listing or search is not None or export is not None or delete is not None:
+    wanted = [listing or search is not None, export is not None, delete is not None].count(True)
+    if wanted > 1:
+        raise UsageError(f"Give one of --list, --export and --delete, not {wanted}.")
+    if wanted:
         _records(Store(settings.database), search or "", export, number, delete)
         return
     # what is wrong with them is told before the model loads
