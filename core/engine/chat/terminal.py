@@ -163,7 +163,9 @@ class Typed:
         while True:
             try:
                 with self._asking():
-                    typed = prompt(f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style).strip()
+                    typed = prompt(
+                        f"{wanted}? ", bottom_toolbar=self._toolbar, style=self._style, enable_suspend=True
+                    ).strip()
             except (EOFError, KeyboardInterrupt):
                 return choices[-1]
             found = [choice for choice in choices if typed and choice.startswith(typed.lower())]
