@@ -247,6 +247,23 @@ def test_nothing_is_asked_after_a_stop(terminal, server, home):
     assert told == ["c1", "c2", "c3"], "a call has no result"
 
 
+def test_a_tool_that_ctrl_c_stops_is_told(terminal, server, home):
+    (home / "config" / "engine").mkdir(parents=True)
+    (home / "config" / "engine" / "config.toml").write_text('[tools.wait]\ncommand = "touch $HOME/began; sleep 60"\n')
+    server.scripts = [[("tool", "wait", "{}")]]
+    child = terminal("--attach", server.url)
+    child.line("wait")
+    child.wait(r"\[y\]es, \[n\]o, \[s\]top")
+    child.line("yes")
+    end = time.monotonic() + 20
+    while not (home / "began").exists():
+        assert time.monotonic() < end, "the tool has not begun"
+        time.sleep(0.02)
+    child.send("\x03")
+    child.wait("wait is stopped", 10)
+    child.wait_prompt()
+
+
 def test_markdown_is_rendered_and_long_answers_are_whole(terminal, server):
     code = [f"    value_{n} = {n}\n" for n in range(60)]
     text = [

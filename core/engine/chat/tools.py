@@ -80,6 +80,7 @@ class Tools:
         try:
             text = tool.run(arguments)
         except KeyboardInterrupt:
+            note(f"{name} is stopped.")
             return Result("The person stopped it.", stopped=True)
         except Exception as error:  # a person's own function may fail in any way
             note(f"{name} failed: {type(error).__name__}: {error}")
