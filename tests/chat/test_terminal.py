@@ -288,6 +288,15 @@ def test_markdown_is_rendered_and_long_answers_are_whole(terminal, server):
     assert child.screen.title != "owned" and "The end." in child.text()
 
 
+def test_a_table_is_whole_where_a_word_is_wider_than_the_terminal(terminal, server):
+    word = "".join(chr(ord("A") + n % 26) for n in range(60))
+    server.scripts = [[f"| a | b |\n|---|---|\n| 1 | {word} |\n\nend"]]
+    child = terminal("--attach", server.url, rows=24, columns=40)
+    child.line("a table")
+    child.wait("end")
+    assert word in re.sub(r"\s", "", child.text())
+
+
 def test_neither_a_servers_name_nor_an_entity_reaches_the_terminal(terminal, server):
     server.model["id"] = "a\x1b]0;owned\x07model"
     server.scripts = [["left &#x202e;right&#x1b;]0;owned&#7; &amp; **bold &#8238;**\n\n| a |\n|---|\n| &#x202E;c |"]]

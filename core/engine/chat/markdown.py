@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 from markdown_it import MarkdownIt
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.markdown import Markdown
+from rich.markdown import Markdown, MarkdownElement, TableElement
 from rich.segment import Segment, Segments
+from rich.table import Table
 from rich.text import Text
 
 from engine.console.notes import visible
@@ -24,7 +26,20 @@ _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "ta
 _REDRAW_S = 0.04
 
 
+class _Table(TableElement):
+    """A table whose long words go on in the next line; rich would cut them."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for table in super().__rich_console__(console, options):
+            assert isinstance(table, Table)
+            for column in table.columns:
+                column.overflow = "fold"
+            yield table
+
+
 class _Rendered(Markdown):
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "table_open": _Table}
+
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False, code_theme="ansi_dark")
         self.parsed = _PARSER.parse(text)
