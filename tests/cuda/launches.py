@@ -2,8 +2,9 @@
 
 Run as a script: ``launches.py TARGET [KERNEL ...]`` prints one line of JSON a kernel, or only for those named, with its
 instructions, a program's registers, those spilled, shared memory, the reductions in its loops, what these copy from registers to
-shared memory, the reads that they wait for and how many are on their way when it begins a round of one. It must not run where
-TRITON_INTERPRET is set.
+shared memory, the reads that they wait for and how many are on their way when it begins a round of one. ``launches.py TARGET
+again`` prints the kernels that steps of other counts would have compiled once more. It must not run where TRITON_INTERPRET is
+set.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Launch:
     options: dict
 
     def source(self):
-        """As Triton's own launcher specializes: ones are constants, multiples of 16 are known as such."""
+        """As Triton's own launcher specializes: ones are constants, multiples of 16 are known as such, but where a kernel says
+        that it is not to."""
         signature, constants, attrs = {}, {}, {}
         for n, parameter in enumerate(inspect.signature(self.kernel.fn).parameters.values()):
             name = parameter.name
@@ -103,6 +105,8 @@ class Launch:
                 attrs[n,] = [["tt.divisibility", 16]]
             elif isinstance(value, float):
                 signature[name] = "fp32"
+            elif self.kernel.params[n].do_not_specialize:
+                signature[name] = "i32"
             elif value == 1:
                 signature[name], constants[n,] = "constexpr", 1
             else:
@@ -179,10 +183,32 @@ def record():
     return list(r.found.values())
 
 
-def _layers(r, tokens, ints):
+def compiled_again():
+    """Kernels that would be compiled for some of these steps and not for others, which differ in their counts alone: of tokens,
+    sequences, blocks of a page table and log-probabilities."""
+    few = ((1, 16, 33, 1), (8, 1, 48, 16))
+    more = ((49, 1, 1, 1), (64, 16, 16, 16), (50, 3, 7, 5))
+    found = set()
+    for steps in (few, more):
+        ways = [_ways(*step) for step in steps]
+        found |= {kernel for kernel, *_ in set.union(*ways) - set.intersection(*ways)}
+    return sorted(found)
+
+
+def _ways(tokens, seqs, pages, logprobs):
+    """The kernels of a step, as they are compiled."""
+    r = Recorder()
+    ints = lambda *shape: tensor(*shape, dtype="i32")  # noqa: E731
+    _layers(r, tokens, ints, seqs, pages)
+    _rows(r, tokens, seqs, ints)
+    _recurrent(r, tokens, seqs, ints, pages)
+    _head(r, ints, seqs, tokens, pages, logprobs)
+    return {(*key, str(launch.source()[0].attrs)) for key, launch in r.found.items()}
+
+
+def _layers(r, tokens, ints, seqs=16, pages=512):
     x, wide = tensor(tokens, 4096), tensor(tokens, 14336)
     residual = tensor(tokens, 4096, dtype="f32")
-    seqs = 16
     for format_ in ("BF16", "F16", "F32", "Q4_0", "Q4_K", "Q6_K", "Q8_0", "IQ4_XS", "NF4", "FP8"):
         r.run("linear", {"x": x}, weights={"weight": matrix(format_, 4096, 4096)})
     r.run(
@@ -192,7 +218,7 @@ def _layers(r, tokens, ints):
         {"weight": matrix("BF16", 4096, 14336), "bias": vector(4096)},
     )
     r.run("linear", {"x": tensor(tokens, 4096, dtype="f32")}, ("f32",), {"weight": matrix("F32", 4096, 4096)})
-    if tokens == 16:
+    if tokens <= 16:
         for act, format_ in (("bf16", "Q4_0"), ("f16", "Q4_K"), ("f16", "NF4"), ("f16", "Q3_K"), ("bf16", "Q5_K")):
             r.run("linear", {"x": tensor(3, 4096, dtype=act)}, weights={"weight": matrix(format_, 4096, 4096)})
     for format_ in ("BF16", "Q4_K"):
@@ -220,7 +246,7 @@ def _layers(r, tokens, ints):
         ("f32", 256, {}),
         ("f32", 576, {"v_head_dim": 512}),
     ):
-        _cached(r, tokens, seqs, ints, dtype, width, dict(more))
+        _cached(r, tokens, seqs, pages, ints, dtype, width, dict(more))
 
 
 def _rows(r, tokens, seqs, ints):
@@ -240,7 +266,7 @@ def _rows(r, tokens, seqs, ints):
     r.run("embed", {"ids": ints(tokens)}, ("f32",), {"weight": matrix("Q6_K", 128256, 4096)})
 
 
-def _cached(r, tokens, seqs, ints, dtype, width, more):
+def _cached(r, tokens, seqs, pages, ints, dtype, width, more):
     latent = "v_head_dim" in more
     heads, kv_heads = (128, 1) if latent else (32, 8)
     kinds = ("k",) if latent else ("k", "v")
@@ -250,7 +276,9 @@ def _cached(r, tokens, seqs, ints, dtype, width, more):
     shape = {"kv_heads": kv_heads, "head_dim": width}
     new = {f"new_{kind}": tensor(tokens, kv_heads * width) for kind in kinds}
     r.run("kv_write", {**new, "kv_slots": ints(tokens)}, (), None, states, latent=latent, **shape)
-    r.run("kv_copy", {"block_copies": ints(4, 2)}, (), None, {f"states.{n}": s for n, s in enumerate(states.values())})
+    r.run(
+        "kv_copy", {"block_copies": ints(seqs, 2)}, (), None, {f"states.{n}": s for n, s in enumerate(states.values())}
+    )
     q = tensor(tokens, heads * width)
     if not latent:
         norms = {name: vector(width) for name in ("q_norm", "k_norm")}
@@ -265,16 +293,16 @@ def _cached(r, tokens, seqs, ints, dtype, width, more):
             heads=heads,
             head_dim=width,
         )
-    inputs = {"q": q, "seq_starts": ints(seqs), "query_offsets": ints(seqs + 1), "page_table": ints(seqs, 512)}
+    inputs = {"q": q, "seq_starts": ints(seqs), "query_offsets": ints(seqs + 1), "page_table": ints(seqs, pages)}
     weights = {"sinks": vector(heads)} if more.pop("sinks", False) else {}
     attrs = {"heads": heads, "scale": 0.1, "block_size": 16, **shape, **more}
     r.run("attention", inputs, ("bf16",), weights, states, **attrs)
 
 
-def _recurrent(r, tokens, seqs, ints):
+def _recurrent(r, tokens, seqs, ints, pages=64):
     key_heads, value_heads, width, block_size = 16, 32, 128, 512
     columns = (2 * key_heads + value_heads) * width
-    place = {"seq_starts": ints(seqs), "query_offsets": ints(seqs + 1), "page_table": ints(seqs, 64)}
+    place = {"seq_starts": ints(seqs), "query_offsets": ints(seqs + 1), "page_table": ints(seqs, pages)}
     x, tail = tensor(tokens, columns), tensor(256, 3, columns, dtype="f32")
     r.run(
         "causal_conv",
@@ -302,15 +330,15 @@ def _experts(r, tokens, ints):
     r.run("moe_combine", {"y": tensor(tokens * 8, 2048), "weights": tensor(tokens, 8, dtype="f32")})
 
 
-def _head(r, ints):
-    n, width = 64, 128256
+def _head(r, ints, n=64, total=512, pages=512, logprobs=20):
+    width = 128256
     floats = lambda *shape: tensor(*shape, dtype="f32")  # noqa: E731
     history = {"history": ints(64, 8192)}
-    tokens = {"token_ids": ints(512), "seq_slots": ints(n), "seq_starts": ints(n), "query_offsets": ints(n + 1)}
-    fills = {"history_copies": ints(2, 2), "fill_slots": ints(64), "fill_positions": ints(64), "fill_ids": ints(64)}
-    table = {"page_table.0": ints(n, 512)}
+    tokens = {"token_ids": ints(total), "seq_slots": ints(n), "seq_starts": ints(n), "query_offsets": ints(n + 1)}
+    fills = {"history_copies": ints(n, 2), **{f"fill_{name}": ints(n) for name in ("slots", "positions", "ids")}}
+    table = {"page_table.0": ints(n, pages)}
     r.run("step_expand", {**tokens, **fills, **table}, ("i32",) * 4, None, history, block_sizes=(16,))
-    place = {"rows": ints(n), "positions": ints(512), "token_seq": ints(512), "seq_slots": ints(n)}
+    place = {"rows": ints(n), "positions": ints(total), "token_seq": ints(total), "seq_slots": ints(n)}
     filters = (
         "temperature",
         "top_p",
@@ -328,7 +356,7 @@ def _head(r, ints):
     for act in ("bf16", "f32"):
         given = {"logits": tensor(n, width, dtype=act), **place}
         r.run("process_logits", {**given, **filtering}, ("f32",), None, history)
-        r.run("sample", {**given, **sampling}, ("i32", "i32", "f32", "i32", "f32"), None, history, Dims(K=20))
+        r.run("sample", {**given, **sampling}, ("i32", "i32", "f32", "i32", "f32"), None, history, Dims(K=logprobs))
 
 
 def _registers(compiled, target):
@@ -379,6 +407,9 @@ def _awaited(text):
 
 def main(target, *names):
     tiles.architecture = lambda: target
+    if names == ("again",):
+        print(json.dumps(compiled_again()))
+        return
     for launch in record():
         if names and launch.kernel.fn.__name__ not in names:
             continue

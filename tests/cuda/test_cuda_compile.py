@@ -77,6 +77,14 @@ def test_every_kernel_compiles(target, tmp_path):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_steps_of_other_counts_compile_nothing(target, tmp_path):
+    """Each kernel takes a second or more, for which all requests would wait."""
+    pytest.importorskip("triton")
+    assert _compiled(target, tmp_path, "again") == [[]]
+
+
+@pytest.mark.timeout(300)
 def test_sums_over_a_row_are_reduced_once_a_pass(tmp_path):
     """The filters pass over it dozens of times. What top-k and top-p count in the order of ids is left, in one pass of each."""
     pytest.importorskip("triton")

@@ -58,7 +58,7 @@ def _scores_in_pieces(
     return scores
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_width", "splits"])
 def attend(
     q, k, v, k_scale, v_scale, sinks, seq_starts, offsets, table, y, part_y, part_most, part_total,
     sequences, table_width, kv_heads, key_width, value_width, scale, softcap, window, splits,
@@ -182,7 +182,7 @@ def attend(
         tl.store(part_total + part, total, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge(
     part_y, part_most, part_total, sinks, seq_starts, offsets, y, heads, value_width, window, splits,
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, WIDTH: tl.constexpr,

@@ -52,7 +52,7 @@ def kv_write(
             store_heads(values, v, v_scale, slot, heads, width, SCALED, HEADS, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def kv_copy(state, copies, count, size, BLOCK: tl.constexpr):
     """Blocks of ``size`` elements, each program the same part of all, one copy after the other, since one may read what
     another wrote."""

@@ -179,7 +179,7 @@ def _factor(value, fine, FINE: tl.constexpr):
     return value.to(tl.float32) * fine.to(tl.float32) if FINE else value.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def few_coded(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,

@@ -79,7 +79,7 @@ def _halves(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(x, [ROWS, 2, COLUMNS // 2]), (0, 2, 1)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def dense(
     x, weight, bias, residual, y, order, experts, rows, outputs, depth, first, second, x_row, y_row, choices,
     BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr, DOT: tl.constexpr,
@@ -213,7 +213,7 @@ def _bytes(packed, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.const
         return tl.reshape(packed, [ROWS, COLUMNS])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def quantized(
     x, codes, scale, fine_scale, least, fine_least, bias, residual, y, order, experts,
     rows, outputs, depth, first, second, part, code_row, groups, supers, x_row, y_row, choices,
@@ -276,7 +276,7 @@ def quantized(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def sum_parts(
     parts, bias, residual, y, rows, outputs, first, second,
     PARTS: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, BLOCK: tl.constexpr,
@@ -299,7 +299,7 @@ def sum_parts(
     put(y + place, sums, there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def bytes_by_bytes(
     x, x_scale, weight, scale, bias, residual, y, rows, outputs, depth,
     BIASED: tl.constexpr, ADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -322,7 +322,7 @@ def bytes_by_bytes(
     finish(sums.to(tl.float32) * factors, bias, residual, y, m, there, n, outputs, 0, outputs, BIASED, ADDED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def fp8_by_fp8(
     x, x_scale, weight, scale, bias, residual, y, rows, outputs, depth, groups,
     BIASED: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

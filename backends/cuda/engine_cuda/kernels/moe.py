@@ -79,7 +79,7 @@ def route(
         tl.store(weights + token * k + n, (score / total * scale).to(tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def count_choices(ids, counts, total, BLOCK: tl.constexpr):
     """How many choices fell on the program's expert."""
     expert = tl.program_id(0)
@@ -90,7 +90,7 @@ def count_choices(ids, counts, total, BLOCK: tl.constexpr):
     tl.store(counts + expert, tl.sum(found, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "blocks"])
 def order_choices(
     ids, counts, order, block_experts, total, experts, blocks,
     BM: tl.constexpr, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,

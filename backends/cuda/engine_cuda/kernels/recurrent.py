@@ -27,7 +27,7 @@ def _recalled(x, tail, first, start, block, row, columns, end, width, W: tl.cons
     return tl.where(seen, own.to(tl.float32), kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_width"])
 def causal_conv(
     x, weight, tail, seq_starts, offsets, table, y, sequences, table_width, width,
     W: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
@@ -47,7 +47,7 @@ def causal_conv(
     put(y + token.to(tl.int64) * width + columns, total / (1.0 + tl.exp(-total)), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def leave_tail(
     x, tail, seq_starts, offsets, table, table_width, width,
     W: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
@@ -102,7 +102,7 @@ def _unit(x, eps):
     return wide / tl.sqrt_rn(tl.sum(wide * wide, axis=0) + eps)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def gated_delta(
     qkv, decay, beta, rate, bias, memory, seq_starts, offsets, table, y,
     table_width, share, key_heads, value_heads, key_dim, value_dim, scale, eps,

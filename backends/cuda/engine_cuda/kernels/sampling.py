@@ -64,7 +64,7 @@ def best_of_parts(
     tl.store(part_bad + row * parts + part, bad)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def choose(
     part_best, part_id, part_bad, rows, positions, token_seq, seq_slots, targets, history, tokens, status,
     count, parts, width, length, TARGETS: tl.constexpr, PARTS: tl.constexpr,
@@ -94,7 +94,7 @@ def choose(
         tl.store(history + tl.load(seq_slots + seq).to(tl.int64) * length + position, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def wants(status, want_logprobs, candidates, active, count, BEAMS: tl.constexpr, BLOCK: tl.constexpr):
     """1 for rows that want log-probabilities, as log_sum reads it."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -106,7 +106,7 @@ def wants(status, want_logprobs, candidates, active, count, BEAMS: tl.constexpr,
     tl.store(active + row, (wanted & good).to(tl.int32), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns"])
 def report(
     logits, processed, sums, active, status, tokens, want_logprobs, candidates, logprob, top_ids, top_logprobs,
     width, columns, BEAMS: tl.constexpr, BLOCK: tl.constexpr,

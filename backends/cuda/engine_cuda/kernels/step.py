@@ -6,7 +6,7 @@ import triton.language as tl
 from .common import find_sequence
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def fill_history(history, slots, positions, ids, count, width, BLOCK: tl.constexpr):
     """history[slot, position] = id."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -16,7 +16,7 @@ def fill_history(history, slots, positions, ids, count, width, BLOCK: tl.constex
     tl.store(history + slot * width + position, tl.load(ids + n, mask=kept, other=0), mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def expand_tokens(token_ids, seq_slots, seq_starts, offsets, history, ids, positions, token_seq, sequences, width):
     """A token a program: its sequence, position and id, of which the history takes what is known and gives the rest."""
     token = tl.program_id(0)
@@ -33,7 +33,7 @@ def expand_tokens(token_ids, seq_slots, seq_starts, offsets, history, ids, posit
     tl.store(token_seq + token, seq)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "width"])
 def kv_slots(table, positions, token_seq, slots, count, width, block_size, BLOCK: tl.constexpr):
     """table[seq, position // block_size] * block_size + position % block_size."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
