@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,6 +185,44 @@ def test_where_steps_cannot_be_captured_they_are_launched(recording, monkeypatch
         told = llm.loaded.device.describe().details["graphs"]
     assert told == "off: a step could not be captured (operation not permitted)."
     assert [[(o.token_ids, o.logprobs) for o in out.outputs] for out in outputs] == want
+
+
+def test_nobody_waits_for_the_whole_gpu_while_a_graph_is_captured(device, monkeypatch):
+    """As another model of the process does while it is loaded: CUDA refuses that, and the capture ends, too."""
+    import torch
+
+    from engine_cuda import graphs, memory
+
+    where, events, threads = torch.device("cuda", 0), [], []
+
+    class Graph:
+        def capture_begin(self, capture_error_mode):
+            for wait in (memory.wait_for, memory.memory_of):
+                threads.append(threading.Thread(target=wait, args=(where,)))
+                threads[-1].start()
+            threads[-1].join(0.1)
+            events.append("captured")
+
+        def capture_end(self):
+            events.append("ended")
+
+        replay = None
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, function in {
+        "CUDAGraph": Graph,
+        "current_stream": lambda where: stream,
+        "Stream": lambda where: stream,
+        "stream": lambda side: nullcontext(),
+        "synchronize": lambda where: events.append("waited"),
+        "empty_cache": lambda: events.append("emptied"),
+        "mem_get_info": lambda where: (0, 0),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    graphs.captured((), where)
+    for thread in threads:
+        thread.join()
+    assert events[:2] == ["captured", "ended"] and sorted(events[2:]) == ["emptied", "waited"]
 
 
 def test_only_so_many_are_kept(recording, monkeypatch, tmp_path):

@@ -35,7 +35,7 @@ from .cuts import cuts_of
 from .graphs import Graphs, SegmentRunner, graphs_of
 from .kernels.common import INTERPRETED
 from .layouts import PAGES
-from .memory import memory_of, watch
+from .memory import memory_of, wait_for, watch
 from .providers import TritonProvider, make_providers
 from .tiles import together
 from .virtual import virtual_memory
@@ -113,7 +113,7 @@ class CudaDevice:
 
     def fence(self) -> None:
         if self.on_gpu:
-            torch.cuda.synchronize(self.where)
+            wait_for(self.where)
 
     def memory_info(self) -> MemoryInfo:
         return memory_of(self.where) if self.on_gpu else available_memory()

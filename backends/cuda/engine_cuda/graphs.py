@@ -18,6 +18,7 @@ from engine.backend.v1 import Dims, Frame, Limits, Segment
 
 from .arrays import aligned
 from .kernels.common import INTERPRETED
+from .memory import WHOLE
 from .recording import Arena, Launch, recorded
 
 KEPT = 128
@@ -195,11 +196,11 @@ def one_by_one(launches: tuple[Launch, ...], device: torch.device) -> Play:
 
 def captured(launches: tuple[Launch, ...], device: torch.device) -> Play:
     """The launches as one CUDA graph. All kernels have been launched before, since none can be loaded meanwhile, and all memory
-    is there. Other threads may go on using the GPU."""
+    is there. Other threads may go on using the GPU, but not wait for all of it."""
     graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(current)
-    with torch.cuda.stream(side), _without_collection():
+    with WHOLE, torch.cuda.stream(side), _without_collection():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             one_by_one(launches, device)()

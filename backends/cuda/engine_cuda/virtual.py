@@ -14,6 +14,7 @@ from engine.backend.v1 import HOST_DTYPES, Array, VirtualMemory, host_virtual_me
 
 from .arrays import DTYPES, on_host
 from .kernels.common import INTERPRETED
+from .memory import wait_for
 
 
 def virtual_memory(where: torch.device) -> VirtualMemory | None:
@@ -82,7 +83,7 @@ class GpuMemory:
     ) -> None:
         self._driver = driver
         self._wrap = wrap or (lambda there: torch.as_tensor(there, device=where))
-        self._wait = wait or (lambda: torch.cuda.synchronize(where))
+        self._wait = wait or (lambda: wait_for(where))
         self._ranges: weakref.WeakValueDictionary[int, Range] = weakref.WeakValueDictionary()
         supported = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         index = _done(driver, driver.cuDeviceGet(where.index or 0))
