@@ -421,6 +421,7 @@ def main(target, *names):
             "label": launch.label(),
             "dot": str(launch.arguments.get("DOT", "")),
             "width": launch.arguments.get("WIDTH", 0),
+            "block": launch.arguments.get("BLOCK", 0),
             "matrix": sorted(set(re.findall(_MATRIX, text))),
             "registers": registers * TARGETS[target].warp_size * compiled.metadata.num_warps,
             "spilled": spilled,

@@ -93,6 +93,15 @@ def test_sums_over_a_row_are_reduced_once_a_pass(tmp_path):
 
 
 @pytest.mark.timeout(300)
+def test_a_row_of_the_vocabulary_takes_few_rounds(tmp_path):
+    """Top-k and top-p pass over it 34 times each, a program a row, and each round waits for memory: a row of 128,256 tokens
+    took 126 rounds a pass."""
+    pytest.importorskip("triton")
+    for kernel in _compiled("sm_90", tmp_path, "keep", "log_sum", "report"):
+        assert -(-128_256 // kernel["block"]) <= 32 and kernel["spilled"] == 0, kernel["label"]
+
+
+@pytest.mark.timeout(300)
 def test_logits_may_be_of_either_type_of_activations(tmp_path):
     """Models on GPUs have them in bf16, which the interpreter does not mind where a kernel would not compile."""
     pytest.importorskip("triton")

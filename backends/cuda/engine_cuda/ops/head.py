@@ -10,8 +10,9 @@ from ..kernels.common import launch, power_of_two
 from ..operands import Operands
 
 BLOCK = 4096
-PASSES = 1024
-"""Tokens that a pass of a program over its row takes at a time."""
+PASSES = {"BLOCK": 4096, "num_warps": 16}
+"""Tokens that a pass of a program over its row takes at a time, and the warps that take them: filters pass over it dozens of
+times, and each round waits for memory."""
 
 
 def _parts(width: int) -> int:
@@ -27,11 +28,11 @@ def process_logits(o: Operands) -> None:
     penalties = tuple(o[f"{name}_penalty"] for name in ("repetition", "frequency", "presence"))
     sums = o.new(count, 2, dtype=torch.float64)
     if candidates is not None:
-        launch(kernels.log_sum, (count,), logits, candidates, sums, width, BLOCK=PASSES)
+        launch(kernels.log_sum, (count,), logits, candidates, sums, width, **PASSES)
     counts, length = o.new(count, width, dtype=torch.int32), history.shape[1]
     launch(kernels.clear_counts, (count, _parts(width)), *penalties, counts, width, BLOCK=BLOCK)
     launch(
-        kernels.count_tokens, (count,), *place, o["prompt_lengths"], *penalties, counts, length, width, BLOCK=PASSES
+        kernels.count_tokens, (count,), *place, o["prompt_lengths"], *penalties, counts, length, width, **PASSES
     )  # fmt: skip
     launch(
         kernels.adjust, (count, _parts(width)), logits, processed, sums, counts,
@@ -40,11 +41,11 @@ def process_logits(o: Operands) -> None:
     )  # fmt: skip
     sizes = o.get("no_repeat_ngram_size")
     if sizes is not None:
-        launch(kernels.ban_ngrams, (count,), *place, sizes, processed, length, width, BLOCK=PASSES)
+        launch(kernels.ban_ngrams, (count,), *place, sizes, processed, length, width, **PASSES)
     typical = o.get("typical_p")
     launch(
         kernels.keep, (count,), processed, o["temperature"], o["top_k"], o["top_p"], o["min_p"],
-        o["top_p"] if typical is None else typical, width, TYPICAL=typical is not None, BLOCK=PASSES,
+        o["top_p"] if typical is None else typical, width, TYPICAL=typical is not None, **PASSES,
     )  # fmt: skip
 
 
@@ -70,10 +71,10 @@ def sample(o: Operands) -> None:
     active, sums = o.new(count, dtype=torch.int32), o.new(count, 2, dtype=torch.float64)
     beams = {"BEAMS": candidates is not None}
     others = status if candidates is None else candidates
-    grid = (-(-count // PASSES),)
-    launch(sampling.wants, grid, status, o["want_logprobs"], others, active, count, **beams, BLOCK=PASSES)
-    launch(kernels.log_sum, (count,), logits, active, sums, width, BLOCK=PASSES)
+    grid = (-(-count // PASSES["BLOCK"]),)
+    launch(sampling.wants, grid, status, o["want_logprobs"], others, active, count, **beams, **PASSES)
+    launch(kernels.log_sum, (count,), logits, active, sums, width, **PASSES)
     launch(
         sampling.report, (count,), logits, processed, sums, active, status, tokens, o["want_logprobs"], others,
-        logprob, top_ids, top_logprobs, width, columns, **beams, BLOCK=PASSES,
+        logprob, top_ids, top_logprobs, width, columns, **beams, **PASSES,
     )  # fmt: skip
