@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_calls import TAGS, Bench, distance
-from gpu_model import embedding_bytes, write_model
+from gpu_model import embedding_bytes, prompt_operations, write_model
 from gpu_peers import decode_rates
 from result import write
 
@@ -304,13 +304,13 @@ class Run:
                 memory = llm.loaded.memory
                 token = sum(group.bytes_a_token for group in memory.groups)
                 weights = memory.weights - embedding_bytes(model)
-                numbers = weights / 2
+                operations = prompt_operations(model, weights, prompt)
             peers = self._transformers(model, [case for case in cases if case.decode])
         for case, result in zip(cases, results, strict=True):
             assert result.skipped is None, result.skipped
             if case.prompt:
                 seconds = case.prompt / float(np.median(result.prefill))
-                tops = 2e-12 * numbers * case.prompt / seconds
+                tops = operations / seconds / 1e12
                 found[f"prompt of {case.prompt}"] = {"first_token_s": seconds, "tops": tops} | self._of_dense(
                     tops, "bf16"
                 )

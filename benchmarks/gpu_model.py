@@ -56,6 +56,13 @@ def embedding_bytes(folder: Path) -> int:
     return 2 * int(config["vocab_size"]) * int(config["hidden_size"])
 
 
+def prompt_operations(folder: Path, weights: int, tokens: int) -> int:
+    """Of the products in a prompt's step, two for each number of two bytes and row: ``weights`` bytes beside the embeddings, of
+    which the head, as large as those, has one row."""
+    head = embedding_bytes(folder)
+    return (weights - head) * tokens + head
+
+
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, mlp, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]

@@ -175,6 +175,19 @@ def test_a_card_whose_products_are_all_known_has_nothing_to_tune(monkeypatch, tm
     assert gpu.Run.tune(run) == {"table": {}}
 
 
+def test_only_one_row_of_a_prompt_is_counted_as_multiplied_with_the_head(monkeypatch, tmp_path):
+    """It is a fifteenth of the weights."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu_model
+
+    folder = gpu_model.write_model(tmp_path, 2, True)
+    embeddings, layers = 320 * 64, 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 96)
+    assert gpu_model.embedding_bytes(folder) == 2 * embeddings
+    operations = gpu_model.prompt_operations(folder, 2 * (layers + embeddings), 20)
+    assert operations == 2 * 20 * layers + 2 * embeddings
+
+
 @pytest.mark.slow
 def test_it_runs_on_the_cpu(tmp_path):
     found = _run(
