@@ -11,9 +11,9 @@ model (a random llama of 8 billion parameters in bf16: decode rates beside what 
 would take, the same with decode steps that are launched as they come, beside those that are recorded, the time to a first
 token, and transformers' continuous batching beside it where that is installed; its own products are tuned first unless tune is
 left out). Figures are medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it
-is met. A section that fails says so, and the exit status is 1; what each has found is on stderr as soon as it has ended. With
-TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that it runs and nothing else; there
-ENGINE_CUDA_GRAPHS=1 is needed, too.
+is met. A section of which something fails says so and keeps the rest, and the exit status is 1; what each has found is on stderr
+as soon as it has ended. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that it runs and nothing
+else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -33,11 +33,12 @@ from importlib.util import find_spec
 from itertools import chain
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from gpu_calls import TAGS, Bench, distance
+from gpu_calls import TAGS, Bench, distance, exact_attention
 from gpu_model import embedding_bytes, prompt_operations, write_model
 from gpu_peers import decode_rates
 from result import write
@@ -123,10 +124,10 @@ class Run:
         return {"cases": cases}
 
     def attention(self) -> Figures:
-        return {
-            f"{kv}, {sequences} x {cached}": self._decode(kv, sequences, cached)
+        return each(
+            (f"{kv}, {sequences} x {cached}", partial(self._decode, kv, sequences, cached))
             for kv in ("bf16", "int8", "fp8") for sequences, cached in self.sizes.attention
-        }  # fmt: skip
+        )  # fmt: skip
 
     def _decode(self, kv: str, sequences: int, cached: int) -> Figures:
         inputs, states, attrs = self._cached(kv, sequences, cached)
@@ -134,8 +135,7 @@ class Run:
         error = distance(once(), exact_attention(inputs, states, attrs))
         assert error < 2e-2, f"decode attention is off by {error:.3g} of the greatest value"
         nbytes = sum(state.nbytes for state in states.values())
-        rate = nbytes / self.bench.seconds(once)
-        return {"error": error, "gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
+        return {"error": error} | self._rate(nbytes, once)
 
     def _cached(
         self, kv: str, sequences: int, cached: int
@@ -178,20 +178,27 @@ class Run:
 
     def matmul(self) -> Figures:
         """2 n^3 a second, and the same of torch's own product in that precision."""
-        size, bench = self.sizes.matmul, self.bench
-        x = bench.randn(size, size)
-        rate = lambda once: 2e-12 * size**3 / bench.seconds(once)  # noqa: E731
-        found: Figures = {name: {"tops": rate(once)} for name, once in self._torch_products(x).items()}
-        for name, (_, _, precision) in PRODUCTS.items():
-            once, weight = self._product(name, x)
-            want = x.double() @ torch.from_numpy(weight.dense()).to(bench.where).double().T
-            error = distance(once(), want)
-            assert error < (6e-2 if name == "fp8" else 3e-2), f"{name}: off by {error:.3g} of the greatest value"
-            tops = rate(once)
-            found[name] = {"error": error, "tops": tops} | self._of_dense(tops, precision)
-            if f"torch {precision}" in found:
-                found[name]["of_torch"] = tops / found[f"torch {precision}"]["tops"]
-        return found
+        x = self.bench.randn(self.sizes.matmul, self.sizes.matmul)
+        torchs = (
+            (name, lambda once=once: {"tops": self._tops(once)}) for name, once in self._torch_products(x).items()
+        )
+        found = each(torchs)
+        return each(((name, partial(self._multiplied, name, x, found)) for name in PRODUCTS), found)
+
+    def _tops(self, once: Callable[[], Any]) -> float:
+        return 2e-12 * self.sizes.matmul**3 / self.bench.seconds(once)
+
+    def _multiplied(self, name: str, x: torch.Tensor, found: Figures) -> Figures:
+        """One of the products; ``found`` has torch's own."""
+        precision = PRODUCTS[name][2]
+        once, weight = self._product(name, x)
+        want = x.double() @ torch.from_numpy(weight.dense()).to(x.device).double().T
+        error = distance(once(), want)
+        assert error < (6e-2 if name == "fp8" else 3e-2), f"{name}: off by {error:.3g} of the greatest value"
+        tops = self._tops(once)
+        beside = found.get(f"torch {precision}")
+        of_torch = {} if beside is None else {"of_torch": tops / beside["tops"]}
+        return {"error": error, "tops": tops} | self._of_dense(tops, precision) | of_torch
 
     def _of_dense(self, tops: float, precision: str) -> Figures:
         """As a part of what the card's data sheet has, where that is known."""
@@ -216,11 +223,11 @@ class Run:
 
     def weights(self) -> Figures:
         """Bytes of the packed matrix a second."""
-        found = {}
-        for name, nbytes, once in self._few_rows():
-            rate = nbytes / self.bench.seconds(once)
-            found[name] = {"gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
-        return found
+        return each((name, partial(self._rate, nbytes, once)) for name, nbytes, once in self._few_rows())
+
+    def _rate(self, nbytes: int, once: Callable[[], Any]) -> Figures:
+        rate = nbytes / self.bench.seconds(once)
+        return {"gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
 
     def _few_rows(self) -> Iterator[tuple[str, int, Callable[[], torch.Tensor]]]:
         """Products with 4 bits: what each is called, and bytes of its weight."""
@@ -273,14 +280,14 @@ class Run:
                 lambda bench: bench.call("linear", {"x": x}, weights={"weight": weight}),
             ),
         }
-        found = {}
-        for name, (nbytes, make) in calls.items():
+
+        def beside(nbytes: int, make: Callable[[Bench], Callable[[], torch.Tensor]]) -> Figures:
             once = make(hip)
             error = distance(once(), make(self.bench)())
-            assert error < 2e-2, f"{name}: HIP and Triton differ by {error:.3g} of the greatest value"
-            rate = nbytes / hip.seconds(once)
-            found[name] = {"from_triton": error, "gb_s": rate / 1e9, "of_copy": rate / self.bandwidth}
-        return found
+            assert error < 2e-2, f"HIP and Triton differ by {error:.3g} of the greatest value"
+            return {"from_triton": error} | self._rate(nbytes, once)
+
+        return each((name, partial(beside, *call)) for name, call in calls.items())
 
     def whole_model(self) -> Figures:
         from engine import LLM
@@ -300,7 +307,11 @@ class Run:
             with LLM(model, backend=self.backend, **settings) as llm:
                 rates, repetitions = Rates(llm), 1 if self.sizes.tiny else 3
                 results = [rates.measure(case, repetitions, rates.refusal(case)) for case in cases]
-                found = self._without_graphs(llm, lambda case: rates.measure(case, repetitions, None), results)
+                found: Figures = {"graphs": llm.loaded.device.graphs.told}  # type: ignore[attr-defined]
+                graphs = partial(
+                    self._without_graphs, llm, lambda case: rates.measure(case, repetitions, None), results
+                )
+                found = each([("recorded by launched", graphs)], found)
                 memory = llm.loaded.memory
                 token = sum(group.bytes_a_token for group in memory.groups)
                 weights = memory.weights - embedding_bytes(model)
@@ -346,43 +357,20 @@ class Run:
             return {}
 
     def _without_graphs(self, llm: Any, measure: Callable[[Any], Any], results: list[Any]) -> Figures:
-        """How decode steps were launched; what they make of it to be recorded, and that tokens are the same without."""
+        """What decode steps make of it to be recorded, and that tokens are the same without."""
         graphs, params = llm.loaded.device.graphs, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-        found: Figures = {"graphs": graphs.told}
         assert graphs.off is None, graphs.told
         prompts = [np.random.default_rng(n).integers(3, 300, 5 + n).tolist() for n in range(2)]
         want = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         graphs.off = "measured without."
         got = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         assert got == want, "other tokens with recorded steps than without"
-        for result in results:
-            if result.case.decode and result.skipped is None:
-                ratio = float(np.median(result.decode)) / float(np.median(measure(result.case).decode))
-                found[f"recorded by launched, {result.case.batch} x {result.case.depth}"] = {"ratio": ratio}
-        return found
-
-
-def exact_attention(
-    inputs: dict[str, torch.Tensor], states: dict[str, torch.Tensor], attrs: dict[str, Any]
-) -> torch.Tensor:
-    """In float64, a sequence at a time."""
-    rows = []
-    for seq, table in enumerate(inputs["page_table"].long()):
-        context = int(inputs["seq_starts"][seq]) + 1
-        k, v = (as_double(states, n, table).flatten(0, 1)[:context] for n in ("k", "v"))
-        q = inputs["q"][seq].double().view(attrs["kv_heads"], -1, attrs["head_dim"])
-        shares = torch.einsum("hgd,nhd->hgn", q * attrs["scale"], k).softmax(-1)
-        rows.append(torch.einsum("hgn,nhd->hgd", shares, v).flatten())
-    return torch.stack(rows)
-
-
-def as_double(states: dict[str, torch.Tensor], name: str, table: torch.Tensor) -> torch.Tensor:
-    """The blocks of a cache."""
-    stored = states[name][table]
-    if stored.dtype == torch.uint8:
-        return stored.view(torch.float8_e4m3fn).to(torch.float32).double()
-    scale = states.get(f"{name}_scale")
-    return stored.double() if scale is None else stored.double() * scale[table].double()[..., None]
+        return {
+            f"{result.case.batch} x {result.case.depth}": float(np.median(result.decode))
+            / float(np.median(measure(result.case).decode))
+            for result in results
+            if result.case.decode and result.skipped is None
+        }
 
 
 def one_scale(weight: Any, nbytes: int) -> Any:
@@ -390,6 +378,21 @@ def one_scale(weight: Any, nbytes: int) -> Any:
     rows = weight.rows().reshape(len(weight.rows()), -1, 32 + nbytes).copy()
     rows[:, :, :nbytes] = rows[:, :1, :nbytes]
     return type(weight)("weight", (weight.format, rows.reshape(len(rows), -1), weight.shape))
+
+
+def each(
+    calls: Iterable[tuple[str, Callable[[], Figures]]], before: Mapping[str, Any] = MappingProxyType({})
+) -> Figures:
+    """What is called by these names gives, behind what there was ``before``, and under "failed" why one failed, which takes
+    nothing from the others."""
+    found, failed = dict(before), dict(before.get("failed", {}))
+    for name, call in calls:
+        try:
+            found[name] = call()
+        except Exception as error:
+            traceback.print_exc()
+            failed[name] = f"{type(error).__name__}: {error}"[:500]
+    return found | ({"failed": failed} if failed else {})
 
 
 def within(seconds: float, calls: Iterable[tuple[str, Callable[[], Any]]]) -> Figures:
@@ -451,9 +454,9 @@ def measure(run: Run, sections: list[str]) -> tuple[Figures, bool]:
         try:
             found[name] = SECTIONS[name](run)
         except Exception as error:
-            good = False
             traceback.print_exc()
             found[name] = {"failed": f"{type(error).__name__}: {error}"[:1000]}
+        good &= "failed" not in found[name]
         found[name]["seconds"] = round(time.monotonic() - start, 2)
         print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
     found["bars"] = judged(found)

@@ -95,3 +95,26 @@ class Bench:
 def distance(got: torch.Tensor, want: torch.Tensor) -> float:
     """The greatest difference, as a part of the greatest size."""
     return float((got.double() - want.double()).abs().max() / want.double().abs().max())
+
+
+def exact_attention(
+    inputs: dict[str, torch.Tensor], states: dict[str, torch.Tensor], attrs: Mapping[str, Any]
+) -> torch.Tensor:
+    """In float64, a sequence at a time."""
+    rows = []
+    for seq, table in enumerate(inputs["page_table"].long()):
+        context = int(inputs["seq_starts"][seq]) + 1
+        k, v = (as_double(states, n, table).flatten(0, 1)[:context] for n in ("k", "v"))
+        q = inputs["q"][seq].double().view(attrs["kv_heads"], -1, attrs["head_dim"])
+        shares = torch.einsum("hgd,nhd->hgn", q * attrs["scale"], k).softmax(-1)
+        rows.append(torch.einsum("hgn,nhd->hgd", shares, v).flatten())
+    return torch.stack(rows)
+
+
+def as_double(states: dict[str, torch.Tensor], name: str, table: torch.Tensor) -> torch.Tensor:
+    """The blocks of a cache."""
+    stored = states[name][table]
+    if stored.dtype == torch.uint8:
+        return stored.view(torch.float8_e4m3fn).to(torch.float32).double()
+    scale = states.get(f"{name}_scale")
+    return stored.double() if scale is None else stored.double() * scale[table].double()[..., None]

@@ -85,6 +85,29 @@ def test_a_run_that_is_ended_early_has_told_what_it_found(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().err)["first"]["cases"] == 3
 
 
+def test_a_figure_that_fails_takes_nothing_from_the_others(monkeypatch):
+    """Whatever of it fails first on a card that no kernel has met before."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu
+
+    def decode(kv, sequences, cached):
+        if kv == "int8":
+            raise RuntimeError("no such instruction")
+        return {"of_copy": 0.9}
+
+    device = SimpleNamespace(describe=lambda: SimpleNamespace(name="card", details={}))
+    run = SimpleNamespace(bench=SimpleNamespace(device=device), bandwidth=1e9, sizes=gpu.TINY, _decode=decode)
+    monkeypatch.setattr(gpu, "SECTIONS", {"attention": gpu.Run.attention})
+    found, good = gpu.measure(run, ["attention"])
+    assert not good and found["attention"]["failed"] == {"int8, 2 x 530": "RuntimeError: no such instruction"}
+    assert {name for name, figures in found["attention"].items() if figures == {"of_copy": 0.9}} == {
+        "bf16, 2 x 530",
+        "fp8, 2 x 530",
+    }
+
+
 def test_stdout_has_the_object_alone(monkeypatch, capsys):
     """Triton prints kernels that ptxas refuses."""
     pytest.importorskip("torch")
