@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import test_more_families as more
 import tiny_models
+from test_gguf_export import written
 from test_more_families import saved  # noqa: F401 - a fixture
 
 from engine.errors import ConfigError, EngineError, FormatError
@@ -97,6 +98,17 @@ def test_fused_and_transposed_matrices_have_their_files_names(saved, tmp_path, c
     names = {f"blk.{i}.{own}.weight": f"transformer.h.{i}.{hf}" for i in range(2) for own, hf in parts.items()}
     assert set(found.entries) == set(names)
     check(found, sums, names)
+
+
+@pytest.mark.parametrize("family", ["granitemoe shared", "granite 4", "gpt_oss", "phi3"])
+def test_a_folder_has_the_names_of_its_gguf(family, saved, tmp_path, cpu):  # noqa: F811
+    """Gate and up lie in one tensor of these folders, and of all but the last in two of a GGUF."""
+    settings = {"backend": cpu, "threads": 2, "kv_cache_dtype": "f32"}
+    found = collect(saved(family), TEXT, "text", 32, tmp_path / "i.gguf", **settings)
+    want = collect(written(saved(family), tmp_path / "m.gguf").path, TEXT, "text", 32, tmp_path / "j.gguf", **settings)
+    assert set(found.entries) == set(want.entries)
+    for name, entry in want.entries.items():
+        np.testing.assert_allclose(found.entries[name].sums, entry.sums, rtol=1e-2, atol=1e-4, err_msg=name)
 
 
 def test_experts_are_counted_apart(tmp_path, cpu):

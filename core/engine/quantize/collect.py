@@ -18,7 +18,7 @@ from engine.errors import ConfigError, ModelError
 from engine.evaluate.forward import Forward
 from engine.evaluate.windows import read_tokens
 from engine.formats import open_checkpoint
-from engine.models import load_model
+from engine.models import Model, load_model
 from engine.ops.dtypes import to_f32
 from engine.program.build import Program
 from engine.quantize.imatrix import Entry, Importance
@@ -84,8 +84,9 @@ def _load(
         raise ConfigError(
             "An importance matrix needs whole inputs, which one rank alone has; leave tensor_parallel_size out."
         )
-    program = load_model(open_checkpoint(model), context).program(checked.block_size, "f16")
-    observed = _observed(program)
+    opened = load_model(open_checkpoint(model), context)
+    program = opened.program(checked.block_size, "f16")
+    observed = _observed(program, opened)
     names = {seen.x for seen in observed.values()} | {seen.ids for seen in observed.values() if seen.ids is not None}
     sizes = {value.name: value.shape for call in program.body for value in call.outputs}
     a_token = sum(4 * int(sizes[name][-1]) * int(str(sizes[name][0]).partition("*")[2] or 1) for name in names)
@@ -95,7 +96,7 @@ def _load(
     return load(config, progress), observed
 
 
-def _observed(program: Program) -> dict[str, _Observed]:
+def _observed(program: Program, model: Model) -> dict[str, _Observed]:
     """The matrices of the body by their names in GGUF files. ModelError if two values that are wanted share a name."""
     found: dict[str, _Observed] = {}
     values: dict[str, int] = {}
@@ -105,8 +106,15 @@ def _observed(program: Program) -> dict[str, _Observed]:
         for value in call.inputs.values():
             if values.setdefault(value.name, value.id) != value.id:
                 raise ModelError(f"The program has two values named {value.name}, which cannot be told apart.")
-        found[_stored(call.weights["weight"]).name] = _observation(call)
+        name = _name(call.weights["weight"], model.checkpoint.kind)
+        found[name] = _observation(call)
     return found
+
+
+def _name(weight: WeightRef, kind: str) -> str:
+    """Of the tensor that a part of a fused projection was taken from, but where Hugging Face's files alone have that one."""
+    stored = _stored(weight).name
+    return weight.name if kind == "hf" and "gate_up" in stored else stored
 
 
 def _observation(call: Call) -> _Observed:
@@ -118,7 +126,6 @@ def _observation(call: Call) -> _Observed:
 
 
 def _stored(weight: WeightRef) -> WeightRef:
-    """The tensor that a part of a fused projection was taken from."""
     while (source := getattr(weight, "source", None)) is not None:
         weight = source
     return weight
