@@ -6,15 +6,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from checkpoints import save_model
 from family_ggufs import to_gguf
+from session_logits import load_for_logits, logits
+from test_gguf_export import written
+from test_imatrix import TEXT
 from test_more_families import assert_is, assert_same_logits, model_of, rewrite, saved  # noqa: F401 - a fixture
 
 from engine import LLM, SamplingParams
 from engine.errors import ConfigError, ModelError
 from engine.formats import open_checkpoint
 from engine.models import registry
+from engine.quantize.collect import collect
+from engine.quantize.mix import quant_type
+from engine.quantize.to_folder import quantize_to_folder
 from engine.quantize.to_gguf import quantize_to_gguf
 
+transformers = pytest.importorskip("transformers")
 KINDS = ("qwen3_next", "qwen3_5")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -92,20 +100,21 @@ def test_each_sequence_has_a_memory(saved):  # noqa: F811
         assert recurrent.name == "recurrent" and recurrent.blocks > 6
 
 
+def fused_experts(tensors):
+    found = {name: array for name, array in tensors.items() if ".experts." not in name}
+    for layer in range(4):
+        p = f"model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            np.stack([tensors[f"{p}{e}.{part}_proj.weight"] for e in range(8)]) for part in ("gate", "up", "down")
+        )
+        found |= {p + "gate_up_proj": np.concatenate((gate, up), axis=1), p + "down_proj": down}
+    return found
+
+
 def test_experts_in_one_tensor(saved, tmp_path):  # noqa: F811
     """As the published files of Qwen 3.5 have them."""
 
-    def fused(tensors):
-        found = {name: array for name, array in tensors.items() if ".experts." not in name}
-        for layer in range(4):
-            p = f"model.layers.{layer}.mlp.experts."
-            gate, up, down = (
-                np.stack([tensors[f"{p}{e}.{part}_proj.weight"] for e in range(8)]) for part in ("gate", "up", "down")
-            )
-            found |= {p + "gate_up_proj": np.concatenate((gate, up), axis=1), p + "down_proj": down}
-        return found
-
-    assert_is(rewrite(saved("qwen3_5_moe"), tmp_path, rename=fused), "qwen3_5_moe")
+    assert_is(rewrite(saved("qwen3_5_moe"), tmp_path, rename=fused_experts), "qwen3_5_moe")
 
 
 def test_a_layer_of_multi_token_prediction_is_left_out(saved, tmp_path):  # noqa: F811
@@ -264,7 +273,88 @@ def test_a_gguf_that_is_refused(keys, word, saved, tmp_path):  # noqa: F811
         _llm(path, "reference")
 
 
-def test_a_gguf_is_not_written(saved, tmp_path):  # noqa: F811
-    with pytest.raises(ModelError) as caught:
-        quantize_to_gguf(open_checkpoint(saved("qwen3_5")), tmp_path / "model.gguf", "Q8_0")
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_written_gguf_is_the_published_one(kind, saved, tmp_path):  # noqa: F811
+    found = written(saved(kind), tmp_path / "found.gguf")
+    want = open_checkpoint(gguf_of(kind, saved(kind), tmp_path / "want.gguf"))
+    assert set(found.tensors) == set(want.tensors)
+    for name, tensor in want.tensors.items():
+        np.testing.assert_allclose(found.tensors[name].dense(), tensor.dense(), rtol=3e-7, err_msg=name)
+    arch = ARCHITECTURES[kind]
+    for key in (key for key in want.metadata if key.startswith(arch)):
+        value = want.metadata[key]
+        assert found.metadata[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+    np.testing.assert_array_equal(
+        found.metadata[f"{arch}.attention.recurrent_layers"],
+        [kind == "linear_attention" for kind in model_of(kind).config.layer_types],
+    )
+    if arch != "qwen3next":
+        np.testing.assert_array_equal(found.metadata[f"{arch}.rope.dimension_sections"], [11, 11, 10, 0])
+
+
+@pytest.mark.parametrize("kind", ("qwen3_next", "qwen3_5", "qwen3_5_moe"))
+def test_a_written_gguf_gives_the_same_logits(kind, saved, tmp_path, cpu):  # noqa: F811
+    """The first has a layer without experts."""
+    assert_same_logits(written(saved(kind), tmp_path / "model.gguf").path, cpu, kind)
+
+
+def test_experts_in_one_tensor_are_written_apart(saved, tmp_path):  # noqa: F811
+    folder = rewrite(saved("qwen3_5_moe"), tmp_path, rename=fused_experts)
+    assert_is(written(folder, tmp_path / "model.gguf").path, "qwen3_5_moe")
+
+
+def test_a_folder_in_blocks_is_written(saved, tmp_path):  # noqa: F811
+    """The columns of its output projections are put in order, too, which blocks do not allow."""
+    quantize_to_folder(open_checkpoint(saved("qwen3_5")), tmp_path / "folder", "NF4")
+    found = written(tmp_path / "folder", tmp_path / "model.gguf")
+    ids = _ids(np.random.default_rng(), 50)
+    got, want = (logits(load_for_logits(path, "reference"), ids, (50,)) for path in (found.path, tmp_path / "folder"))
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)
+
+
+def test_layers_in_no_interval_are_written(saved, tmp_path):  # noqa: F811
+    kinds = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
+    config = model_of("qwen3_5").config
+    config = type(config)(**{**config.to_dict(), "layer_types": kinds})
+    (tmp_path / "folder").mkdir()
+    folder = save_model(transformers.Qwen3_5ForCausalLM(config).float(), tmp_path / "folder")
+    found = written(folder, tmp_path / "model.gguf")
+    assert "qwen35.full_attention_interval" not in found.metadata
+    assert found.metadata["qwen35.attention.recurrent_layers"].tolist() == [k == "linear_attention" for k in kinds]
+    ids = _ids(np.random.default_rng(), 40)
+    with _llm(folder, "cpu") as llm:
+        want = _one(llm, ids).outputs[0].token_ids
+    with _llm(found.path, "cpu") as llm:
+        assert _one(llm, ids).outputs[0].token_ids == want
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_quantized_one_answers_and_keeps_small_tensors_whole(kind, saved, tmp_path):  # noqa: F811
+    """By its folder's importance matrix, which has an entry for each matrix that the file has in blocks."""
+    folder = saved(kind)
+    importance = collect(folder, TEXT, "text", 24, tmp_path / "i.gguf", backend="cpu", threads=2, kv_cache_dtype="f32")
+    result = quantize_to_gguf(
+        open_checkpoint(folder), tmp_path / "model.gguf", quant_type("Q8_0"), importance=importance
+    )
+    embeddings = 1 if model_of(kind).config.tie_word_embeddings else 2
+    assert [notice for notice in result.notices if "no entry" in notice] == [
+        f"{embeddings} tensor{'s' * (embeddings > 1)} had no entry in the importance matrix, such as token_embd.weight."
+    ]
+    small = ("norm.weight", "ssm_conv1d.weight", "ssm_a", "ssm_dt.bias", "ffn_gate_inp.weight", "gate_inp_shexp.weight")
+    for name, tensor in open_checkpoint(tmp_path / "model.gguf").tensors.items():
+        assert (tensor.format.name == "F32") == name.endswith(small), name
+    with _llm(tmp_path / "model.gguf", "cpu") as llm:
+        assert len(_one(llm, _ids(np.random.default_rng(), 20)).outputs[0].token_ids) == GREEDY.max_tokens
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_the_importance_of_a_folder_is_that_of_its_gguf(kind, saved, tmp_path):  # noqa: F811
+    """By the same names, in the same order of columns."""
+    settings = {"backend": "cpu", "threads": 2, "kv_cache_dtype": "f32"}
+    found = collect(saved(kind), TEXT, "text", 24, tmp_path / "i.gguf", **settings)
+    want = collect(
+        written(saved(kind), tmp_path / "model.gguf").path, TEXT, "text", 24, tmp_path / "j.gguf", **settings
+    )
+    assert set(found.entries) == set(want.entries)
+    for name, entry in want.entries.items():
+        np.testing.assert_allclose(found.entries[name].sums, entry.sums, rtol=1e-2, atol=1e-4, err_msg=name)

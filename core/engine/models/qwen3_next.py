@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..backend.v1 import WeightRef
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import select
@@ -35,17 +36,19 @@ def build(b: Builder, c: DeltaConfig, w: Weights) -> Program:
 
 
 def _projections(c: DeltaConfig, w: Weights, i: int) -> Projections:
-    """In one matrix each key head has its query, its key, and the values and gates of its value heads. Later GGUF files have
-    these apart."""
-    mixed, name = w.maybe(f"blk.{i}.ssm_in.weight"), f"blk.{i}.ssm_in_"
+    """Later GGUF files have apart what is in one matrix elsewhere."""
+    mixed = w.maybe(f"blk.{i}.ssm_in.weight")
     if mixed is None:
         return separate(c, w, i)
+    return Projections(*parts_in_one(c, mixed), *decay_and_beta(c, w, i))
+
+
+def parts_in_one(c: DeltaConfig, mixed: WeightRef) -> tuple[WeightRef, WeightRef]:
+    """qkv and z, by their names in later GGUF files, of the one matrix blk.N.ssm_in.weight, where each key head has its query,
+    its key, and the values and gates of its value heads."""
     sizes = [c.key_dim, c.key_dim, c.share * c.value_dim, c.share * c.value_dim]
     rows = np.arange(c.key_heads * sum(sizes)).reshape(c.key_heads, -1)
     needs_rows(mixed, rows.size)
     q, k, v, z = (part.reshape(-1) for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1))
-    return Projections(
-        select(name + "qkv.weight", mixed, np.concatenate((q, k, v))),
-        select(name + "z.weight", mixed, z),
-        *decay_and_beta(c, w, i),
-    )
+    name = mixed.name.replace("ssm_in", "attn_{}").format
+    return select(name("qkv"), mixed, np.concatenate((q, k, v))), select(name("gate"), mixed, z)

@@ -109,7 +109,7 @@ class Weights:
             return None
         if EXPERT in source:
             members = [source.replace(EXPERT, str(e)) for e in range(self.experts)]
-            if members[0] not in tensors:
+            if not members or members[0] not in tensors:
                 return None
             missing = [m for m in members if m not in tensors]
             if missing:

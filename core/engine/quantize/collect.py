@@ -7,7 +7,7 @@ program is not fused, so that each linear has its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from engine.formats import open_checkpoint
 from engine.models import Model, load_model
 from engine.ops.dtypes import to_f32
 from engine.program.build import Program
+from engine.quantize.export_delta import in_file_order, output_columns
 from engine.quantize.imatrix import Entry, Importance
 from engine.runtime.config import EngineConfig
 from engine.runtime.load import Loaded, load
@@ -32,13 +33,15 @@ _KEPT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class _Observed:
-    """A matrix [experts, N, K] (dense: one expert): the names of its input and, with experts, of the choice of them."""
+    """A matrix [experts, N, K] (dense: one expert): the names of its input and, with experts, of the choice of them; ``order``,
+    that of its columns in a GGUF, where it is another."""
 
     x: str
     ids: str | None
     experts: int
     cols: int
     per_choice: bool = False
+    order: Array | None = None
 
 
 @dataclass
@@ -70,7 +73,8 @@ def collect(
             if progress is not None:
                 progress("Observing", min(begin + width, len(ids)), len(ids))
     entries = {
-        name: Entry(total.sums.astype(np.float32), total.counts.astype(np.float32)) for name, total in sums.items()
+        name: Entry(total.sums.astype(np.float32)[:, _order(observed[name])], total.counts.astype(np.float32))
+        for name, total in sums.items()
     }
     return Importance(out, entries, (dataset,), -(-len(ids) // width), context)
 
@@ -100,6 +104,7 @@ def _observed(program: Program, model: Model) -> dict[str, _Observed]:
     """The matrices of the body by their names in GGUF files. ModelError if two values that are wanted share a name."""
     found: dict[str, _Observed] = {}
     values: dict[str, int] = {}
+    delta = in_file_order(model) if model.checkpoint.kind == "hf" else None
     for call in program.body:
         if call.op not in ("linear", "moe_linear"):
             continue
@@ -108,13 +113,19 @@ def _observed(program: Program, model: Model) -> dict[str, _Observed]:
                 raise ModelError(f"The program has two values named {value.name}, which cannot be told apart.")
         name = _name(call.weights["weight"], model.checkpoint.kind)
         found[name] = _observation(call)
+        if delta is not None and name.endswith(".ssm_out.weight"):
+            found[name] = replace(found[name], order=output_columns(delta))
     return found
+
+
+def _order(seen: _Observed) -> Array | slice:
+    return slice(None) if seen.order is None else seen.order
 
 
 def _name(weight: WeightRef, kind: str) -> str:
     """Of the tensor that a part of a fused projection was taken from, but where Hugging Face's files alone have that one."""
     stored = _stored(weight).name
-    return weight.name if kind == "hf" and "gate_up" in stored else stored
+    return weight.name if kind == "hf" and any(part in stored for part in ("gate_up", ".ssm_in.")) else stored
 
 
 def _observation(call: Call) -> _Observed:

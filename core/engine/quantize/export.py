@@ -18,8 +18,10 @@ from engine.formats.recommended import GGUF_KEYS
 from engine.models import FAMILIES, Model, load_model
 from engine.models.experts import ExpertsConfig
 from engine.models.family import Family
+from engine.models.gated_delta import DeltaConfig
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
+from engine.quantize.export_delta import delta_keys, delta_parts, in_file_order
 from engine.quantize.export_tokenizer import tokenizer_keys
 
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
@@ -33,6 +35,7 @@ _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
     "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
     "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3",
+    "qwen3_next", "qwen3_5",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _EXPERT_WIDTHS = {
@@ -93,7 +96,7 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
     if model.family not in _EXPORTABLE:
         known = ", ".join(_EXPORTABLE)
         raise ModelError(f"The family {model.family} cannot be written as GGUF; the families that can are: {known}.")
-    arch = _ARCHITECTURES[model.family]
+    arch = _architecture(model)
     factors = _rope_factors(model)
     keys = _keys(arch, model)
     tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
@@ -109,6 +112,10 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
         shared=model.config.heads // model.config.kv_heads,
         experts=model.config.experts,
     )
+
+
+def _architecture(model: Model) -> str:
+    return "qwen35moe" if model.family == "qwen3_5" and model.config.experts else _ARCHITECTURES[model.family]
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------------
@@ -142,6 +149,8 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys.setdefault("expert_feed_forward_length", c.mlp)
     if isinstance(c, ExpertsConfig):
         keys |= _expert_keys(c, keys["expert_feed_forward_length"])
+    if isinstance(c, DeltaConfig):
+        keys |= delta_keys(model, c)
     if c.windows:
         keys |= _window_keys(model)
     if c.attention_softcap:
@@ -248,8 +257,8 @@ def _check_same(
     written = replace(model.checkpoint, kind="gguf", architecture=arch, metadata=keys, tensors=shapes | found)
     again = load_model(written).config
     for field in fields(model.config):
-        # norms of Gemma are stored with their offset added; a head that is stored is used, tied or not
-        if field.name in ("norm_offset", "may_tie"):
+        # norms are stored with their offset added; a head that is stored is used, tied or not; value heads are put in order
+        if field.name in ("norm_offset", "may_tie", "tiled"):
             continue
         if not _alike(getattr(model.config, field.name), getattr(again, field.name)):
             raise ModelError(
@@ -275,28 +284,36 @@ def _tensors(model: Model) -> Iterator[WeightRef]:
     if model.family in _IN_ONE:
         yield from _of_program(model)
         return
-    names = import_module(f"engine.models.{model.family}").HF_NAMES
+    names, delta = import_module(f"engine.models.{model.family}").HF_NAMES, in_file_order(model)
     for pattern in sorted(names, key=lambda name: name.startswith("blk.")):
         for layer in range(model.config.layers if "{i}" in pattern else 1):
             weight = model.weight(pattern.replace("{i}", str(layer)))
             if weight is not None:
-                yield _laid_out(model, pattern, weight)
+                _check_columns(weight)
+                parts = (weight,) if delta is None else delta_parts(delta, weight)
+                yield from (_laid_out(model, pattern, part) for part in parts)
     model.check_all_used()
 
 
 def _of_program(model: Model) -> Iterator[WeightRef]:
     """Where a file keeps several matrices in one, those that the family's program takes out of it, which have GGUF's names."""
     found = {ref.name: ref for call in model.program(16, "f16").calls for ref in call.weights.values()}
-    yield from (_laid_out(model, name, ref) for name, ref in found.items() if not name.startswith("rope"))
+    for name, ref in found.items():
+        if not name.startswith("rope"):
+            _check_columns(ref)
+            yield _laid_out(model, name, ref)
 
 
-def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
-    c = model.config
+def _check_columns(weight: WeightRef) -> None:
     if input_spec(weight).columns is not None:
         raise ModelError(
             f"{weight.name} has its columns in another order (act-order), which GGUF files have no form for."
         )
-    if c.norm_offset and pattern.endswith("norm.weight"):
+
+
+def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
+    c = model.config
+    if c.norm_offset and pattern.endswith("norm.weight") and not pattern.endswith(".ssm_norm.weight"):
         return ConstantWeight(weight.name, weight.dense() + np.float32(c.norm_offset))
     part = pattern.split(".")[-2]
     if part == "attn_qkv" and model.family in _GROUPED:
