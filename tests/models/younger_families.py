@@ -179,6 +179,7 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
             "expert_used_count": config.moe_k,
             "expert_feed_forward_length": config.moe_intermediate_size,
             "expert_shared_count": config.moe_num_shared_experts,
+            "expert_shared_feed_forward_length": config.moe_num_shared_experts * config.moe_intermediate_size,
             "interleave_moe_layer_step": config.moe_layer_interval,
             "leading_dense_block_count": config.moe_layer_start_index,
         }

@@ -174,6 +174,8 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
 def _expert_keys(c: ExpertsConfig, width: int) -> dict[str, Any]:
     keys: dict[str, Any] = {"leading_dense_block_count": c.dense, "interleave_moe_layer_step": 1}
     keys["expert_shared_count"] = c.shared // width
+    if c.shared:
+        keys["expert_shared_feed_forward_length"] = c.shared
     if c.routing["score"] == "sigmoid":
         keys |= {
             "expert_gating_func": 2,
