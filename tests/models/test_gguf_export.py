@@ -21,6 +21,8 @@ from engine.formats import open_checkpoint
 from engine.quantize.mix import quant_type
 from engine.quantize.to_gguf import quantize_to_gguf
 
+# what a file has instead of rope.scaling.attn_factor, which means the same in all families
+YARN_SCALES = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_log_multiplier")
 REFUSED = {
     "qwen2 window above a layer": "windows",
     "qwen3_moe dense layer, not renormalized": "renormalize",
@@ -44,7 +46,7 @@ def test_tensors_and_keys_are_the_published_ones(family, saved, tmp_path):  # no
         np.testing.assert_array_equal(found.tensors[name].dense(), array, err_msg=name)
     assert found.architecture == arch
     for key, value in (published_keys(arch, config) | more.GGUF_KEYS.get(family, {})).items():
-        if value is not None and key not in ("attention.sliding_window", "attention.scale"):
+        if value is not None and key not in ("attention.sliding_window", "attention.scale", *YARN_SCALES):
             have = found.metadata.get(f"{arch}.{key}")
             if isinstance(value, list):
                 np.testing.assert_array_equal(have, value, err_msg=key)
@@ -53,6 +55,16 @@ def test_tensors_and_keys_are_the_published_ones(family, saved, tmp_path):  # no
     windowed = any(type_ == "sliding_attention" for type_ in getattr(config, "layer_types", None) or ())
     if windowed:
         assert found.metadata[f"{arch}.attention.sliding_window"] == config.sliding_window
+
+
+@pytest.mark.parametrize(("family", "factor"), {"olmo3 yarn": 1.3, "ministral3": 1.0}.items())
+def test_a_scale_of_yarns_own(family, factor, saved, tmp_path):  # noqa: F811
+    """As a factor of the usual one, which llama.cpp reads of every family."""
+    found = written(saved(family), tmp_path / "model.gguf")
+    rope = f"{found.architecture}.rope.scaling."
+    usual = 0.1 * np.log(found.metadata[rope + "factor"]) + 1
+    assert found.metadata[rope + "attn_factor"] * usual == pytest.approx(factor, rel=1e-6)
+    assert rope + "yarn_attn_factor" not in found.metadata
 
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)

@@ -230,8 +230,8 @@ def _rope_keys(rope: Rope, data: Mapping[str, Any]) -> dict[str, Any]:
                 keys[f"rope.scaling.{name}"] = float(scaling[own])
     usual = yarn_scale(float(scaling["factor"])) if kind == "yarn" else 1.0
     if not np.isclose(rope.scale, usual):
-        name = "yarn_attn_factor" if kind == "yarn" else "attn_factor"
-        keys[f"rope.scaling.{name}"] = rope.scale
+        # llama.cpp reads no yarn_attn_factor but Grok's
+        keys["rope.scaling.attn_factor"] = rope.scale / usual
     return keys
 
 
