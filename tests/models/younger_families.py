@@ -136,7 +136,7 @@ YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
         "rope.scaling.factor": 16.0,
         "rope.scaling.original_context_length": 16,
         "rope.scaling.yarn_beta_fast": 4.0,
-        "rope.scaling.yarn_attn_factor": 1.0,
+        "rope.scaling.yarn_log_multiplier": 1.0,
         "attention.temperature_scale": 0.6,
     },
     "glm": {"rope.dimension_count": 8},

@@ -8,7 +8,7 @@ from ..formats import Checkpoint
 from .decoder import DecoderConfig
 from .fields import integer, positive
 from .llama import HF_NAMES, build
-from .rope import rope_scaling
+from .rope import rope_scaling, yarn_scale
 
 __all__ = ["HF_DEFAULTS", "HF_NAMES", "build", "configure"]
 
@@ -33,7 +33,17 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     if checkpoint.kind == "hf":
         data, growth, span = rope_scaling(data), "llama_4_scaling_beta", "original_max_position_embeddings"
     else:
+        c = _without_temperature(c, checkpoint)
         growth, span = f"{arch}.attention.temperature_scale", f"{arch}.rope.scaling.original_context_length"
     if data.get(growth) is None:
         return c
     return replace(c, query_growth=positive(data, growth), query_span=integer(data, span, high=1 << 30))
+
+
+def _without_temperature(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    """GGUF files name config.json's mscale_all_dim, by which YaRN's usual scale is divided."""
+    data, prefix = checkpoint.metadata, f"{checkpoint.architecture}.rope.scaling"
+    if c.rope is None or not data.get(f"{prefix}.yarn_log_multiplier"):
+        return c
+    divisor = yarn_scale(positive(data, f"{prefix}.factor", 1.0), positive(data, f"{prefix}.yarn_log_multiplier"))
+    return replace(c, rope=replace(c.rope, scale=c.rope.scale / divisor))
