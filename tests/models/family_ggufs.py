@@ -27,9 +27,6 @@ def to_gguf(
     """The checkpoint of a folder with transformers' configuration; ``keys``, without the architecture, are added, and
     ``split`` changes the folder's tensors first. ``form``: of the matrices."""
     writer = gguf.GGUFWriter(path, arch)
-    if arch == "gemma4":  # whose layers differ in what has one value elsewhere
-        config = deepcopy(config)
-        config.allow_global_per_layer_attribute_access = True
     for key, value in (published_keys(arch, config) | keys).items():
         if value is not None:
             writer.add_key_value(f"{arch}.{key}", value, gguf.GGUFValueType.get_type(value))
@@ -43,6 +40,9 @@ def to_gguf(
 
 
 def published_keys(arch: str, config: Any) -> dict[str, Any]:
+    if arch == "gemma4":  # whose layers differ in what has one value elsewhere
+        config = deepcopy(config)
+        config.allow_global_per_layer_attribute_access = True
     def first(*names: str) -> Any:
         return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
 

@@ -19,9 +19,11 @@ from engine.models import FAMILIES, Model, load_model
 from engine.models.experts import ExpertsConfig
 from engine.models.family import Family
 from engine.models.gated_delta import DeltaConfig
+from engine.models.gemma4 import Gemma4Config
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_delta import delta_keys, delta_parts, in_file_order
+from engine.quantize.export_gemma4 import STILL, gemma4_keys
 from engine.quantize.export_tokenizer import tokenizer_keys
 
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
@@ -35,7 +37,7 @@ _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
     "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
     "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3",
-    "qwen3_next", "qwen3_5",
+    "qwen3_next", "qwen3_5", "gemma4",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _EXPERT_WIDTHS = {
@@ -151,6 +153,8 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys |= _expert_keys(c, keys["expert_feed_forward_length"])
     if isinstance(c, DeltaConfig):
         keys |= delta_keys(model, c)
+    if isinstance(c, Gemma4Config):
+        keys |= gemma4_keys(model, c)
     if c.windows:
         keys |= _window_keys(model)
     if c.attention_softcap:
@@ -192,7 +196,7 @@ def _window_keys(model: Model) -> dict[str, Any]:
     windows, every = model.config.windows, _family(model).full_every
     keys: dict[str, Any] = {"attention.sliding_window": max(windows)}
     usual = tuple(0 if every and (i + 1) % every == 0 else max(windows) for i in range(len(windows)))
-    if every and windows != usual:
+    if every and (windows != usual or isinstance(model.config, Gemma4Config)):  # whose readers cannot do without
         keys["attention.sliding_window_pattern"] = np.array(windows) > 0
     return keys
 
@@ -236,7 +240,8 @@ def _rope_keys(rope: Rope, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_factors(model: Model) -> dict[str, Array]:
-    """Divisors of the rotary frequencies that GGUF files carry as tensors: Llama 3's, and both sets of LongRoPE."""
+    """Divisors of the rotary frequencies that GGUF files carry as tensors: Llama 3's, both sets of LongRoPE, and those that stop
+    pairs."""
     scaling, rope = _scaling(model.checkpoint.metadata), model.config.rope
     kind = scaling.get("rope_type") or scaling.get("type")
     if rope is None:
@@ -244,6 +249,11 @@ def _rope_factors(model: Model) -> dict[str, Array]:
     if kind == "llama3":
         theta = float(scaling.get("rope_theta") or model.checkpoint.metadata.get("rope_theta") or 10000.0)
         return {"rope_freqs.weight": base_frequencies(2 * rope.inv_freq.size, theta) / rope.inv_freq}
+    if kind == "proportional":
+        base = base_frequencies(2 * rope.inv_freq.size, float(scaling["rope_theta"]))
+        return {
+            "rope_freqs.weight": np.divide(base, rope.inv_freq, out=np.full_like(base, STILL), where=rope.inv_freq > 0)
+        }
     if kind in ("longrope", "su"):
         return {f"rope_factors_{w}.weight": np.array(scaling[f"{w}_factor"], np.float32) for w in ("long", "short")}
     return {}
@@ -271,7 +281,7 @@ def _check_same(
 
 def _alike(a: object, b: object) -> bool:
     if isinstance(a, Rope) and isinstance(b, Rope):
-        same = a.inv_freq.shape == b.inv_freq.shape and np.allclose(a.inv_freq, b.inv_freq, rtol=1e-5, atol=0)
+        same = a.inv_freq.shape == b.inv_freq.shape and np.allclose(a.inv_freq, b.inv_freq, rtol=1e-5, atol=1 / STILL)
         return bool(same and np.isclose(a.scale, b.scale, rtol=1e-5))
     if isinstance(a, float) and isinstance(b, float):
         return bool(np.isclose(a, b, rtol=1e-6))

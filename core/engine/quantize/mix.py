@@ -54,7 +54,14 @@ _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "
 _SMALLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """Formats in blocks of 32, at least as exact, for rows that are no whole number of superblocks."""
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "ssm_conv1d.weight")
+_KEPT = (
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "position_embd.weight",
+    "token_types.weight",
+    "ssm_conv1d.weight",
+    "per_layer_model_proj.weight",
+)
 
 
 def quant_type(name: str) -> QuantType:
@@ -87,7 +94,7 @@ def choose(kind: QuantType, name: str, shape: tuple[int, ...], model: Model) -> 
     """The format of a quantizable tensor, before ``fitting`` has looked at its rows."""
     if kind.format in ("F32", "F16", "BF16"):
         return kind.format
-    if name == "output.weight" or (model.tied and name == "token_embd.weight"):
+    if name == "output.weight" or (model.tied and name.endswith("token_embd.weight")):
         exact = kind.name == "MXFP4" or kind.format == "Q8_0" or model.architecture == "falcon"
         return "Q8_0" if exact or shape[-1] % FORMATS[kind.format].block else "Q6_K"
     if kind.name == "MXFP4":
