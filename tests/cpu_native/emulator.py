@@ -45,7 +45,7 @@ def build() -> Path:
     configure = [
         "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}",
         "-DENGINE_KERNEL_SERVER=ON", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O2",
+        f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",
     ]  # fmt: skip
     BUILD.mkdir(parents=True, exist_ok=True)
