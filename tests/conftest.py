@@ -35,8 +35,9 @@ with suppress(ImportError):
     triton_interpreter.hasten()
 del os.environ["TRITON_INTERPRET"]
 
-# How long it takes to draw is the machine's matter; where nothing is cached yet Hypothesis first makes its table of characters.
-settings.register_profile("engine", suppress_health_check=[HealthCheck.too_slow])
+# How long it takes is the machine's matter, as it is to draw; where nothing is cached yet Hypothesis first makes its table of
+# characters.
+settings.register_profile("engine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("engine")
 
 # Tests draw fresh numbers in each run; with the seed that a run's first lines name, all are drawn again as they were there.
