@@ -187,6 +187,7 @@ def test_a_model_without_template_is_refused(chat, tmp_path):
     assert "no chat template" in chat(tmp_path, *REFERENCE).err
 
 
+@pytest.mark.clock
 def test_ten_thousand_lines_are_listed_in_a_fifth_of_a_second(chat, home):
     store = Store(home / "data" / "engine" / "chats.db")
     long = [Message("user" if n % 2 == 0 else "assistant", f"line {n} " * 10) for n in range(10_000)]

@@ -145,6 +145,7 @@ def test_what_cannot_fit_is_left_out_with_a_reason():
     assert "needs 16128" in bench.refusal(Case(16, 0, 934, 64))
 
 
+@pytest.mark.clock
 @pytest.mark.timeout(900)  # beside other tests MLX takes its time
 def test_rates_agree_with_the_wall_clock_over_generate(tmp_path, backend):
     """On a model whose steps outweigh what is around them: tokenization, queues, threads that wake."""

@@ -54,6 +54,7 @@ def test_a_long_text_is_no_file_name(engine):
     assert engine("generate", "word " * 300, "--max-tokens", 1, *GREEDY).status == 0
 
 
+@pytest.mark.clock
 def test_the_first_token_comes_soon_after_the_start():
     """Half a second on an idle machine; here the best of five, with room for what else the machine does."""
     best = float("inf")

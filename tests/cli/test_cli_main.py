@@ -20,6 +20,7 @@ COMMAND = [sys.executable, "-m", "engine.cli.main"]
 REFERENCE = ("--backend", "reference", "--temperature", "0", "--ignore-eos")
 
 
+@pytest.mark.clock
 def test_help_comes_in_under_0_4_seconds():
     def seconds() -> float:
         start = time.perf_counter()

@@ -145,6 +145,7 @@ def test_leaving_many_requests_takes_no_step_each(llm):
     assert llm.engine.health().steps - before < 30
 
 
+@pytest.mark.clock
 def test_thousands_of_prompts_are_admitted_at_once(llm):
     """32 times as many take some 45 times as long; with a look at all others for each it is far more than 120."""
 

@@ -11,7 +11,7 @@ import httpx
 
 _ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key by which WebDriver names elements
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 class Browser:

@@ -25,7 +25,7 @@ from engine.serve.run import Server, listen, make_server
 from engine.serve.settings import ServeOptions
 from engine.serve.tracing import Tracing
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 @dataclass

@@ -284,7 +284,7 @@ def served_apart(model, *options):
 
 def test_sigterm_lets_running_requests_finish(talker, tmp_path):
     """In a process of its own: the stream goes on to its end, what is new gets 503, and the exit is clean."""
-    with served_apart(talker) as (server, lines, url):
+    with served_apart(talker, "--drain", "300") as (server, lines, url):
         with httpx.Client(base_url=url, timeout=60) as http, httpx.Client(base_url=url, timeout=60) as other:
             assert other.get("/health/ready").status_code == 200
             with http.stream("POST", "/v1/completions", json=ASK | {"max_tokens": 2500}) as response:
