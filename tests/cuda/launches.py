@@ -10,11 +10,11 @@ set.
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import re
-import subprocess
 import sys
-import tempfile
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -359,27 +359,18 @@ def _head(r, ints, n=64, total=512, pages=512, logprobs=20):
         r.run("sample", {**given, **sampling}, ("i32", "i32", "f32", "i32", "f32"), None, history, Dims(K=logprobs))
 
 
-def _registers(compiled, target):
-    """32-bit registers that a thread has, and how many it spills, as ptxas or the assembler's notes tell it."""
+def _compiled(launch, target):
+    """The kernel, the 32-bit registers that a thread has, and how many it spills, as ptxas or the assembler's notes tell it."""
+    told = io.StringIO()
+    with redirect_stdout(told):  # to which Triton writes what ptxas has said
+        compiled = triton.compile(launch.source()[0], target=target, options=launch.options)
     if target.backend == "hip":
         notes = compiled.asm["amdgcn"]
-        return [sum(map(int, re.findall(rf"\.vgpr{kind}_count:\s*(\d+)", notes))) for kind in ("", "_spill")]
-    # The newest of them, since it knows the version that the text has.
-    ptxas = max(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas*"), key=lambda path: len(path.name))
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(compiled.asm["ptx"])
-        file.flush()
-        arch = re.search(r"\.target (\w+)", compiled.asm["ptx"])[1]
-        found = subprocess.run(
-            [str(ptxas), "-v", f"--gpu-name={arch}", file.name, "-o", "/dev/null"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    used, spilled = (
-        sum(map(int, re.findall(rf"(\d+) {what}", found.stderr))) for what in ("registers", "bytes spill st")
-    )
-    return used, spilled // 4
+        used, spilled = (sum(map(int, re.findall(rf"\.vgpr{kind}_count:\s*(\d+)", notes))) for kind in ("", "_spill"))
+        return compiled, used, spilled
+    used, spilled = (re.findall(rf"(\d+) {what}", told.getvalue()) for what in ("registers", "bytes spill st"))
+    assert used and spilled, f"ptxas tells no registers:\n{told.getvalue()}"
+    return compiled, sum(map(int, used)), sum(map(int, spilled)) // 4
 
 
 _FP8 = r"wgmma\.mma_async\.sync\.aligned\.\w+\.f32\.e4m3|mma\.sync\.aligned[\w.:]*\.e4m3"
@@ -410,12 +401,13 @@ def main(target, *names):
     if names == ("again",):
         print(json.dumps(compiled_again()))
         return
+    triton.knobs.nvidia.dump_ptxas_log = True
+    triton.knobs.compilation.disable_line_info = True  # which changes no instruction, and takes its time
     for launch in record():
         if names and launch.kernel.fn.__name__ not in names:
             continue
-        compiled = triton.compile(launch.source()[0], target=TARGETS[target], options=launch.options)
+        compiled, registers, spilled = _compiled(launch, TARGETS[target])
         text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
-        registers, spilled = _registers(compiled, TARGETS[target])
         about = {
             "kernel": launch.kernel.fn.__name__,
             "label": launch.label(),
