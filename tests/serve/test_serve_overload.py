@@ -327,6 +327,7 @@ def test_what_outlasts_the_drain_ends_with_a_reason(talker):
         assert {json.loads(line)["event"] for line in lines} >= {"request", "library"}, "nothing but lines of the log"
 
 
+@pytest.mark.clock
 def test_readers_that_stop_reading_hold_no_places(start, talker):
     """What they asked for is done, and waits for them; the places are others'."""
     running = start(model=talker, max_num_seqs=2, max_model_len=16384, kv_cache_tokens=20000)
