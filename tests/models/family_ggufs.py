@@ -43,6 +43,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
     if arch == "gemma4":  # whose layers differ in what has one value elsewhere
         config = deepcopy(config)
         config.allow_global_per_layer_attribute_access = True
+
     def first(*names: str) -> Any:
         return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
 
