@@ -321,7 +321,7 @@ def _recurrent(r, tokens, seqs, ints, pages=64):
 
 def _experts(r, tokens, ints):
     for experts, more in ((128, {}), (256, {"groups": 8, "groups_kept": 4, "group_best": 2, "score": "sigmoid"})):
-        weights = {"correction_bias": vector(experts)} if more else {}
+        weights = {"correction_bias" if more else "expert_scale": vector(experts)}
         r.run("moe_route", {"logits": tensor(tokens, experts)}, ("i32", "f32"), weights, k=8, **more)
     x = {"x": tensor(tokens, 2048), "ids": ints(tokens, 8)}
     for format_ in ("BF16", "Q4_K"):

@@ -141,7 +141,7 @@ def converted(arch: str, config: Any, tensors: dict[str, np.ndarray]) -> dict[st
             number, rest = expert.split(".", 1)
             experts.setdefault(names.get_name(f"{plain}.experts.{rest}", (".weight",)), {})[int(number)] = array
             continue
-        own = names.get_name(name, (".weight", ".bias"))
+        own = name if name.endswith(".scale") else names.get_name(name, (".weight", ".bias"))
         assert own is not None, f"gguf knows no name for {name}"
         found[own] = rearranged(arch, config, name, array)
     return found | {name: np.stack([members[e] for e in sorted(members)]) for name, members in experts.items()}

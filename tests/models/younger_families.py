@@ -122,6 +122,11 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
         "gemma4",
         GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"},
     ),
+    "gemma4 experts": (
+        "Gemma4",
+        "gemma4",
+        GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32},
+    ),
 }
 YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
     "olmo3 yarn": {
@@ -207,7 +212,19 @@ def gemma4_keys(config: Any) -> dict[str, Any]:
         "rope.dimension_count": whole.head_dim,
         "rope.dimension_count_swa": config.head_dim,
         "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
+        "expert_count": config.num_experts,
+        "expert_used_count": config.top_k_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
     }
+
+
+_GEMMA4_NAMES = {
+    "layer_scalar": "{name}.weight",
+    "experts.gate_up_proj": "{name}.weight",
+    "experts.down_proj": "{name}.weight",
+    "router.scale": "blk.{i}.ffn_gate_inp.scale",
+    "router.per_expert_scale": "blk.{i}.ffn_down_exps.scale",
+}
 
 
 def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -225,5 +242,7 @@ def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.n
         elif name.endswith("e_score_correction_bias"):
             found[name.removesuffix("_bias") + ".bias"] = array.reshape(-1)
         else:
-            found[name + ".weight" if name.endswith("layer_scalar") else name] = array
+            found[_GEMMA4_NAMES.get(name.rpartition(f"layers.{layer}.")[2], "{name}").format(name=name, i=layer)] = (
+                array
+            )
     return found

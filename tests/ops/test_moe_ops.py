@@ -16,9 +16,9 @@ def test_route_against_loops(rng):
     for case in OPS["moe_route"].cases(rng):
         (ids, weights), _ = evaluate(OPS["moe_route"], case)
         a = {**OPS["moe_route"].attrs, **case.attrs}
-        bias = (
-            dense_weight(case.weights["correction_bias"]) if case.weights else np.zeros(case.inputs["logits"].shape[1])
-        )
+        given = {name: dense_weight(weight) for name, weight in case.weights.items()}
+        experts = case.inputs["logits"].shape[1]
+        bias, own = given.get("correction_bias", np.zeros(experts)), given.get("expert_scale", np.ones(experts))
         for row, (chosen, got) in enumerate(zip(ids, weights, strict=True)):
             logits = [float(v) for v in case.inputs["logits"][row]]
             if a["score"] == "softmax":
@@ -34,7 +34,7 @@ def test_route_against_loops(rng):
             best = sorted((e for g in kept for e in members[g]), key=lambda e: (-choice[e], e))[: a["k"]]
             assert chosen.tolist() == best
             total = sum(scores[e] for e in best) if a["renormalize"] else 1
-            np.testing.assert_allclose(got, [scores[e] / total * a["scale"] for e in best], rtol=1e-6)
+            np.testing.assert_allclose(got, [scores[e] / total * own[e] * a["scale"] for e in best], rtol=1e-6)
 
 
 def test_a_correction_bias_chooses_and_does_not_weigh():

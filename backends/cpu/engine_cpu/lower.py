@@ -242,8 +242,12 @@ def moe_route(low: Lowering) -> None:
     call = low.bound.call
     names = ("k", "renormalize", "scale", "groups", "groups_kept", "group_best")
     numbers = {name: call.attr(name) for name in names} | {"experts": _width(low, "logits")}
-    bias = [_weight(low, name) for name in low.bound.weights]
-    low.emit("moe_route", low.inputs("logits"), bias, score={"softmax": 0, "sigmoid": 1}[call.attr("score")], **numbers)
+    given = [name for name in ("correction_bias", "expert_scale") if name in low.bound.weights]
+    numbers |= {"bias": "correction_bias" in given, "scaled": "expert_scale" in given}
+    weights = [_weight(low, name) for name in given]
+    low.emit(
+        "moe_route", low.inputs("logits"), weights, score={"softmax": 0, "sigmoid": 1}[call.attr("score")], **numbers
+    )
 
 
 def moe_linear(low: Lowering) -> None:

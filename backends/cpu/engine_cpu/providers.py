@@ -166,7 +166,11 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("add", lower.add)
     one("scale_softcap", lower.scale_softcap, "scale softcap")
     one("gather_rows", lower.gather_rows)
-    one("moe_route", lower.moe_route, "score renormalize scale correction_bias groups groups_kept group_best")
+    one(
+        "moe_route",
+        lower.moe_route,
+        "score renormalize scale correction_bias expert_scale groups groups_kept group_best",
+    )
     one("moe_linear", lower.moe_linear, "bias per_choice", _matrix_check)
     one("moe_linear_group", lower.moe_linear, "bias per_choice", _matrix_check)
     one("moe_combine", lower.moe_combine)

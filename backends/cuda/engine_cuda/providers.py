@@ -125,7 +125,11 @@ def make_providers(device: torch.device, cuts: Cuts, together: int) -> dict[str,
     one("add", rows.add)
     one("scale_softcap", rows.scale_softcap, "scale softcap")
     one("gather_rows", rows.gather_rows)
-    one("moe_route", dense.moe_route, "score renormalize scale correction_bias groups groups_kept group_best")
+    one(
+        "moe_route",
+        dense.moe_route,
+        "score renormalize scale correction_bias expert_scale groups groups_kept group_best",
+    )
     one("moe_linear", dense.moe_linear, "bias per_choice", alone=False)
     one("moe_linear_group", dense.moe_linear_group, "bias per_choice", alone=False)
     one("moe_combine", dense.moe_combine)

@@ -237,7 +237,7 @@ def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, **rout
         w(name) if both is None else expert_rows(name, both, slice(n * half, (n + 1) * half))
         for n, name in enumerate(names)
     )
-    experts = Experts(gate, up, w(p + "down_exps.weight"))
+    experts = Experts(gate, up, w(p + "down_exps.weight"), act={"kind": c.act})
     return b.moe(h, router(c, w, i), None, experts, c.experts_used, renormalize=c.renormalize, **routing)
 
 

@@ -1,5 +1,6 @@
-"""Gemma 4, dense, text only: Gemma 3 with wider heads where a layer sees everything, values that are normed too, last layers
-that read the cache of earlier ones, and in its smaller sizes an input of its own for each layer, looked up by the token."""
+"""Gemma 4, text only: Gemma 3 with wider heads where a layer sees everything, values that are normed too, last layers
+that read the cache of earlier ones, in its smaller sizes an input of its own for each layer, looked up by the token, and in
+one size experts beside the feed-forward."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import gemma2, gemma3
 from .config import kv_heads_of
-from .decoder import DecoderConfig, attend, mlp_block, output_head
+from .decoder import DecoderConfig, attend, mlp_block, moe_block, output_head
 from .fields import flag, integer, positive
 from .rope import Rope, base_frequencies, rope_of_kinds
 from .weights import Weights
 
-HF_KEYS = gemma2.HF_KEYS
+HF_KEYS = {**gemma2.HF_KEYS, "num_experts_per_tok": "top_k_experts"}
 # What transformers takes where a file leaves it out (Gemma4TextConfig).
 HF_DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 8,
@@ -47,6 +48,14 @@ HF_NAMES = {
     "blk.{i}.proj.weight": _LAYER + "per_layer_projection.weight",
     "blk.{i}.post_norm.weight": _LAYER + "post_per_layer_input_norm.weight",
     "blk.{i}.layer_output_scale.weight": _LAYER + "layer_scalar",
+    "blk.{i}.ffn_gate_inp.weight": _LAYER + "router.proj.weight",
+    "blk.{i}.ffn_gate_inp.scale": _LAYER + "router.scale",
+    "blk.{i}.ffn_gate_up_exps.weight": _LAYER + "experts.gate_up_proj",
+    "blk.{i}.ffn_down_exps.weight": _LAYER + "experts.down_proj",
+    "blk.{i}.ffn_down_exps.scale": _LAYER + "router.per_expert_scale",
+    "blk.{i}.pre_ffw_norm_2.weight": _LAYER + "pre_feedforward_layernorm_2.weight",
+    "blk.{i}.post_ffw_norm_1.weight": _LAYER + "post_feedforward_layernorm_1.weight",
+    "blk.{i}.post_ffw_norm_2.weight": _LAYER + "post_feedforward_layernorm_2.weight",
 }
 _LOCAL = "_of_windows"
 """Ends the keys that ``flattened`` adds."""
@@ -105,8 +114,6 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> Gemma4Config:
 
 def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> Gemma4Config:
     data, p = checkpoint.metadata, f"{checkpoint.architecture}."
-    if c.experts:
-        raise ModelError(_NO_EXPERTS)
     local = integer(data, p + "attention.key_length_swa", c.head_dim)
     theta = positive(data, p + "rope.freq_base_swa", gemma3.LOCAL_THETA)
     rotary = integer(data, p + "rope.dimension_count_swa", local)
@@ -124,8 +131,8 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> Gemma4Config:
 
 def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> Gemma4Config:
     data = checkpoint.metadata
-    if flag(data, "enable_moe_block", False):
-        raise ModelError(_NO_EXPERTS)
+    if not flag(data, "enable_moe_block", False):
+        c = replace(c, experts=0, experts_used=0)
     if data.get("use_bidirectional_attention") == "all":
         raise ModelError(
             f"The checkpoint {checkpoint.path} attends in both directions (use_bidirectional_attention is all), which is not"
@@ -162,9 +169,6 @@ def _readers(count: int, layers: int) -> int:
     if count >= layers:
         raise ModelError(f"{count} of {layers} layers share the keys and values of earlier ones, which must be fewer.")
     return count
-
-
-_NO_EXPERTS = "Gemma 4 with experts (26B-A4B) is not supported; use one of its dense sizes (E2B, E4B, 31B)."
 
 
 def unused(c: Gemma4Config, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -222,8 +226,7 @@ def build(b: Builder, c: Gemma4Config, w: Weights) -> Program:
         p = f"blk.{i}."
         h = _attention_block(b, c, w, i, b.rms_norm(x, w(p + "attn_norm.weight"), c.eps))
         x = b.add(x, b.rms_norm(h, w(p + "post_attention_norm.weight"), c.eps))
-        h = b.rms_norm(x, w(p + "ffn_norm.weight"), c.eps)
-        h = mlp_block(b, c, w, i, h, width=_width(c, w, i))
+        h = _feed_forward(b, c, w, i, x)
         x = b.add(x, b.rms_norm(h, w(p + "post_ffw_norm.weight"), c.eps))
         if inputs is not None:
             x = b.add(x, _own_input_block(b, c, w, i, x, inputs))
@@ -231,6 +234,22 @@ def build(b: Builder, c: Gemma4Config, w: Weights) -> Program:
         if scale is not None:
             x = b.scaled(x, float(scale.dense().reshape(-1)[0]))
     return output_head(b, c, w, x)
+
+
+def _feed_forward(b: Builder, c: Gemma4Config, w: Weights, i: int, x: Value) -> Value:
+    """Beside it experts, where the model has them, each with norms of its own around it. Their router reads x normed by
+    weights that are divided by the root of the width."""
+    p = f"blk.{i}."
+    h = mlp_block(b, c, w, i, b.rms_norm(x, w(p + "ffn_norm.weight"), c.eps), width=_width(c, w, i))
+    if not c.experts:
+        return h
+    scale = b.constant(p + "ffn_gate_inp.norm", w(p + "ffn_gate_inp.scale").dense() / np.float32(c.hidden**0.5))
+    routed = moe_block(
+        b, c, w, i, b.rms_norm(x, w(p + "pre_ffw_norm_2.weight"), c.eps),
+        routed_by=b.rms_norm(x, scale, c.eps), expert_scale=w(p + "ffn_down_exps.scale"),
+    )  # fmt: skip
+    h = b.rms_norm(h, w(p + "post_ffw_norm_1.weight"), c.eps)
+    return b.add(h, b.rms_norm(routed, w(p + "post_ffw_norm_2.weight"), c.eps))
 
 
 def _width(c: Gemma4Config, w: Weights, i: int) -> int:

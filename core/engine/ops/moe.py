@@ -18,6 +18,7 @@ def moe_route(
     logits: Array,
     k: int,
     correction_bias: Array | None = None,
+    expert_scale: Array | None = None,
     score: str = "softmax",
     renormalize: bool = True,
     scale: float = 1.0,
@@ -28,7 +29,8 @@ def moe_route(
     """The k best experts of each token: ids i32 [T, k] in descending order, and weights f32 [T, k].
 
     logits [T, E]. ``score`` is softmax over all experts or sigmoid; the choice is by logits, lowest id on ties.
-    ``renormalize`` divides the chosen scores by their sum; ``scale`` multiplies them last. OpError for another score.
+    ``renormalize`` divides the chosen scores by their sum; ``scale`` and each expert's own ``expert_scale`` [E] multiply them
+    last. OpError for another score.
 
     ``correction_bias`` [E] is added to the scores for the choice only, which is then by these sums (DeepSeek-V3, arXiv
     2412.19437). With ``groups`` > 1 the choice is by score, too, and among the experts of ``groups_kept`` of so many
@@ -52,6 +54,8 @@ def moe_route(
     weights = np.take_along_axis(scores, ids, axis=-1)
     if renormalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
+    if expert_scale is not None:
+        weights = weights * expert_scale[ids]
     return ids.astype(np.int32), (weights * scale).astype(np.float32)
 
 
@@ -116,14 +120,16 @@ def moe_route_cases(rng: Generator) -> Iterator[Case]:
         (5, 256, 8, {"groups": 8, "groups_kept": 4, "group_best": 2, "score": "sigmoid", "scale": 2.5, "bias": True}),
         (11, 6, 2, {"score": "sigmoid", "bias": True}),
         (40, 12, 3, {"groups": 2, "groups_kept": 1, "group_best": 3, "renormalize": False}),
+        (6, 20, 4, {"scaled": True}),
+        (9, 16, 2, {"score": "sigmoid", "bias": True, "scaled": True, "scale": 0.5}),
     ):
         logits = rng.standard_normal((tokens, experts), np.float32) * np.float32(2)
         logits[-1] = np.round(logits[-1])  # ties
         name = f"{tokens} tokens, {k} of {experts} {attrs or ''}".strip()
         if name.startswith("3 "):
             logits += np.float32(900)  # whose exponentials overflow
-        biased = attrs.pop("bias", False)
-        weights = {"correction_bias": random_weight(rng, "F32", (experts,), 0.2)} if biased else {}
+        given = {"correction_bias": attrs.pop("bias", False), "expert_scale": attrs.pop("scaled", False)}
+        weights = {key: random_weight(rng, "F32", (experts,), 0.2) for key, has in given.items() if has}
         yield Case(name, Dims(T=tokens), {"logits": logits}, weights, attrs={"k": k, **attrs})
 
 
@@ -178,7 +184,7 @@ SPECS = (
     OpSpec(
         "moe_route",
         inputs=("logits",),
-        weights=("correction_bias?",),
+        weights=("correction_bias?", "expert_scale?"),
         outputs=("ids", "weights"),
         attrs={
             "k": REQUIRED,

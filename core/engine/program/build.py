@@ -347,21 +347,25 @@ class Builder:
         experts: Experts,
         used: int,
         correction_bias: WeightRef | None = None,
+        expert_scale: WeightRef | None = None,
+        routed_by: Value | None = None,
         **routing: Any,
     ) -> Value:
-        """Route each token to ``used`` experts; gated activation within each; weighted sum in the order of choice."""
+        """Route each token to ``used`` experts; gated activation within each; weighted sum in the order of choice. The router
+        reads ``routed_by``, or x."""
         count, width, mlp = experts.gate.shape[0], x.shape[-1], experts.gate.shape[1]
         self._needs(router, (count, width))
         self._needs(experts.gate, (count, mlp, width))
         self._needs(experts.up, (count, mlp, width))
         self._needs(experts.down, (count, width, mlp))
-        logits = self.linear(x, router, router_bias, axes=("experts", "embed"))
+        logits = self.linear(x if routed_by is None else routed_by, router, router_bias, axes=("experts", "embed"))
         name = router.name.removesuffix(".weight")
         outs = [(f"{name}.ids", ("T", used), "i32"), (f"{name}.weights", ("T", used), "f32")]
-        if correction_bias is not None:
-            self._needs(correction_bias, (count,))
-        chosen_by = {"correction_bias": correction_bias}
-        ids, weights = self.call("moe_route", {"logits": logits}, outs, chosen_by, k=used, **routing)
+        vectors = {"correction_bias": correction_bias, "expert_scale": expert_scale}
+        for vector in vectors.values():
+            if vector is not None:
+                self._needs(vector, (count,))
+        ids, weights = self.call("moe_route", {"logits": logits}, outs, vectors, k=used, **routing)
         around = self._scope
         self._scope = f"{around}.experts"
         gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, ("mlp", "embed"), per_choice=False)

@@ -19,7 +19,7 @@ def _moe_route(call: Call, site: Site) -> Function:
     kept, best = call.attr("groups_kept"), call.attr("group_best")
 
     def run(given: Given) -> tuple[jax.Array, ...]:
-        logits, bias = given.wide("logits"), given.optional("correction_bias")
+        logits, bias, own = given.wide("logits"), given.optional("correction_bias"), given.optional("expert_scale")
         scores = jax.nn.softmax(logits, axis=-1) if score == "softmax" else 1 / (1 + jnp.exp(-logits))
         choice = logits if bias is None and groups == 1 else scores
         if bias is not None:
@@ -30,7 +30,7 @@ def _moe_route(call: Call, site: Site) -> Function:
         weights = jnp.take_along_axis(scores, ids, axis=-1)
         if renormalize:
             weights = weights / weights.sum(axis=-1, keepdims=True)
-        return ids.astype(jnp.int32), weights * scale
+        return ids.astype(jnp.int32), (weights if own is None else weights * own[ids]) * scale
 
     return run
 
@@ -90,7 +90,9 @@ def _moe_combine(call: Call, site: Site) -> Function:
     return run
 
 
-_ROUTE = frozenset({"correction_bias", "score", "renormalize", "scale", "groups", "groups_kept", "group_best"})
+_ROUTE = frozenset(
+    {"correction_bias", "expert_scale", "score", "renormalize", "scale", "groups", "groups_kept", "group_best"}
+)
 OPS: Mapping[str, Op] = {
     "moe_route": Op(_ROUTE, _moe_route, refuse=_known_score),
     "moe_linear": Op(frozenset({"bias", "per_choice"}), _moe_linear),

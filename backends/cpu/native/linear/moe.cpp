@@ -15,7 +15,8 @@ namespace ENGINE_ISA {
 namespace {
 
 // inputs logits f32 [T, E]; outputs ids i32 [T, k], weights f32 [T, k], by descending logit, the lower id on ties.
-// Weights: a correction bias [E], or none. Numbers: experts, k; score (0: softmax over all experts, 1: sigmoid);
+// Weights: a correction bias [E] and a scale an expert [E], each where the numbers bias and scaled (0) say so. Numbers beside
+// these: experts, k; score (0: softmax over all experts, 1: sigmoid);
 // renormalize (0, 1); scale (1); groups, groups_kept, group_best (1 each). With a bias or groups the choice is by score +
 // bias, among the groups whose group_best best members sum highest. NaN logits are chosen last; softmax makes all weights
 // of their token NaN.
@@ -31,10 +32,12 @@ class MoeRoute final : public Kernel {
     if (groups_ < 1 || experts_ % groups_ != 0 || groups_kept_ < 1 || groups_kept_ > groups_ || group_best_ < 1 ||
         group_best_ > experts_ / groups_ || k_ > experts_ / groups_ * groups_kept_)
       throw std::invalid_argument("moe_route needs equal groups, of which k experts are left.");
-    if (!args.weights.empty()) {
-      bias_ = args.weights[0];
-      if (bias_->family != "plain" || bias_->columns != experts_)
-        throw std::invalid_argument("a correction bias is a plain weight with one number an expert.");
+    size_t given = 0;
+    for (auto [name, weight] : {std::pair{"bias", &bias_}, std::pair{"scaled", &expert_scale_}}) {
+      if (args.number_or(name, 0) == 0) continue;
+      *weight = args.weights.at(given++);
+      if ((*weight)->family != "plain" || (*weight)->columns != experts_)
+        throw std::invalid_argument("a correction bias, or a scale, is a plain weight with one number an expert.");
     }
   }
 
@@ -74,7 +77,10 @@ class MoeRoute final : public Kernel {
       weights[c] = scores[ids[c]];
       chosen += weights[c];
     }
-    for (int64_t c = 0; c < k_; ++c) weights[c] = (renormalize_ ? weights[c] / chosen : weights[c]) * scale_;
+    for (int64_t c = 0; c < k_; ++c) {
+      const float own = expert_scale_ == nullptr ? 1.0f : expert_scale_->f32()[ids[c]];
+      weights[c] = (renormalize_ ? weights[c] / chosen : weights[c]) * own * scale_;
+    }
   }
 
   // Minus infinity for the experts of all groups but the best. Scratch: a float a group, then the ids in hand.
@@ -111,7 +117,7 @@ class MoeRoute final : public Kernel {
   bool sigmoid_, renormalize_;
   float scale_;
   int64_t groups_, groups_kept_, group_best_;
-  std::shared_ptr<PackedWeight> bias_;
+  std::shared_ptr<PackedWeight> bias_, expert_scale_;
 };
 
 // inputs: x as q8g32, x as f32 or bf16 (each -1 where no weight's family reads it), ids i32 [T, k]; outputs y_i f32 [T, k, N_i];

@@ -36,8 +36,8 @@ def _of_best_groups(choice, group, experts, groups, groups_kept, group_best, GRO
 
 @triton.jit
 def route(
-    logits, bias, ids, weights, experts, k, scale, groups, groups_kept, group_best,
-    SIGMOID: tl.constexpr, BIASED: tl.constexpr, GROUPED: tl.constexpr, RENORMALIZED: tl.constexpr,
+    logits, bias, own, ids, weights, experts, k, scale, groups, groups_kept, group_best,
+    SIGMOID: tl.constexpr, BIASED: tl.constexpr, SCALED: tl.constexpr, GROUPED: tl.constexpr, RENORMALIZED: tl.constexpr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """A token a program, in f64: its experts are few, and near ties must be decided as anywhere else."""
@@ -76,6 +76,8 @@ def route(
     for n in range(k):
         best = tl.load(ids + token * k + n)
         score = tl.sum(tl.where(columns == best, scores, 0.0), axis=0)
+        if SCALED:
+            score = score * tl.load(own + best).to(tl.float64)
         tl.store(weights + token * k + n, (score / total * scale).to(tl.float32))
 
 

@@ -292,13 +292,15 @@ def embed(o: Operands) -> None:
 
 
 def moe_route(o: Operands) -> None:
-    logits, bias, k, groups = o["logits"], o.vector("correction_bias"), o.attr("k"), o.attr("groups")
+    logits, k, groups = o["logits"], o.attr("k"), o.attr("groups")
+    bias, own = o.vector("correction_bias"), o.vector("expert_scale")
     tokens, experts = logits.shape
     ids, weights = o.result(0, tokens, k), o.result(1, tokens, k)
     launch(
-        moe.route, (tokens,), logits, logits if bias is None else bias, ids, weights, experts, k, o.attr("scale"),
+        moe.route, (tokens,), logits, logits if bias is None else bias, logits if own is None else own, ids, weights,
+        experts, k, o.attr("scale"),
         groups, o.attr("groups_kept"), o.attr("group_best"), SIGMOID=o.attr("score") == "sigmoid",
-        BIASED=bias is not None, GROUPED=groups > 1, RENORMALIZED=o.attr("renormalize"),
+        BIASED=bias is not None, SCALED=own is not None, GROUPED=groups > 1, RENORMALIZED=o.attr("renormalize"),
         GROUPS=power_of_two(groups), SIZE=power_of_two(experts), num_warps=1,
     )  # fmt: skip
 

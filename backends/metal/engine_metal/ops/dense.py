@@ -103,6 +103,8 @@ def moe_route(o: Operands) -> tuple[mx.array, ...]:
     weights = mx.take_along_axis(scores, ids, axis=-1)
     if o.attr("renormalize"):
         weights = weights / weights.sum(axis=-1, keepdims=True)
+    if o.has("expert_scale"):
+        weights = weights * o.vector("expert_scale")[ids]
     return ids.astype(mx.int32), weights * o.attr("scale")
 
 
