@@ -20,6 +20,7 @@ def run(op, case, state, isa, threads):
     dense = [dense_weight(case.weights[name]) for name in weights]
     numbers = dict(case.attrs)
     if op == "causal_conv":
+        numbers["silu"] = numbers.pop("act") == "silu"
         numbers |= dict(zip(("columns", "width"), dense[0].shape, strict=True))
     width = given[0].shape[1] if op == "causal_conv" else case.attrs["value_heads"] * case.attrs["value_dim"]
     dims = {"T": case.dims.T, "S": case.dims.S, "P": case.inputs["page_table"].shape[1]}

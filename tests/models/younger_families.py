@@ -65,6 +65,13 @@ GEMMA4 = {
     "rms_norm_eps": 0.01,  # so large that it shows
     "tie_word_embeddings": True,
 }
+LFM2 = {
+    "num_hidden_layers": 5,
+    "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+    "block_multiple_of": 32,
+    "norm_eps": 0.01,
+    "tie_word_embeddings": True,
+}
 OWN_INPUTS = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
@@ -116,6 +123,8 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "qwen3_next experts in all layers": ("Qwen3Next", None, LINEAR | ROUTED),
     "qwen3_5": ("Qwen3_5", None, LINEAR | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5Moe", None, LINEAR | ROUTED | {"num_hidden_layers": 4}),
+    "lfm2": ("Lfm2", "lfm2", LFM2),
+    "lfm2 width as it is": ("Lfm2", None, LFM2 | {"block_auto_adjust_ff_dim": False, "conv_L_cache": 4}),
     "gemma4": ("Gemma4", "gemma4", GEMMA4 | OWN_INPUTS | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
     "gemma4 keys are values": (
         "Gemma4",
@@ -190,6 +199,10 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
         }
     if arch == "gemma4":
         keys |= gemma4_keys(config)
+    if arch == "lfm2":
+        heads = [config.num_key_value_heads if kind != "conv" else 0 for kind in config.layer_types]
+        keys |= {"attention.head_count_kv": heads, "shortconv.l_cache": config.conv_L_cache}
+        keys |= {"feed_forward_length": 64, "attention.layer_norm_rms_epsilon": config.norm_eps}
     return keys
 
 
@@ -239,6 +252,8 @@ def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.n
             found[f"blk.{layer}.ffn_up{which}.weight"] = array[..., half:, :]
         elif name.endswith("output_linear.weight"):
             found[f"blk.{layer}.ffn_down{which}.weight"] = array
+        elif name.endswith(".conv.conv.weight"):
+            found[name] = array.reshape(len(array), -1)
         elif name.endswith("e_score_correction_bias"):
             found[name.removesuffix("_bias") + ".bias"] = array.reshape(-1)
         else:

@@ -134,5 +134,5 @@ def test_clamped_swiglu_against_loops(rng):
 
 
 def test_unknown_activation_is_named():
-    with pytest.raises(OpError, match="silu, gelu, gelu_tanh, relu, sigmoid, clamped_swiglu and not swish"):
+    with pytest.raises(OpError, match="silu, gelu, gelu_tanh, relu, sigmoid, identity, clamped_swiglu and not swish"):
         gated_act(gate=np.zeros((1, 2), np.float32), kind="swish")

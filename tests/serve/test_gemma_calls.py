@@ -1,4 +1,4 @@
-"""Gemma 4's calls, in a notation of their own, and the lists of Nemotron and Apriel: read however the stream is cut."""
+"""Gemma 4's calls, in a notation of their own, and the lists of Nemotron, Apriel and LFM2: read however the stream is cut."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ TEXTS = {
     "another tool": (gemma("other", "{}"), gemma("other", "{}"), []),
     "no object": (gemma("weather", "{city}"), gemma("weather", "{city}"), []),
     "cut": ("<|tool_call>call:weather{city:<|", "<|tool_call>call:weather{city:<|", []),
+    "LFM2": (
+        "So <|tool_call_start|>[weather(city='x', n=3, deep={\"a\": null, \"b\": [true, False]}), now()]<|tool_call_end|>",
+        "So",
+        [("weather", {"city": "x", "n": 3, "deep": {"a": None, "b": [True, False]}}), ("now", {})],
+    ),
     "Nemotron": (
         'So <TOOLCALL>[{"name": "weather", "arguments": {"city": "x"}}, {"name": "now", "arguments": {}}]</TOOLCALL>',
         "So",

@@ -10,7 +10,7 @@ from .compile import ABSENT, Lowering
 from .layouts import KV_DTYPE_NUMBERS
 from .weights import SPANS
 
-ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "sigmoid": 5}
+ACTIVATION_NUMBERS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "clamped_swiglu": 4, "sigmoid": 5, "identity": 6}
 ROWS_DIM = {"T": 0, "R": 2}
 PROCESSED_BY = (
     "logits", "rows", "positions", "token_seq", "seq_slots", "prompt_lengths", "temperature", "top_k", "top_p", "min_p",
@@ -164,6 +164,7 @@ def causal_conv(low: Lowering) -> None:
     columns, width = low.bound.call.weights["weight"].shape
     inputs = low.inputs("x", "seq_starts", "query_offsets", "page_table")
     numbers = {"columns": columns, "width": width, "block_size": low.bound.call.attr("block_size")}
+    numbers["silu"] = low.bound.call.attr("act") == "silu"
     low.emit("causal_conv", inputs, [_weight(low, "weight")], states=["tail"], **numbers)
 
 

@@ -156,7 +156,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("linear_group", lower.linear, "bias quantized_activation input_scale", _linear_check)
     one("head_linear", lower.head_linear, check=_matrix_check)
     one("concat_heads", lower.concat_heads)
-    one("causal_conv", lower.causal_conv)
+    one("causal_conv", lower.causal_conv, "act")
     one("gated_delta", lower.gated_delta)
     one("rms_norm", lower.rms_norm, "head_dim weight_offset packed", _packed_check)
     one("layer_norm", lower.layer_norm, "bias head_dim packed", _packed_check)

@@ -88,7 +88,7 @@ def make_providers(kernels: Run | None, memory: WorkingSet) -> dict[str, tuple[P
     one("kv_write", cache.kv_write, "k_scale v_scale latent", kv=True)
     one("rope_kv_write", cache.rope_kv_write, ROPE_KV_WRITE, kv=True)
     one("attention", cache.attention, ATTENTION, kv=True, alone=False)
-    one("causal_conv", recurrent.causal_conv)
+    one("causal_conv", recurrent.causal_conv, "act")
     one("gated_delta", recurrent.gated_delta, alone=False)
     one("embed", dense.embed, "scale")
     one("gather_columns", dense.gather_columns, "chosen")

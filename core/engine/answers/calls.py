@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .gemma_calls import GEMMA, GemmaCall
 from .json_parts import SPACE, CallObject, PartialCall, Tools
-from .named_calls import MISTRAL, PYTHON, NamedCall
+from .named_calls import LFM2, MISTRAL, PYTHON, NamedCall
 from .section_calls import SECTIONS, SectionCall
 from .tagged_calls import FUNCTION, MINIMAX, SEED, TaggedCall, tagged_call
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
 GRANITE = "<|tool_call|>"
 LISTS = ("<tool_calls>", "<TOOLCALL>")  # of objects: Apriel's and the first MiniMax's, Nemotron's
-MARKS = (TAG, MISTRAL, PYTHON, GRANITE, *LISTS, FUNCTION, SEED, MINIMAX, GEMMA, *SECTIONS)
+MARKS = (TAG, MISTRAL, PYTHON, LFM2, GRANITE, *LISTS, FUNCTION, SEED, MINIMAX, GEMMA, *SECTIONS)
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _LONGEST = max(map(len, MARKS))
 _Call = CallObject | NamedCall | TaggedCall | SectionCall | GemmaCall
@@ -125,5 +125,5 @@ class _Series:
             return GemmaCall(self.at, begin.end())
         if self._mark == MISTRAL:
             return NamedCall(self.at, begin.end(), python=False)
-        in_python = self._mark == PYTHON or (self._listed and not self._mark)
+        in_python = self._mark in (PYTHON, LFM2) or (self._listed and not self._mark)
         return NamedCall(self.at, begin.end(), python=True) if in_python else None

@@ -1,4 +1,4 @@
-"""Calls that begin with the tool's name: Mistral's newer form, and Llama's of Python."""
+"""Calls that begin with the tool's name: Mistral's newer form, and Llama's and LFM2's of Python."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ast
 import json
 import re
 from collections.abc import Iterable
+from typing import ClassVar
 
 from .json_parts import BLANK, PartialCall, Tools, Value
 
-MISTRAL, PYTHON = "[TOOL_CALLS]", "<|python_tag|>"
-"""The marks before them."""
+MISTRAL, PYTHON, LFM2 = "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call_start|>"
+"""The marks before them; that of LFM2 before Python's."""
 _ID = re.compile(r"\w*")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = "\\'\"abfnrtv0xuUN\n"
@@ -64,6 +65,15 @@ def after(text: str, at: int, words: Iterable[str]) -> int | None:
     return at + max((len(word) for word in words if text.startswith(word, at)), default=0)
 
 
+class _Names(ast.NodeTransformer):
+    """JSON's names for what Python calls otherwise, which stand within some lists and dicts."""
+
+    _SAY: ClassVar = {"null": None, "true": True, "false": False}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self._SAY[node.id]) if node.id in self._SAY else node
+
+
 def _keywords(written: str) -> str | None:
     """Arguments as JSON, from a call's brackets on; None where they are not literals by name."""
     source = _ESCAPE.sub(lambda escape: ("" if escape[1] in _ESCAPES else "\\") + escape[0], written)
@@ -71,7 +81,7 @@ def _keywords(written: str) -> str | None:
         call = ast.parse(f"call{source}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
             return None
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        arguments = {str(keyword.arg): ast.literal_eval(_Names().visit(keyword.value)) for keyword in call.keywords}
         said = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         said.encode()  # half of a surrogate pair is no text
         return said

@@ -43,6 +43,10 @@ def _relu(x: Array) -> Array:
     return y
 
 
+def _identity(x: Array) -> Array:
+    return x
+
+
 # Hendrycks and Gimpel, "Gaussian error linear units" (2016), for silu, gelu and its tanh form.
 _KINDS: Mapping[str, Callable[[Array], Array]] = {
     "silu": _silu,
@@ -50,6 +54,7 @@ _KINDS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
     "sigmoid": _sigmoid,
+    "identity": _identity,
 }
 CLAMPED = "clamped_swiglu"
 
@@ -115,6 +120,7 @@ def gated_act_cases(rng: Generator) -> Iterator[Case]:
         (9, 33, "gelu_tanh", True),
         (4, 128, "relu", False),
         (5, 72, "sigmoid", True),
+        (3, 88, "identity", True),
         (6, 90, CLAMPED, True),
     ):
         gate = rng.standard_normal((rows, width), np.float32) * np.float32(3)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..backend.v1 import Array, Dims
+from ..errors import OpError
 from .cases import Batch, random_batch
 from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
@@ -21,13 +22,24 @@ NORM_EPS = 1e-6
 
 
 def causal_conv(
-    *, x: Array, seq_starts: Array, query_offsets: Array, page_table: Array, weight: Array, tail: Array, block_size: int
+    *,
+    x: Array,
+    seq_starts: Array,
+    query_offsets: Array,
+    page_table: Array,
+    weight: Array,
+    tail: Array,
+    block_size: int,
+    act: str = "silu",
 ) -> tuple[Array]:
-    """silu of a causal convolution along each sequence, a filter a column: x [T, C], weight [C, W] -> f32 [T, C].
+    """A causal convolution along each sequence, a filter a column, and what ``act`` (silu, or identity) makes of it: x [T, C],
+    weight [C, W] -> f32 [T, C]. OpError for another act.
 
-    y[t, c] = silu(sum of weight[c, w] * x[t - W + 1 + w, c]), with zeros before a sequence's first token. ``tail``
+    y[t, c] = act(sum of weight[c, w] * x[t - W + 1 + w, c]), with zeros before a sequence's first token. ``tail``
     [blocks, W - 1, C] remembers the last rows of x. ``page_table`` is that of the layer's group, of blocks of ``block_size``
     tokens."""
+    if act not in ("silu", "identity"):
+        raise OpError(f"causal_conv has the acts silu and identity and not {act}.")
     y, width = np.empty(x.shape, np.float32), weight.shape[1]
     taps = weight.astype(np.float64).T
     for seq, start in enumerate(seq_starts):
@@ -36,7 +48,7 @@ def causal_conv(
         for n in range(last - first):
             total = (rows[n : n + width].astype(np.float64) * taps).sum(axis=0)
             with np.errstate(over="ignore"):
-                y[first + n] = total / (1 + np.exp(-total))
+                y[first + n] = total / (1 + np.exp(-total)) if act == "silu" else total
             _leave(tail, page_table[seq], int(start) + n, n + 1 == last - first, block_size, rows[n + 1 : n + width])
     return (y,)
 
@@ -141,15 +153,15 @@ def _of_batch(rng: Generator, n: int) -> tuple[Batch, int, Dims, dict[str, Array
 
 
 def causal_conv_cases(rng: Generator) -> Iterator[Case]:
-    for n, columns, width in ((0, 64, 4), (1, 40, 4), (2, 200, 4), (3, 33, 2)):
+    for n, columns, width, act in ((0, 64, 4, "silu"), (1, 40, 4, "silu"), (2, 200, 3, "identity"), (3, 33, 2, "silu")):
         batch, block_size, dims, inputs = _of_batch(rng, n)
         yield Case(
-            f"{columns} columns, filters of {width}, blocks of {block_size}, {_BATCHES[n][0]} + {_BATCHES[n][1]}",
+            f"{act} of {columns} columns, filters of {width}, blocks of {block_size}, {_BATCHES[n][0]} + {_BATCHES[n][1]}",
             dims,
             {"x": rng.standard_normal((dims.T, columns), np.float32), **inputs},
             {"weight": _f32(rng.standard_normal((columns, width), np.float32))},
             {"tail": _remembered(rng, batch, block_size, (width - 1, columns), 1.0)},
-            {"block_size": block_size},
+            {"block_size": block_size, "act": act},
         )
 
 
@@ -191,7 +203,7 @@ SPECS = (
         weights=("weight",),
         states=("tail",),
         outputs=("y",),
-        attrs={"block_size": REQUIRED},
+        attrs={"block_size": REQUIRED, "act": "silu"},
         reference=causal_conv,
         tolerance=Tolerance(2e-5, 2e-5),
         cases=causal_conv_cases,

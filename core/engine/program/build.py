@@ -293,6 +293,24 @@ class Builder:
         out = [(f"attention.{layer}", ("T", heads * (v_head_dim or kv.head_dim)), "act")]
         return self.call("attention", inputs, out, {"sinks": sinks}, kv.states(self._kv_dtype), **attrs)[0]
 
+    def _place(self, group: int) -> dict[str, Value]:
+        """Where the sequences of a step lie in the memory of a group."""
+        names = (f"page_table.{group}", "seq_starts", "query_offsets")
+        return {name.partition(".")[0]: self.input(name) for name in names}
+
+    def causal_conv(
+        self, layer: int, x: Value, weight: WeightRef, act: str = "silu", memory: tuple[int, int, int] | None = None
+    ) -> Value:
+        """A filter of each column along its sequence, weight [columns, width], and ``act`` of it. The layer's memory, which
+        has one of the shape ``memory``, too, follows its cache group."""
+        columns, width, group = int(x.shape[-1]), weight.shape[-1], self._group_of(layer)
+        self._needs(weight, (columns, width))
+        own = RecurrentLayer(layer, group, {"tail": (width - 1, columns)} | ({"memory": memory} if memory else {}))
+        self._recurrent_layers.append(own)
+        out, states = [(f"{x.name}.conv", x.shape, "act")], {"tail": own.state("tail")}
+        size, inputs = self._groups[group].block_size, {"x": x, **self._place(group)}
+        return self.call("causal_conv", inputs, out, {"weight": weight}, states, block_size=size, act=act)[0]
+
     def gated_delta(
         self,
         layer: int,
@@ -307,20 +325,13 @@ class Builder:
     ) -> Value:
         """A causal convolution of qkv by ``conv`` [columns, width], then the gated delta rule with ``rate`` and ``bias``
         [value_heads]: [T, value_heads * value_dim]. The layer's memory follows its cache group."""
-        columns, conv, group = qkv.shape[-1], weights["conv"], self._group_of(layer)
         _of_width(qkv, 2 * key_heads * key_dim + value_heads * value_dim)
-        self._needs(conv, (columns, conv.shape[-1]))
         for name in ("rate", "bias"):
             self._needs(weights[name], (value_heads,))
-        shapes = {"tail": (conv.shape[-1] - 1, int(columns)), "memory": (value_heads, key_dim, value_dim)}
-        own = RecurrentLayer(layer, group, shapes)
-        self._recurrent_layers.append(own)
-        place = {"page_table": self.input(f"page_table.{group}")}
-        place |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
-        attrs: dict[str, Any] = {"block_size": self._groups[group].block_size}
-        out = [(f"{qkv.name}.conv", qkv.shape, "act")]
-        states = {"tail": own.state("tail")}
-        mixed = self.call("causal_conv", {"x": qkv, **place}, out, {"weight": conv}, states, **attrs)[0]
+        mixed = self.causal_conv(layer, qkv, weights["conv"], memory=(value_heads, key_dim, value_dim))
+        own = self._recurrent_layers[-1]
+        place = self._place(own.group)
+        attrs: dict[str, Any] = {"block_size": self._groups[own.group].block_size}
         attrs |= {"key_heads": key_heads, "value_heads": value_heads, "key_dim": key_dim, "value_dim": value_dim}
         gates = {"rate": weights["rate"], "bias": weights["bias"]}
         inputs = {"qkv": mixed, "decay": decay, "beta": beta, **place}

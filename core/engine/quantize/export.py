@@ -24,6 +24,7 @@ from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_delta import delta_keys, delta_parts, in_file_order
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
+from engine.quantize.export_lfm2 import lfm2_keys
 from engine.quantize.export_tokenizer import tokenizer_keys
 
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
@@ -37,7 +38,7 @@ _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
     "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
     "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3",
-    "qwen3_next", "qwen3_5", "gemma4",
+    "qwen3_next", "qwen3_5", "gemma4", "lfm2",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _EXPERT_WIDTHS = {
@@ -155,6 +156,8 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys |= delta_keys(model, c)
     if isinstance(c, Gemma4Config):
         keys |= gemma4_keys(model, c)
+    if arch == "lfm2":
+        keys |= lfm2_keys(model)
     if c.windows:
         keys |= _window_keys(model)
     if c.attention_softcap:
@@ -328,6 +331,8 @@ def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
     if c.norm_offset and pattern.endswith("norm.weight") and not pattern.endswith(".ssm_norm.weight"):
         return ConstantWeight(weight.name, weight.dense() + np.float32(c.norm_offset))
     part = pattern.split(".")[-2]
+    if pattern.endswith(".shortconv.conv.weight"):
+        return ConstantWeight(weight.name, weight.dense().reshape(weight.shape[0], -1))
     if part == "attn_qkv" and model.family in _GROUPED:
         rows = np.arange((c.heads + 2 * c.kv_heads) * c.head_dim).reshape(c.kv_heads, -1, c.head_dim)
         return select(

@@ -60,6 +60,7 @@ _KEPT = (
     "position_embd.weight",
     "token_types.weight",
     "ssm_conv1d.weight",
+    "shortconv.conv.weight",
     "per_layer_model_proj.weight",
 )
 

@@ -153,6 +153,7 @@ _KINDS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
     "sigmoid": lambda x: 1 / (1 + jnp.exp(-x)),
+    "identity": lambda x: x,
 }
 _CLAMPED = "clamped_swiglu"
 

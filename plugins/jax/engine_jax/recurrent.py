@@ -53,7 +53,7 @@ class Place:
 
 
 def _causal_conv(call: Call, site: Site) -> Function:
-    size = call.attr("block_size")
+    size, silu = call.attr("block_size"), call.attr("act") == "silu"
 
     def run(given: Given) -> tuple[jax.Array, ...]:
         x, taps, tail = given.wide("x"), given.vector("weight").T, given.states["tail"]
@@ -75,7 +75,7 @@ def _causal_conv(call: Call, site: Site) -> Function:
         blocks = jnp.where(ends < tokens, place.block(place.seq[last], place.position[last]), len(tail))
         kept = jnp.stack([row(last, width - 2 - n) for n in range(width - 1)], axis=1)
         given.states["tail"] = tail.at[blocks].set(kept, mode="drop")
-        return (total / (1 + jnp.exp(-total)),)
+        return (total / (1 + jnp.exp(-total)) if silu else total,)
 
     return run
 
@@ -135,6 +135,6 @@ def _operands(call: Call, given: Given) -> tuple[jax.Array, ...]:
 
 
 OPS: Mapping[str, Op] = {
-    "causal_conv": Op(make=_causal_conv, writes=True),
+    "causal_conv": Op(frozenset({"act"}), _causal_conv, writes=True),
     "gated_delta": Op(make=_gated_delta, writes=True),
 }

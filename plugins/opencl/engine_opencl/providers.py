@@ -18,7 +18,7 @@ from .weights import FORMATS, PANEL, pack
 
 PerStep = Callable[[v1.Dims], Any]
 Launch = tuple[cl.Kernel, PerStep, tuple[int, ...], tuple[Any, ...]]  # with its sizes, group, arguments
-KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu", "sigmoid")
+KINDS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu", "sigmoid", "identity")
 MEMBERS = 3  # matrices that a launch takes
 ITEMS = 64  # work-items of a group where none waits for another
 NUMBERS: dict[type, Any] = {bool: np.int32, int: np.int32, float: np.float32}  # as kernels take them
@@ -34,7 +34,8 @@ FEATURES = {
     "rope": "rotary_dim interleaved scale",
     "kv_write": "k_scale v_scale latent",
     "rope_kv_write": "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
-    **dict.fromkeys(("add", "gather_rows", "kv_copy", "causal_conv", "gated_delta"), ""),
+    **dict.fromkeys(("add", "gather_rows", "kv_copy", "gated_delta"), ""),
+    "causal_conv": "act",
     "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous",
 }
 
@@ -239,7 +240,8 @@ class Lowering:
         lanes = self.device.lanes_for(columns)
         items = -(-columns // lanes // ITEMS) * ITEMS
         program = self.device.program("recurrent", LANES=lanes, TAPS=taps)
-        self.remembering(program, "tail", ("x",), ("weight",), (items,), (ITEMS, 1), columns)
+        silu = int(self.call.attr("act") == "silu")
+        self.remembering(program, "tail", ("x",), ("weight",), (items,), (ITEMS, 1), columns, silu)
 
     def gated_delta(self) -> None:
         sizes = [self.call.attr(name) for name in ("key_heads", "value_heads", "key_dim", "value_dim")]

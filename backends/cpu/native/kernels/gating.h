@@ -36,12 +36,13 @@ ENGINE_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up, float alpha, float l
 }
 
 // Numbers: kind (0 silu, 1 gelu by erf, 2 gelu by tanh, 3 relu, 4 clamped swiglu, which needs an up and alone has alpha and
-// limit, 5 sigmoid).
+// limit, 5 sigmoid, 6 identity).
 class Gating {
  public:
   explicit Gating(const KernelArgs& args) : kind_(static_cast<Kind>(args.integer("kind"))) {
-    if (args.integer("kind") < 0 || args.integer("kind") > 5)
-      throw std::invalid_argument("kind is 0 (silu), 1 (gelu), 2 (gelu_tanh), 3 (relu), 4 (clamped_swiglu) or 5 (sigmoid).");
+    if (args.integer("kind") < 0 || args.integer("kind") > 6)
+      throw std::invalid_argument(
+          "kind is 0 (silu), 1 (gelu), 2 (gelu_tanh), 3 (relu), 4 (clamped_swiglu), 5 (sigmoid) or 6 (identity).");
     if (!needs_up()) return;
     alpha_ = static_cast<float>(args.number("alpha"));
     limit_ = static_cast<float>(args.number("limit"));
@@ -67,12 +68,13 @@ class Gating {
       case Kind::kGeluTanh: return visit([](f32x16 x) { return gelu_tanh(x); });
       case Kind::kRelu: return visit([](f32x16 x) { return relu(x); });
       case Kind::kSigmoid: return visit([](f32x16 x) { return sigmoid(x); });
+      case Kind::kIdentity: return visit([](f32x16 x) { return x; });
       case Kind::kClampedSwiglu: return;
     }
   }
 
  private:
-  enum class Kind { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu, kSigmoid };
+  enum class Kind { kSilu, kGelu, kGeluTanh, kRelu, kClampedSwiglu, kSigmoid, kIdentity };
 
   Kind kind_;
   float alpha_ = 0, limit_ = 0;

@@ -46,8 +46,8 @@ class Sequences {
   int64_t block_size_;
 };
 
-// x [T, columns] -> silu of a causal filter a column, along each sequence. Weight [columns, width]. State f32 [blocks, width - 1,
-// columns]: the last rows of x. Numbers: columns, width, block_size.
+// x [T, columns] -> a causal filter a column, along each sequence, and its silu where the number silu says so. Weight [columns,
+// width]. State f32 [blocks, width - 1, columns]: the last rows of x. Numbers: columns, width, block_size, silu (0, 1).
 class CausalConv final : public Kernel {
  public:
   explicit CausalConv(const KernelArgs& args)
@@ -56,6 +56,7 @@ class CausalConv final : public Kernel {
         sequences_(args, 1),
         columns_(args.integer("columns")),
         width_(args.integer("width")),
+        silu_(args.integer("silu") == 1),
         tail_(reinterpret_cast<float*>(args.states.at(0))),
         taps_(static_cast<size_t>(columns_ * width_)) {
     if (width_ < 2) throw std::invalid_argument("a filter is at least 2 wide.");
@@ -115,12 +116,13 @@ class CausalConv final : public Kernel {
     f32x16 sum{};
     for (int64_t n = 0; n < width; ++n)
       sum = fma(load_lanes(taps_.data() + n * columns_ + column, count), load_lanes(row(t + 1 - width + n) + column, count), sum);
-    return silu(sum);
+    return silu_ ? silu(sum) : sum;
   }
 
   int x_, y_;
   Sequences sequences_;
   int64_t columns_, width_;
+  bool silu_;
   float* tail_;
   std::vector<float> taps_;  // [width, columns]
 };

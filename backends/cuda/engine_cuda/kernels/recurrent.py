@@ -30,7 +30,7 @@ def _recalled(x, tail, first, start, block, row, columns, end, width, W: tl.cons
 @triton.jit(do_not_specialize=["sequences", "table_width"])
 def causal_conv(
     x, weight, tail, seq_starts, offsets, table, y, sequences, table_width, width,
-    W: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """A block of columns of one token a program."""
     token = tl.program_id(0)
@@ -44,7 +44,9 @@ def causal_conv(
     for n in tl.static_range(W):
         taps = tl.load(weight + columns * W + n, mask=inside, other=0).to(tl.float32)
         total += taps * _recalled(x, tail, first, start, block, token - first + n, columns, width, width, W)
-    put(y + token.to(tl.int64) * width + columns, total / (1.0 + tl.exp(-total)), inside)
+    if SILU:
+        total = total / (1.0 + tl.exp(-total))
+    put(y + token.to(tl.int64) * width + columns, total, inside)
 
 
 @triton.jit(do_not_specialize=["table_width"])

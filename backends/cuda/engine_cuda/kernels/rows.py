@@ -70,6 +70,8 @@ def gated_act(gate, up, y, count, alpha, limit, KIND: tl.constexpr, GATED: tl.co
             result = 0.5 * g * (1.0 + _tanh(0.7978845608028654 * (g + 0.044715 * g * g * g)))
         elif KIND == "sigmoid":
             result = 1.0 / (1.0 + tl.exp(-g))
+        elif KIND == "identity":
+            result = g
         else:
             result = tl.where(g < 0, 0.0, g)
         if GATED:

@@ -22,7 +22,8 @@ def causal_conv(o: Operands) -> None:
     y, blocks = o.result(0, *x.shape), -(-columns // COLUMNS)
     launch(
         recurrent.causal_conv, (len(x), blocks), x, weight, tail, starts, offsets, table, y,
-        sequences, table_width, columns, W=width, BLOCK_SIZE=block_size, BLOCK=COLUMNS, num_warps=1,
+        sequences, table_width, columns, W=width, BLOCK_SIZE=block_size, BLOCK=COLUMNS, SILU=o.attr("act") == "silu",
+        num_warps=1,
     )  # fmt: skip
     launch(
         recurrent.leave_tail, (sequences, blocks), x, tail, starts, offsets, table, table_width, columns,

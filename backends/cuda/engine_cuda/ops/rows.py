@@ -7,7 +7,7 @@ from ..kernels.common import launch, power_of_two
 from ..operands import Operands
 
 ELEMENTS = 1024
-KINDS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "clamped_swiglu")
+KINDS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity", "clamped_swiglu")
 
 
 def _blocks(count: int, block: int) -> int:

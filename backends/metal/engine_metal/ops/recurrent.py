@@ -76,7 +76,8 @@ def causal_conv(o: Operands) -> tuple[mx.array, ...]:
             total = total + rows[:, n : n + some.length] * taps[n]
         for n in sorted(some.left):
             tail[some.block(o, n)] = rows[:, n + 1 : n + width]
-        parts.append((total * mx.sigmoid(total)).reshape(-1, x.shape[1]))
+        y = total * mx.sigmoid(total) if o.attr("act") == "silu" else total
+        parts.append(y.reshape(-1, x.shape[1]))
     o.put_state("tail", tail)
     return (mx.concatenate(parts),)
 

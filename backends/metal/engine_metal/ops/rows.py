@@ -76,6 +76,7 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
     "sigmoid": mx.sigmoid,
+    "identity": lambda x: x,
 }
 CLAMPED = "clamped_swiglu"
 

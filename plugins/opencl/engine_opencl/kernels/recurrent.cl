@@ -1,9 +1,9 @@
 // Layers that remember a block a sequence. A token goes on from the block of the one before it and writes to its own: the last of
 // a block writes last. So each work-item goes along its sequence by itself, with LANES columns that no other touches.
 #define BLOCK(position) ((size_t)table[(size_t)seq * P + (position) / block_size])
-// ``y[t] = silu(sum of weight[w] * x[t - TAPS + 1 + w])``, a filter of TAPS a column.
+// ``y[t] = sum of weight[w] * x[t - TAPS + 1 + w]``, or its silu, a filter of TAPS a column.
 __kernel void causal_conv(IN float *x, IN int *starts, IN int *offsets, IN int *table, IN float *weight, OUT float *tail,
-                          OUT float *y, int P, int columns, int block_size) {
+                          OUT float *y, int P, int columns, int silu, int block_size) {
   const int c = get_global_id(0) * LANES, seq = get_global_id(1), start = starts[seq], first = offsets[seq];
   if (c >= columns) return;
   WIDE(float) past[TAPS], taps[TAPS];
@@ -19,7 +19,7 @@ __kernel void causal_conv(IN float *x, IN int *starts, IN int *offsets, IN int *
     for (int w = 1; w < TAPS; w++) past[w - 1] = past[w];
     past[TAPS - 1] = LOAD(x + (size_t)t * columns + c);
     for (int w = 0; w < TAPS; w++) sum = fma(past[w], taps[w], sum);
-    STORE(sum / (1 + exp(-sum)), y + (size_t)t * columns + c);
+    STORE(silu ? sum / (1 + exp(-sum)) : sum, y + (size_t)t * columns + c);
     const int position = start + t - first;
     if (t + 1 < offsets[seq + 1] && (position + 1) % block_size) continue;
     for (int w = 1; w < TAPS; w++) STORE(past[w], tail + (BLOCK(position) * (TAPS - 1) + w - 1) * columns + c);
