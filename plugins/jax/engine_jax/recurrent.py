@@ -68,7 +68,7 @@ def _causal_conv(call: Call, site: Site) -> Function:
             return jnp.where((number < 0)[:, None], old, x[jnp.maximum(token - back, 0)])
 
         token = jnp.arange(tokens)
-        total = sum(row(token, width - 1 - n) * taps[n] for n in range(width))
+        total = sum((row(token, width - 1 - n) * taps[n] for n in range(width)), start=jnp.zeros(()))
         # At most so many tokens end a block or their sequence's step; what is there besides is dropped.
         ends = jnp.nonzero(place.left, size=min(tokens, tokens // size + 2 * len(starts)), fill_value=tokens)[0]
         last = jnp.minimum(ends, tokens - 1)
