@@ -11,8 +11,8 @@ import numpy as np
 
 from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
-from ..program.build import Builder, Experts, Program
-from ..program.experts import expert_rows
+from ..program.build import Builder, Program
+from ..program.experts import Experts, expert_rows
 from ..program.weights import ConstantWeight, row_matrix, select
 from .rope import Rope
 from .weights import Weights

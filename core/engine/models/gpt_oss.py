@@ -12,8 +12,8 @@ import numpy as np
 
 from ..backend.v1 import Value, WeightRef
 from ..formats import Checkpoint
-from ..program.build import Builder, Experts, Program
-from ..program.experts import expert_rows, turned_experts
+from ..program.build import Builder, Program
+from ..program.experts import Experts, expert_rows, turned_experts
 from ..program.weights import ConstantWeight
 from . import llama
 from .decoder import DecoderConfig, attention_block, pre_norm_layers, router

@@ -13,6 +13,7 @@ from ..errors import ModelError
 from ..kv import CacheGroup
 from ..ops import OPS, STEP_INPUTS
 from ..ops.spec import REQUIRED
+from .experts import Experts
 from .layers import KVLayer, RecurrentLayer
 from .weights import ConstantWeight, input_spec
 
@@ -185,9 +186,8 @@ class Builder:
         key = (x.id, columns.tobytes())
         if key not in self._ordered:
             order = {"columns": self.constant(f"{name}.columns", columns)}
-            self._ordered[key] = self.call("gather_columns", {"x": x}, [(f"{x.name}.ordered", x.shape, "act")], order)[
-                0
-            ]
+            out = [(f"{x.name}.ordered", x.shape, "act")]
+            self._ordered[key] = self.call("gather_columns", {"x": x}, out, order)[0]
         return self._ordered[key]
 
     def columns(self, x: Value, low: int, high: int) -> Value:
@@ -282,8 +282,7 @@ class Builder:
                 f"Values of {v_head_dim} columns, and keys of {kv.head_dim}: a latent cache needs values as wide as its keys at"
                 " most, and another takes none."
             )
-        inputs = {"q": q, "page_table": self.input(f"page_table.{kv.group}")}
-        inputs |= {name: self.input(name) for name in ("seq_starts", "query_offsets")}
+        inputs = {"q": q, **self._place(kv.group)}
         attrs = {"heads": heads, "kv_heads": kv.kv_heads, "head_dim": kv.head_dim, "scale": scale, **features}
         attrs |= {"v_head_dim": v_head_dim, "block_size": self._groups[kv.group].block_size}
         attrs["contiguous"] = self._contiguous
@@ -330,11 +329,10 @@ class Builder:
             self._needs(weights[name], (value_heads,))
         mixed = self.causal_conv(layer, qkv, weights["conv"], memory=(value_heads, key_dim, value_dim))
         own = self._recurrent_layers[-1]
-        place = self._place(own.group)
-        attrs: dict[str, Any] = {"block_size": self._groups[own.group].block_size}
-        attrs |= {"key_heads": key_heads, "value_heads": value_heads, "key_dim": key_dim, "value_dim": value_dim}
+        attrs = {"key_heads": key_heads, "value_heads": value_heads, "key_dim": key_dim, "value_dim": value_dim}
+        attrs["block_size"] = self._groups[own.group].block_size
         gates = {"rate": weights["rate"], "bias": weights["bias"]}
-        inputs = {"qkv": mixed, "decay": decay, "beta": beta, **place}
+        inputs = {"qkv": mixed, "decay": decay, "beta": beta, **self._place(own.group)}
         out = [(f"delta.{layer}", ("T", value_heads * value_dim), "act")]
         return self.call("gated_delta", inputs, out, gates, {"memory": own.state("memory")}, **attrs)[0]
 
@@ -461,15 +459,8 @@ class Builder:
         self._calls[-1] = replace(last, outputs=(logits,))
         shared = {"rows": self.input("rows"), "positions": self.positions, "token_seq": self.token_seq}
         shared |= {name: self.input(name) for name in ("seq_slots", "temperature")}
-        names = [
-            "prompt_lengths",
-            "top_k",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "frequency_penalty",
-            "presence_penalty",
-        ]
+        names = ["prompt_lengths", "top_k", "top_p", "min_p"]
+        names += ["repetition_penalty", "frequency_penalty", "presence_penalty"]
         names += ["bias_offsets", "bias_ids", "bias_values", "mask_rows", "masks"]
         names += ["typical_p", "no_repeat_ngram_size", "candidates"]
         processing = {"logits": logits, **shared, **{name: self.input(name) for name in names}}
@@ -497,20 +488,6 @@ class Builder:
             states = {f"states.{n}": name for n, name in enumerate(names)}
             copies.append(Call("kv_copy", {"block_copies": self.input(f"block_copies.{group}")}, (), {}, states))
         return copies
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], biases [E, N], and the attributes of
-    ``gated_act`` between them."""
-
-    gate: WeightRef
-    up: WeightRef
-    down: WeightRef
-    gate_bias: WeightRef | None = None
-    up_bias: WeightRef | None = None
-    down_bias: WeightRef | None = None
-    act: Mapping[str, Any] = field(default_factory=lambda: {"kind": "silu"})
 
 
 def _of_width(value: Value, width: int | str) -> None:

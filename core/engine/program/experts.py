@@ -1,8 +1,10 @@
-"""Parts of the experts that a file keeps in one tensor, as weights [experts, N, K] of their own."""
+"""Experts' weights, and parts of those that a file keeps in one tensor, as weights [experts, N, K] of their own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,20 @@ from ..backend.v1 import Array, WeightRef
 from ..errors import ModelError
 from ..formats import FORMATS
 from .weights import DerivedWeight, of_matrices
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], biases [E, N], and the attributes of
+    ``gated_act`` between them."""
+
+    gate: WeightRef
+    up: WeightRef
+    down: WeightRef
+    gate_bias: WeightRef | None = None
+    up_bias: WeightRef | None = None
+    down_bias: WeightRef | None = None
+    act: Mapping[str, Any] = field(default_factory=lambda: {"kind": "silu"})
 
 
 @dataclass(frozen=True)
