@@ -192,7 +192,7 @@ def model_of(family):
             else:
                 parameter.copy_(1.3 * noise / 64**0.5)
         for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("correction_bias"):
+            if buffer_name.endswith(("correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
             elif buffer_name.endswith("layer_scalar"):
                 buffer.copy_(0.7 + 0.3 * torch.rand_like(buffer))

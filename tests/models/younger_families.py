@@ -124,6 +124,13 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", None, LINEAR | {"linear_conv_kernel_dim": 3, "tie_word_embeddings": True}),
     "qwen3_5_moe": ("Qwen3_5Moe", None, LINEAR | ROUTED | {"num_hidden_layers": 4}),
     "lfm2": ("Lfm2", "lfm2", LFM2),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        "lfm2moe",
+        {k: v for k, v in LFM2.items() if k != "block_multiple_of"}
+        | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 2}
+        | {"routed_scaling_factor": 1.5},
+    ),
     "lfm2 width as it is": ("Lfm2", None, LFM2 | {"block_auto_adjust_ff_dim": False, "conv_L_cache": 4}),
     "gemma4": ("Gemma4", "gemma4", GEMMA4 | OWN_INPUTS | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
     "gemma4 keys are values": (
@@ -199,10 +206,21 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
         }
     if arch == "gemma4":
         keys |= gemma4_keys(config)
-    if arch == "lfm2":
+    if arch in ("lfm2", "lfm2moe"):
         heads = [config.num_key_value_heads if kind != "conv" else 0 for kind in config.layer_types]
         keys |= {"attention.head_count_kv": heads, "shortconv.l_cache": config.conv_L_cache}
-        keys |= {"feed_forward_length": 64, "attention.layer_norm_rms_epsilon": config.norm_eps}
+        keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    if arch == "lfm2":
+        keys["feed_forward_length"] = 64
+    if arch == "lfm2moe":
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "leading_dense_block_count": config.num_dense_layers,
+            "expert_gating_func": 2,
+            "expert_weights_scale": config.routed_scaling_factor,
+        }
     return keys
 
 
@@ -254,6 +272,13 @@ def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.n
             found[f"blk.{layer}.ffn_down{which}.weight"] = array
         elif name.endswith(".conv.conv.weight"):
             found[name] = array.reshape(len(array), -1)
+        elif name.endswith("expert_bias"):
+            found[f"blk.{layer}.exp_probs_b.bias"] = array
+        elif arch == "lfm2moe" and ".experts." in name:  # names that the table knows
+            plain = name.replace("feed_forward", "mlp")
+            for own, known in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+                plain = plain.replace(f".{own}.", f".{known}.")
+            found[plain] = array
         elif name.endswith("e_score_correction_bias"):
             found[name.removesuffix("_bias") + ".bias"] = array.reshape(-1)
         else:

@@ -1,4 +1,4 @@
-"""LFM2, dense: layers of a short convolution between two gates among layers of attention."""
+"""LFM2, with and without experts: layers of a short convolution between two gates among layers of attention."""
 
 from __future__ import annotations
 
@@ -14,18 +14,30 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import select
 from .decoder import DecoderConfig, attention_block, logits, mlp_block
+from .experts import ExpertsConfig, feed_forward, gguf_routing, routing
 from .fields import flag, integer, positive
 from .weights import Weights, needs_rows
 
 HF_KEYS = {"rms_norm_eps": "norm_eps", "intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
-HF_DEFAULTS: Mapping[str, Any] = {
+_BOTH = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "intermediate_size": 12288,
     "max_position_embeddings": 128000,
     "norm_eps": 1e-5,
     "rope_theta": 1000000.0,
     "tie_word_embeddings": True,
+}
+# By architecture.
+HF_DEFAULTS: Mapping[str, Any] = {
+    "lfm2": {**_BOTH, "intermediate_size": 12288},
+    "lfm2_moe": {
+        **_BOTH,
+        "intermediate_size": 7168,
+        "block_auto_adjust_ff_dim": False,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_dense_layers": 2,
+    },
 }
 _LAYER = "model.layers.{i}."
 HF_NAMES = {
@@ -46,6 +58,15 @@ HF_NAMES = {
     "blk.{i}.ffn_gate.weight": _LAYER + "feed_forward.w1.weight",
     "blk.{i}.ffn_up.weight": _LAYER + "feed_forward.w3.weight",
     "blk.{i}.ffn_down.weight": _LAYER + "feed_forward.w2.weight",
+    "blk.{i}.ffn_gate_inp.weight": _LAYER + "feed_forward.gate.weight",
+    "blk.{i}.exp_probs_b.bias": _LAYER + "feed_forward.expert_bias",
+    "blk.{i}.ffn_gate_up_exps.weight": _LAYER + "feed_forward.experts.gate_up_proj",
+    "blk.{i}.ffn_gate_exps.weight": _LAYER + "feed_forward.experts.{e}.w1.weight",
+    "blk.{i}.ffn_up_exps.weight": _LAYER + "feed_forward.experts.{e}.w3.weight",
+    "blk.{i}.ffn_down_exps.weight": (
+        _LAYER + "feed_forward.experts.down_proj",
+        _LAYER + "feed_forward.experts.{e}.w2.weight",
+    ),
 }
 
 
@@ -61,10 +82,24 @@ def flattened(checkpoint: Checkpoint) -> Mapping[str, Any]:
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     data = checkpoint.metadata
     if checkpoint.kind == "gguf":
-        return replace(
+        c = replace(
             c, recurrent=tuple(i for i in range(c.layers) if f"blk.{i}.shortconv.conv.weight" in checkpoint.tensors)
         )
-    return replace(c, recurrent=_recurrent(c, data), mlp=_width(c, data))
+    else:
+        c = replace(c, recurrent=_recurrent(c, data), mlp=_width(c, data))
+    return _with_experts(c, checkpoint) if c.experts else c
+
+
+def _with_experts(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
+    data, gguf = checkpoint.metadata, checkpoint.kind == "gguf"
+    arch = checkpoint.architecture
+    first, norm = (
+        ("leading_dense_block_count", "expert_weights_norm") if gguf else ("num_dense_layers", "norm_topk_prob")
+    )
+    prefix = f"{arch}." if gguf else ""
+    c = replace(c, renormalize=flag(data, prefix + norm, True))
+    how = gguf_routing(c, checkpoint) if gguf else routing(c, "sigmoid", positive(data, "routed_scaling_factor", 1.0))
+    return ExpertsConfig(**vars(c), dense=integer(data, prefix + first, 0, low=0), shared=0, routing=how)
 
 
 def _recurrent(c: DecoderConfig, data: Mapping[str, Any]) -> tuple[int, ...]:
@@ -108,5 +143,6 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     for i in b.layers(c.layers):
         h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
         x = b.add(x, _conv_block(b, c, w, i, h) if i in c.recurrent else attention_block(b, c, w, i, h, qk_norm="head"))
-        x = b.add(x, mlp_block(b, c, w, i, b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)))
+        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
+        x = b.add(x, feed_forward(b, c, w, i, h) if isinstance(c, ExpertsConfig) else mlp_block(b, c, w, i, h))
     return logits(b, c, w, b.rms_norm(x, w.first("token_embd_norm.weight", "output_norm.weight"), c.eps))

@@ -46,7 +46,7 @@ FAMILIES: Sequence[Family] = (
     Family("gemma2", ("gemma2",), ("gemma2",), acts=("gelu_tanh",), windowed=True, window=4096, full_every=2),
     Family("gemma3", ("gemma3",), ("gemma3_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
     Family("gemma4", ("gemma4",), ("gemma4_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
-    Family("lfm2", ("lfm2",), ("lfm2",), eps=1e-5),
+    Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2", "lfm2_moe"), eps=1e-5),
     Family("phi3", ("phi3",), ("phi3",), windowed=True, eps=1e-5),
     Family("gpt2", ("gpt2",), ("gpt2",), acts=("gelu_tanh", "gelu", "relu", "silu"), rotary=False, eps=1e-5),
     Family("opt", (), ("opt",), acts=("relu", "gelu", "gelu_tanh"), rotary=False, eps=1e-5),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,7 @@ from engine.models.gated_delta import DeltaConfig
 from engine.models.gemma4 import Gemma4Config
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
-from engine.quantize.export_delta import delta_keys, delta_parts, in_file_order
+from engine.quantize.export_delta import delta_keys, delta_parts, gate_and_up, in_file_order
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
 from engine.quantize.export_lfm2 import lfm2_keys
 from engine.quantize.export_tokenizer import tokenizer_keys
@@ -118,7 +118,8 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
 
 
 def _architecture(model: Model) -> str:
-    return "qwen35moe" if model.family == "qwen3_5" and model.config.experts else _ARCHITECTURES[model.family]
+    with_experts = {"qwen3_5": "qwen35moe", "lfm2": "lfm2moe"} if model.config.experts else {}
+    return with_experts.get(model.family, _ARCHITECTURES[model.family])
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys |= delta_keys(model, c)
     if isinstance(c, Gemma4Config):
         keys |= gemma4_keys(model, c)
-    if arch == "lfm2":
+    if model.family == "lfm2":
         keys |= lfm2_keys(model)
     if c.windows:
         keys |= _window_keys(model)
@@ -305,9 +306,15 @@ def _tensors(model: Model) -> Iterator[WeightRef]:
             weight = model.weight(pattern.replace("{i}", str(layer)))
             if weight is not None:
                 _check_columns(weight)
-                parts = (weight,) if delta is None else delta_parts(delta, weight)
-                yield from (_laid_out(model, pattern, part) for part in parts)
+                yield from (_laid_out(model, pattern, part) for part in _parts(model, delta, weight))
     model.check_all_used()
+
+
+def _parts(model: Model, delta: DeltaConfig | None, weight: WeightRef) -> Iterable[WeightRef]:
+    """What a GGUF has for a weight of a Hugging Face file."""
+    if delta is not None:
+        return delta_parts(delta, weight)
+    return gate_and_up(weight) if model.family == "lfm2" and "gate_up_exps" in weight.name else (weight,)
 
 
 def _of_program(model: Model) -> Iterator[WeightRef]:

@@ -92,6 +92,13 @@ def output_columns(c: DeltaConfig) -> Array:
     return np.argsort(c.in_groups(c.value_dim))
 
 
+def gate_and_up(weight: WeightRef) -> Iterator[WeightRef]:
+    """Of all experts, from the one tensor that has the rows of each gate before those of its up."""
+    half = weight.shape[1] // 2
+    for n, own in enumerate(("gate", "up")):
+        yield expert_rows(weight.name.replace("gate_up", own), weight, slice(n * half, (n + 1) * half))
+
+
 def delta_parts(c: DeltaConfig, weight: WeightRef) -> Iterator[WeightRef]:
     """What a GGUF has for a weight of a Hugging Face file; ``c`` is of ``in_file_order``."""
     name, part = weight.name, weight.name.split(".")[-2]
@@ -99,9 +106,7 @@ def delta_parts(c: DeltaConfig, weight: WeightRef) -> Iterator[WeightRef]:
     if part == "ssm_in":
         yield from parts_in_one(c, weight)
     elif part == "ffn_gate_up_exps":
-        half = weight.shape[1] // 2
-        for n, own in enumerate(("gate", "up")):
-            yield expert_rows(name.replace("gate_up", own), weight, slice(n * half, (n + 1) * half))
+        yield from gate_and_up(weight)
     elif name.endswith(".ssm_a"):
         yield ConstantWeight(name, -np.exp(weight.dense().reshape(-1)[heads]))
     elif part == "ssm_conv1d":
