@@ -148,7 +148,7 @@ class Recorder:
     def __call__(self, kernel, grid, *args, **meta):
         assert all(size >= 0 for size in grid)
         names = list(inspect.signature(kernel.fn).parameters)
-        options = OPTIONS | {k: meta.pop(k) for k in ("num_warps", "num_stages") if k in meta}
+        options = OPTIONS | {k: meta.pop(k) for k in ("num_warps", "num_stages", "maxnreg") if k in meta}
         launch = Launch(kernel, {**dict(zip(names, args, strict=False)), **meta}, options)
         assert set(launch.arguments) == set(names), f"{kernel.fn.__name__}: {set(names) ^ set(launch.arguments)}"
         _, signature, constants = launch.source()

@@ -99,6 +99,12 @@ class Tiles:
     stages: int
 
 
+def most_registers(tiles: Tiles) -> dict[str, int]:
+    """What a thread may have of few rows on NVIDIA's GPUs: by itself their assembler takes 64 and spills, for more programs than
+    shared memory holds."""
+    return {"maxnreg": 80} if tiles.bm == 16 and _nvidia() else {}
+
+
 def of_matmul(
     rows: int, outputs: int, bytes_: int, block: int | None = None, codes: bool = False, columns: int | None = None
 ) -> Tiles:

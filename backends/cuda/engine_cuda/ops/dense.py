@@ -16,7 +16,7 @@ from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Op, Operands
 from ..recording import empty
 from ..repack import Form
-from ..tiles import FEW, FEW_STEP, PROGRAMS, Tiles, dot_type, has_fp8, parts_of
+from ..tiles import FEW, FEW_STEP, PROGRAMS, Tiles, dot_type, has_fp8, most_registers, parts_of
 from ..weights import FP8_GROUP, Coded, Dense, joinable, joined
 
 ELEMENTS = 1024
@@ -97,7 +97,7 @@ class Product:
             "num_warps": tiles.warps, "num_stages": tiles.stages, **types,
         }  # fmt: skip
         if isinstance(self.weight, Dense):
-            launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta)
+            launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta, **most_registers(tiles))
             return
         arrays, sizes, form = coded_arguments(self.weight)
         part = -(-depth // (parts * tiles.bk)) * tiles.bk
