@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -58,8 +59,8 @@ def plain(value: Any) -> Any:
 
 
 def filled_in(name: str, data: dict[str, Any]) -> dict[str, Any]:
-    """All keys, as transformers understands some of them."""
-    found: dict[str, Any] = CONFIGS[name].from_dict(deepcopy(data)).to_dict()
+    """All keys, as transformers understands some of them, and as a file has them: the names of members are texts."""
+    found: dict[str, Any] = json.loads(json.dumps(CONFIGS[name].from_dict(deepcopy(data)).to_dict()))
     return found
 
 

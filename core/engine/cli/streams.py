@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ def prepare() -> None:
         (sys.stderr, "backslashreplace"),
     ):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors=errors)
+            with suppress(io.UnsupportedOperation):  # it has been read from by who calls us
+                stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def silence(stream: TextIO) -> None:
