@@ -34,7 +34,8 @@ TOLD_BY_TENSORS = {"mlp", "kv_heads", "head_dim", "experts", "q_rank", "shared",
 """What no tensor fits that is not as it says."""
 EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
 """Keys without which tensors are left over."""
-OF_OLD = {("qwen2_moe", "layer_types")}
+# Published files of Gemma 4 have global_head_dim in its place.
+OF_OLD = {("qwen2_moe", "layer_types"), ("gemma4_text", "per_layer_config")}
 NAMES = [name for family in FAMILIES for name in family.hf]
 CASES = [(name, also) for name in NAMES for also in ({}, *ALSO.get(name, []))]
 
