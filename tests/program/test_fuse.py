@@ -96,6 +96,15 @@ def test_what_is_not_offered_together_is_grouped_apart():
     assert [[value.id for value in call.outputs] for call in fused] == [[1, 2, 4], [3, 5], [6]]
 
 
+def test_a_second_reader_of_a_cache_leaves_its_writer_fused(program):
+    """The layer that writes is the first to read; others read with queries of their own."""
+    first = next(call for call in program.body if call.op == "attention")
+    query, output = (replace(value, id=9_000 + n) for n, value in enumerate((first.inputs["q"], first.outputs[0])))
+    again = replace(first, inputs={**first.inputs, "q": query}, outputs=(output,))
+    wanted = counts(fuse(program.body, everything))["rope_kv_write"]
+    assert counts(fuse((*program.body, again), everything))["rope_kv_write"] == wanted > 0
+
+
 def test_add_norms_alone(program):
     """The last add of a layer is followed by the next layer's norm, or the output's."""
     fused = fuse(program.body, only("add_rms_norm"))

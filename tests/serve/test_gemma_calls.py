@@ -6,10 +6,11 @@ import json
 import re
 
 import pytest
+from growing import grown
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.answers import PartialCall, Reader, Reading
+from engine.answers import PartialCall, Reader
 
 TOOLS = {"weather": {}, "now": {}}
 Q = '<|"|>'
@@ -58,25 +59,12 @@ TEXTS = {
 }  # fmt: skip
 
 
-def grown(text, cuts):
-    """What comes last of a text that grows, all of which only ever grows."""
-    reading, before = Reading(Reader(TOOLS)), None
-    for cut in cuts:
-        found = reading.read(text[:cut], finished=False)
-        if before is not None:
-            assert found.content.startswith(before.content) and found.reasoning.startswith(before.reasoning)
-            for old, new in zip(before.calls, found.calls, strict=False):
-                assert old.name == new.name and new.arguments.startswith(old.arguments)
-        before = found
-    return reading.read(text, finished=True)
-
-
 @pytest.mark.parametrize("name", TEXTS)
 @given(data=st.data())
 def test_calls_are_read_as_they_were_written(name, data):
     text, content, calls = TEXTS[name]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    for found in (grown(text, cuts), grown(text, range(len(text)))):
+    for found in (grown(TOOLS, text, cuts), grown(TOOLS, text, range(len(text)))):
         assert (found.content, [(call.name, json.loads(call.arguments)) for call in found.calls]) == (content, calls)
 
 
@@ -102,7 +90,7 @@ PIECES += ["<|tool_call>call:now{", "call:now{}", "<|tool"]
 @given(st.lists(st.sampled_from(PIECES)))
 def test_any_text_streams_as_it_is_read_whole(pieces):
     text = "".join(pieces)
-    assert grown(text, range(len(text))) == Reader(TOOLS).read(text, finished=True)
+    assert grown(TOOLS, text, range(len(text))) == Reader(TOOLS).read(text, finished=True)
 
 
 def test_brackets_that_nest_beyond_all_measure_are_no_call():
@@ -112,6 +100,6 @@ def test_brackets_that_nest_beyond_all_measure_are_no_call():
 
 def test_thoughts_come_before():
     text = f"<|channel>thought\nHm, {gemma('now', '{}')}?\n<channel|>{gemma('now', '{}')}"
-    found = grown(text, range(len(text)))
+    found = grown(TOOLS, text, range(len(text)))
     assert found.reasoning == f"Hm, {gemma('now', '{}')}?" and found.calls == (PartialCall("now", "{}"),)
-    assert grown("<|channel>thought\n<channel|>Hi.", range(10)).content == "Hi."
+    assert grown(TOOLS, "<|channel>thought\n<channel|>Hi.", range(10)).content == "Hi."

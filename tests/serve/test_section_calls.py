@@ -7,10 +7,11 @@ import re
 
 import pytest
 import tiny_models
+from growing import grown
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.answers import PartialCall, Parts, Reader, Reading
+from engine.answers import PartialCall, Parts, Reader
 from engine.serve.blocks import blocks
 from engine.serve.deltas import Delta
 from engine.serve.ollama import _called
@@ -64,25 +65,12 @@ TEXTS = {
 }  # fmt: skip
 
 
-def grown(text, cuts):
-    """What comes last of a text that grows, all of which only ever grows."""
-    reading, before = Reading(Reader(TOOLS)), None
-    for cut in cuts:
-        found = reading.read(text[:cut], finished=False)
-        if before is not None:
-            assert found.content.startswith(before.content) and len(found.calls) >= len(before.calls)
-            for old, new in zip(before.calls, found.calls, strict=False):
-                assert (old.name, old.id) == (new.name, new.id) and new.arguments.startswith(old.arguments)
-        before = found
-    return reading.read(text, finished=True)
-
-
 @pytest.mark.parametrize("name", TEXTS)
 @given(data=st.data())
 def test_calls_are_read_as_they_were_written(name, data):
     text, content, calls = TEXTS[name]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    for found in (grown(text, cuts), grown(text, range(len(text)))):
+    for found in (grown(TOOLS, text, cuts), grown(TOOLS, text, range(len(text)))):
         assert (found.content, list(found.calls)) == (content, calls)
 
 
@@ -93,7 +81,7 @@ PIECES += ["<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>", "<｜
 @given(st.lists(st.sampled_from(PIECES)))
 def test_any_text_streams_as_it_is_read_whole(pieces):
     text = "".join(pieces)
-    assert grown(text, range(len(text))) == Reader(TOOLS).read(text, finished=True)
+    assert grown(TOOLS, text, range(len(text))) == Reader(TOOLS).read(text, finished=True)
 
 
 WRITTEN = {

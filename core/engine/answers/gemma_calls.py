@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from .json_parts import PartialCall, Tools
+from .json_parts import PartialCall, Tools, as_json
 from .named_calls import after
 
 GEMMA = "<|tool_call>"
@@ -36,7 +36,7 @@ class GemmaCall:
             self._name = heads[text[self._start : end]]
             self._first = self._at = end - 1
         end = self._end(text)
-        written = None if end is None else _as_json(text[self._first : end])
+        written = None if end is None else _arguments(text[self._first : end])
         return None if written is None else PartialCall(self._name, written), end
 
     def _end(self, text: str) -> int | None:
@@ -53,16 +53,14 @@ class GemmaCall:
         return None
 
 
-def _as_json(written: str) -> str | None:
+def _arguments(written: str) -> str | None:
     """The object as JSON; None where it is none."""
     parts = [match for match in _PART.finditer(written) if match.group().strip()]
     try:
         value, rest = _value(parts, 0)
-        said = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        said.encode()  # half of a surrogate pair is no text
+        return as_json(value) if rest == len(parts) else None
     except (ValueError, IndexError, RecursionError):
         return None
-    return said if rest == len(parts) else None
 
 
 def _value(parts: list[re.Match[str]], at: int) -> tuple[object, int]:

@@ -140,6 +140,13 @@ class CallObject:
             self._arguments = _string(value) if value.startswith('"') else value
 
 
+def as_json(value: Any) -> str:
+    """A value that the model has written in another notation. ValueError and TypeError where JSON, or a text, has none such."""
+    said = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    said.encode()  # half of a surrogate pair is no text
+    return said
+
+
 def _string(text: str) -> str:
     """What a JSON string says, or itself where its escapes are none."""
     try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterable
 from typing import ClassVar
 
-from .json_parts import BLANK, PartialCall, Tools, Value
+from .json_parts import BLANK, PartialCall, Tools, Value, as_json
 
 MISTRAL, PYTHON, LFM2 = "[TOOL_CALLS]", "<|python_tag|>", "<|tool_call_start|>"
 """The marks before them; that of LFM2 before Python's."""
@@ -82,8 +81,6 @@ def _keywords(written: str) -> str | None:
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
             return None
         arguments = {str(keyword.arg): ast.literal_eval(_Names().visit(keyword.value)) for keyword in call.keywords}
-        said = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        said.encode()  # half of a surrogate pair is no text
-        return said
+        return as_json(arguments)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .json_parts import PartialCall, Tools, Value
+from .json_parts import PartialCall, Tools, Value, as_json
 from .named_calls import after
 
 FUNCTION, SEED, MINIMAX = "<function=", "<seed:tool_call>", "<minimax:tool_call>"
@@ -176,11 +176,9 @@ def _in_python(written: str, allowed: set[str]) -> str | None:
         return None
     try:
         value = ast.literal_eval(written)
-        said = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        said.encode()  # half of a surrogate pair is no text
+        return as_json(value) if _type_of(value) in allowed else None
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
-    return said if _type_of(value) in allowed else None
 
 
 def _none(constant: str) -> Any:

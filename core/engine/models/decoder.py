@@ -273,20 +273,21 @@ def pre_norm_layers(
     attention: Callable[[Builder, Config, Weights, int, Value], Value],
     feed_forward: Callable[[Builder, Config, Weights, int, Value], Value],
     ffn_norm: str = "ffn_norm",
+    last_norm: str = "output_norm",
 ) -> Program:
     """The decoder whose layers add ``attention`` and then ``feed_forward`` to the residual, each of an RMS norm of it.
-    ``ffn_norm``: what the second norm is called."""
+    ``ffn_norm``, ``last_norm``: what the second norm, and the one before the logits, are called."""
     x = b.embed(w("token_embd.weight"), c.embedding_scale)
     for i in b.layers(c.layers):
         for name, block in (("attn_norm", attention), (ffn_norm, feed_forward)):
             h = b.rms_norm(x, w(f"blk.{i}.{name}.weight"), c.eps, weight_offset=c.norm_offset)
             x = b.add(x, block(b, c, w, i, h))
-    return output_head(b, c, w, x)
+    return output_head(b, c, w, x, last_norm)
 
 
-def output_head(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:
+def output_head(b: Builder, c: DecoderConfig, w: Weights, x: Value, norm: str = "output_norm") -> Program:
     """Final RMS norm, then the logits."""
-    return logits(b, c, w, b.rms_norm(x, w("output_norm.weight"), c.eps, weight_offset=c.norm_offset))
+    return logits(b, c, w, b.rms_norm(x, w(norm + ".weight"), c.eps, weight_offset=c.norm_offset))
 
 
 def logits(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:

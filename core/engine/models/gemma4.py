@@ -24,14 +24,8 @@ from .weights import Weights
 HF_KEYS = {**gemma2.HF_KEYS, "num_experts_per_tok": "top_k_experts"}
 # What transformers takes where a file leaves it out (Gemma4TextConfig).
 HF_DEFAULTS: Mapping[str, Any] = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
+    **gemma3.HF_DEFAULTS,
     "sliding_window": 512,
-    "tie_word_embeddings": True,
     "hidden_size_per_layer_input": 256,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

@@ -13,7 +13,7 @@ from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import select
-from .decoder import DecoderConfig, attention_block, logits, mlp_block
+from .decoder import DecoderConfig, attention_block, mlp_block, pre_norm_layers
 from .experts import ExpertsConfig, feed_forward, gguf_routing, routing
 from .fields import flag, integer, positive
 from .weights import Weights, needs_rows
@@ -138,11 +138,13 @@ def _conv_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> V
     return b.linear(b.gated_act(behind, filtered, "identity"), w(p + "out_proj.weight"), axes=("embed", None))
 
 
+def _operator(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    return _conv_block(b, c, w, i, h) if i in c.recurrent else attention_block(b, c, w, i, h, qk_norm="head")
+
+
+def _feed_forward(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+    return feed_forward(b, c, w, i, h) if isinstance(c, ExpertsConfig) else mlp_block(b, c, w, i, h)
+
+
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    x = b.embed(w("token_embd.weight"))
-    for i in b.layers(c.layers):
-        h = b.rms_norm(x, w(f"blk.{i}.attn_norm.weight"), c.eps)
-        x = b.add(x, _conv_block(b, c, w, i, h) if i in c.recurrent else attention_block(b, c, w, i, h, qk_norm="head"))
-        h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, feed_forward(b, c, w, i, h) if isinstance(c, ExpertsConfig) else mlp_block(b, c, w, i, h))
-    return logits(b, c, w, b.rms_norm(x, w.first("token_embd_norm.weight", "output_norm.weight"), c.eps))
+    return pre_norm_layers(b, c, w, _operator, _feed_forward, last_norm="token_embd_norm")

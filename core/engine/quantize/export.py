@@ -200,7 +200,7 @@ def _window_keys(model: Model) -> dict[str, Any]:
     windows, every = model.config.windows, _family(model).full_every
     keys: dict[str, Any] = {"attention.sliding_window": max(windows)}
     usual = tuple(0 if every and (i + 1) % every == 0 else max(windows) for i in range(len(windows)))
-    if every and (windows != usual or isinstance(model.config, Gemma4Config)):  # whose readers cannot do without
+    if every and windows != usual:
         keys["attention.sliding_window_pattern"] = np.array(windows) > 0
     return keys
 

@@ -23,6 +23,7 @@ def gemma4_keys(model: Model, c: Gemma4Config) -> dict[str, Any]:
         "attention.head_count_kv": _of_layers([c.local_kv_heads if has else c.kv_heads for has in local]),
         "attention.key_length_swa": c.local_head_dim,
         "attention.value_length_swa": c.local_head_dim,
+        "attention.sliding_window_pattern": np.array(local),
         "attention.shared_kv_layers": c.readers,
         "embedding_length_per_layer_input": c.own_inputs,
         "rope.dimension_count_swa": 2 * c.local_rope.inv_freq.size,
