@@ -23,7 +23,7 @@ def test_the_catalogue_is_whole():
         *("step_expand", "gather_rows", "embed", "linear", "gather_columns", "quantize", "rms_norm", "layer_norm"),
         *("rope", "gated_act"),
         *("add", "kv_write", "kv_copy", "attention", "moe_route", "moe_linear", "moe_combine"),
-        *("causal_conv", "gated_delta"),
+        *("causal_conv", "gated_delta", "ssm_scan"),
         *("process_logits", "sample", "scale_softcap", "head_linear", "concat_heads"),
         *("all_reduce", "all_gather"),
     }

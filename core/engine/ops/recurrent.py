@@ -1,4 +1,5 @@
-"""Layers whose memory does not grow with the tokens: a short convolution, and attention by the gated delta rule.
+"""Layers whose memory does not grow with the tokens: a short convolution, attention by the gated delta rule, and the scan of
+Mamba-2's state-space layers.
 
 Their states have a cache group's blocks as the first axis. A block holds what is remembered after its last token, or, while it
 fills, after the last one so far: a sequence goes on from the block of the token before its first, and leaves its memory in the
@@ -30,23 +31,24 @@ def causal_conv(
     weight: Array,
     tail: Array,
     block_size: int,
+    bias: Array | None = None,
     act: str = "silu",
 ) -> tuple[Array]:
     """A causal convolution along each sequence, a filter a column, and what ``act`` (silu, or identity) makes of it: x [T, C],
-    weight [C, W] -> f32 [T, C]. OpError for another act.
+    weight [C, W], bias [C] -> f32 [T, C]. OpError for another act.
 
-    y[t, c] = act(sum of weight[c, w] * x[t - W + 1 + w, c]), with zeros before a sequence's first token. ``tail``
+    y[t, c] = act(bias[c] + sum of weight[c, w] * x[t - W + 1 + w, c]), with zeros before a sequence's first token. ``tail``
     [blocks, W - 1, C] remembers the last rows of x. ``page_table`` is that of the layer's group, of blocks of ``block_size``
     tokens."""
     if act not in ("silu", "identity"):
         raise OpError(f"causal_conv has the acts silu and identity and not {act}.")
     y, width = np.empty(x.shape, np.float32), weight.shape[1]
-    taps = weight.astype(np.float64).T
+    taps, added = weight.astype(np.float64).T, 0.0 if bias is None else bias.astype(np.float64)
     for seq, start in enumerate(seq_starts):
         first, last = int(query_offsets[seq]), int(query_offsets[seq + 1])
         rows = np.concatenate((_before(tail, page_table[seq], int(start), block_size), x[first:last]))
         for n in range(last - first):
-            total = (rows[n : n + width].astype(np.float64) * taps).sum(axis=0)
+            total = (rows[n : n + width].astype(np.float64) * taps).sum(axis=0) + added
             with np.errstate(over="ignore"):
                 y[first + n] = total / (1 + np.exp(-total)) if act == "silu" else total
             _leave(tail, page_table[seq], int(start) + n, n + 1 == last - first, block_size, rows[n + 1 : n + width])
@@ -104,6 +106,49 @@ def gated_delta(
     return (y.reshape(len(qkv), -1),)
 
 
+def ssm_scan(
+    *,
+    xbc: Array,
+    dt: Array,
+    seq_starts: Array,
+    query_offsets: Array,
+    page_table: Array,
+    rate: Array,
+    bias: Array,
+    skip: Array,
+    memory: Array,
+    heads: int,
+    groups: int,
+    state_dim: int,
+    head_dim: int,
+    block_size: int,
+) -> tuple[Array]:
+    """The scan of a state-space layer of Mamba-2: f32 [T, heads * head_dim].
+
+    ``xbc`` [T, heads * head_dim + 2 * groups * state_dim] has x, B and C beside each other; ``dt`` is [T, heads], ``rate``,
+    ``bias`` and ``skip`` [heads]. Head h reads B and C of group h * groups / heads, rounded down. A head's memory S
+    [state_dim, head_dim] becomes, token by token, with d = softplus(dt + bias),
+
+        S = exp(rate * d) * S + B (d * x);  y = C S + skip * x.
+
+    ``rate`` is negative. ``memory`` is [blocks, heads, state_dim, head_dim]. Source: Dao and Gu, "Transformers are SSMs" (arXiv
+    2405.21060)."""
+    columns, wide = heads * head_dim, xbc.astype(np.float64)
+    x = wide[:, :columns].reshape(-1, heads, head_dim)
+    b, c = wide[:, columns:].reshape(-1, 2, groups, state_dim).repeat(heads // groups, axis=2).swapaxes(0, 1)
+    step = np.logaddexp(0, dt.astype(np.float64) + bias)
+    kept, written = np.exp(rate.astype(np.float64) * step), step[..., None] * x
+    y = np.empty((len(xbc), heads, head_dim), np.float32)
+    for seq, start in enumerate(seq_starts):
+        first, last = int(query_offsets[seq]), int(query_offsets[seq + 1])
+        state = _before(memory, page_table[seq], int(start), block_size).astype(np.float64)
+        for t in range(first, last):
+            state = state * kept[t, :, None, None] + b[t, :, :, None] * written[t, :, None]
+            y[t] = np.einsum("hn,hnp->hp", c[t], state) + skip[:, None] * x[t]
+            _leave(memory, page_table[seq], int(start) + t - first, t + 1 == last, block_size, state)
+    return (y.reshape(len(xbc), -1),)
+
+
 def _unit(x: Array) -> Array:
     found: Array = x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + NORM_EPS)
     return found
@@ -153,13 +198,23 @@ def _of_batch(rng: Generator, n: int) -> tuple[Batch, int, Dims, dict[str, Array
 
 
 def causal_conv_cases(rng: Generator) -> Iterator[Case]:
-    for n, columns, width, act in ((0, 64, 4, "silu"), (1, 40, 4, "silu"), (2, 200, 3, "identity"), (3, 33, 2, "silu")):
+    for n, columns, width, act, biased in (
+        (0, 64, 4, "silu", False),
+        (1, 40, 4, "silu", True),
+        (2, 200, 3, "identity", False),
+        (3, 33, 2, "silu", False),
+        (3, 72, 4, "identity", True),
+    ):
         batch, block_size, dims, inputs = _of_batch(rng, n)
+        weights = {"weight": _f32(rng.standard_normal((columns, width), np.float32))}
+        if biased:
+            weights["bias"] = _f32(rng.standard_normal(columns, np.float32))
         yield Case(
-            f"{act} of {columns} columns, filters of {width}, blocks of {block_size}, {_BATCHES[n][0]} + {_BATCHES[n][1]}",
+            f"{act} of {columns} columns{' and a bias' * biased}, filters of {width}, blocks of {block_size}, "
+            f"{_BATCHES[n][0]} + {_BATCHES[n][1]}",
             dims,
             {"x": rng.standard_normal((dims.T, columns), np.float32), **inputs},
-            {"weight": _f32(rng.standard_normal((columns, width), np.float32))},
+            weights,
             {"tail": _remembered(rng, batch, block_size, (width - 1, columns), 1.0)},
             {"block_size": block_size, "act": act},
         )
@@ -195,12 +250,42 @@ def gated_delta_cases(rng: Generator) -> Iterator[Case]:
         )
 
 
+def ssm_scan_cases(rng: Generator) -> Iterator[Case]:
+    for n, groups, heads, state_dim, head_dim in (
+        (0, 1, 4, 128, 64),
+        (1, 2, 4, 32, 48),
+        (2, 3, 3, 16, 32),
+        (3, 2, 6, 24, 20),
+    ):
+        batch, block_size, dims, inputs = _of_batch(rng, n)
+        xbc = rng.standard_normal((dims.T, heads * head_dim + 2 * groups * state_dim), np.float32)
+        dt = rng.standard_normal((dims.T, heads), np.float32)
+        dt[0, 0], dt[-1, -1] = 30, -90  # where exp over- and underflows
+        weights = {"rate": -np.exp(rng.uniform(-4, 2, heads)), "bias": rng.standard_normal(heads, np.float32)}
+        weights["skip"] = rng.standard_normal(heads, np.float32)
+        yield Case(
+            f"{heads} heads of {head_dim}, {groups} groups of {state_dim}, blocks of {block_size}, "
+            f"{_BATCHES[n][0]} + {_BATCHES[n][1]}",
+            dims,
+            {"xbc": xbc, "dt": dt, **inputs},
+            {name: _f32(array) for name, array in weights.items()},
+            {"memory": _remembered(rng, batch, block_size, (heads, state_dim, head_dim), 0.3)},
+            {
+                "heads": heads,
+                "groups": groups,
+                "state_dim": state_dim,
+                "head_dim": head_dim,
+                "block_size": block_size,
+            },
+        )
+
+
 _PLACE = ("seq_starts", "query_offsets", "page_table")
 SPECS = (
     OpSpec(
         "causal_conv",
         inputs=("x", *_PLACE),
-        weights=("weight",),
+        weights=("weight", "bias?"),
         states=("tail",),
         outputs=("y",),
         attrs={"block_size": REQUIRED, "act": "silu"},
@@ -218,5 +303,16 @@ SPECS = (
         reference=gated_delta,
         tolerance=Tolerance(5e-5, 5e-5),
         cases=gated_delta_cases,
+    ),
+    OpSpec(
+        "ssm_scan",
+        inputs=("xbc", "dt", *_PLACE),
+        weights=("rate", "bias", "skip"),
+        states=("memory",),
+        outputs=("y",),
+        attrs={name: REQUIRED for name in ("heads", "groups", "state_dim", "head_dim", "block_size")},
+        reference=ssm_scan,
+        tolerance=Tolerance(5e-5, 5e-5),
+        cases=ssm_scan_cases,
     ),
 )

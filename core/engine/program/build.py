@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +11,9 @@ import numpy as np
 from ..backend.v1 import Array, Call, Value, WeightRef
 from ..errors import ModelError
 from ..kv import CacheGroup
-from ..ops import OPS, STEP_INPUTS
-from ..ops.spec import REQUIRED
 from .experts import Experts
 from .layers import KVLayer, RecurrentLayer
+from .record import Recorder
 from .weights import ConstantWeight, input_spec
 
 
@@ -43,92 +42,20 @@ class Program:
         return self.body + self.head + self.embedding
 
 
-class Builder:
+class Builder(Recorder):
     """Records op calls. One instance builds one program; ``groups`` and ``kv_dtype`` are the session's, and so is
     ``contiguous``: the entries of each page table are consecutive."""
 
     def __init__(self, groups: Sequence[CacheGroup], kv_dtype: str, vocab: int, contiguous: bool = False) -> None:
-        self._groups = tuple(groups)
+        super().__init__(groups, vocab)
         self._contiguous = contiguous
         self._kv_dtype = kv_dtype
-        self._vocab = vocab
-        self._calls: list[Call] = []
-        self._count = 0
-        self._inputs: dict[str, Value] = {}
         self._ordered: dict[tuple[int, bytes], Value] = {}
         self._kv_layers: list[KVLayer] = []
         self._recurrent_layers: list[RecurrentLayer] = []
-        self._axes: dict[str, tuple[str | None, ...]] = {}
         self._body_end: int | None = None
         self._hidden = 0
-        self._scope = "embed"
         self._expand()
-
-    # -- values and calls ------------------------------------------------------------------------------------------
-
-    def _value(self, name: str, shape: tuple[int | str, ...], dtype: str) -> Value:
-        self._count += 1
-        return Value(self._count - 1, name, shape, dtype)
-
-    def input(self, name: str) -> Value:
-        """A step input by its name; families such as ``page_table.0`` by their member."""
-        if name not in self._inputs:
-            family, dot, member = name.partition(".")
-            shape, dtype = STEP_INPUTS[f"{family}.*" if dot else name]
-            sizes = tuple((self._vocab + 31) // 32 if size == "V/32" else size for size in shape)
-            self._inputs[name] = self._value(name, sizes, dtype)
-        return self._inputs[name]
-
-    def call(
-        self,
-        op: str,
-        inputs: Mapping[str, Value | None],
-        outputs: Sequence[tuple[str, tuple[int | str, ...], str]],
-        weights: Mapping[str, WeightRef | None] | None = None,
-        states: Mapping[str, str] | None = None,
-        **attrs: Any,
-    ) -> tuple[Value, ...]:
-        """Record one call; attributes equal to the op's default are left out."""
-        spec = OPS[op]
-        unknown = set(attrs) - set(spec.attrs)
-        if unknown:
-            raise ModelError(f"The op {op} has no attribute {sorted(unknown)[0]!r}; it has {sorted(spec.attrs)}.")
-        missing = [name for name, default in spec.attrs.items() if default is REQUIRED and name not in attrs]
-        if missing:
-            raise ModelError(f"The op {op} needs the attribute {missing[0]!r}.")
-        kept = {k: v for k, v in attrs.items() if spec.attrs[k] is REQUIRED or v != spec.attrs[k]}
-        results = tuple(self._value(name, shape, dtype) for name, shape, dtype in outputs)
-        self._calls.append(
-            Call(
-                op,
-                {k: v for k, v in inputs.items() if v is not None},
-                results,
-                {k: v for k, v in (weights or {}).items() if v is not None},
-                states or {},
-                kept,
-                scope=self._scope,
-            )
-        )
-        return results
-
-    def layers(self, count: int) -> Iterator[int]:
-        """The numbers of so many layers; what is recorded meanwhile belongs to the layer."""
-        for i in range(count):
-            self._scope = f"layers.{i}"
-            yield i
-        self._scope = ""
-
-    def name_axes(self, weight: WeightRef, *axes: str | None) -> WeightRef:
-        """Name the logical axes of a weight (embed, heads, kv_heads, mlp, experts, vocab), for sharding."""
-        self._axes[weight.name] = axes
-        return weight
-
-    def _needs(self, weight: WeightRef, shape: tuple[int | str, ...]) -> None:
-        if weight.shape != shape:
-            have, need = list(weight.shape), list(shape)
-            raise ModelError(
-                f"{weight.name} has the shape {have}, but this model needs {need}; the checkpoint is inconsistent."
-            )
 
     # -- the step's beginning --------------------------------------------------------------------------------------
 
@@ -254,12 +181,6 @@ class Builder:
         states = kv.states(self._kv_dtype)
         self.call("kv_write", inputs, [], states=states, kv_heads=kv_heads, head_dim=head_dim, latent=kv.latent)
 
-    def _group_of(self, layer: int) -> int:
-        for number, group in enumerate(self._groups):
-            if layer in group.layers:
-                return number
-        raise ModelError(f"Layer {layer} is in none of the model's cache groups.")
-
     def attention(
         self,
         q: Value,
@@ -292,23 +213,27 @@ class Builder:
         out = [(f"attention.{layer}", ("T", heads * (v_head_dim or kv.head_dim)), "act")]
         return self.call("attention", inputs, out, {"sinks": sinks}, kv.states(self._kv_dtype), **attrs)[0]
 
-    def _place(self, group: int) -> dict[str, Value]:
-        """Where the sequences of a step lie in the memory of a group."""
-        names = (f"page_table.{group}", "seq_starts", "query_offsets")
-        return {name.partition(".")[0]: self.input(name) for name in names}
-
     def causal_conv(
-        self, layer: int, x: Value, weight: WeightRef, act: str = "silu", memory: tuple[int, int, int] | None = None
+        self,
+        layer: int,
+        x: Value,
+        weight: WeightRef,
+        bias: WeightRef | None = None,
+        act: str = "silu",
+        memory: tuple[int, int, int] | None = None,
     ) -> Value:
-        """A filter of each column along its sequence, weight [columns, width], and ``act`` of it. The layer's memory, which
-        has one of the shape ``memory``, too, follows its cache group."""
+        """A filter of each column along its sequence, weight [columns, width], plus bias [columns], and ``act`` of it. The
+        layer's memory, which has one of the shape ``memory``, too, follows its cache group."""
         columns, width, group = int(x.shape[-1]), weight.shape[-1], self._group_of(layer)
         self._needs(weight, (columns, width))
+        if bias is not None:
+            self._needs(bias, (columns,))
         own = RecurrentLayer(layer, group, {"tail": (width - 1, columns)} | ({"memory": memory} if memory else {}))
         self._recurrent_layers.append(own)
         out, states = [(f"{x.name}.conv", x.shape, "act")], {"tail": own.state("tail")}
         size, inputs = self._groups[group].block_size, {"x": x, **self._place(group)}
-        return self.call("causal_conv", inputs, out, {"weight": weight}, states, block_size=size, act=act)[0]
+        vectors = {"weight": weight, "bias": bias}
+        return self.call("causal_conv", inputs, out, vectors, states, block_size=size, act=act)[0]
 
     def gated_delta(
         self,
@@ -335,6 +260,33 @@ class Builder:
         inputs = {"qkv": mixed, "decay": decay, "beta": beta, **self._place(own.group)}
         out = [(f"delta.{layer}", ("T", value_heads * value_dim), "act")]
         return self.call("gated_delta", inputs, out, gates, {"memory": own.state("memory")}, **attrs)[0]
+
+    def ssm_scan(
+        self,
+        layer: int,
+        xbc: Value,
+        dt: Value,
+        weights: Mapping[str, WeightRef],
+        heads: int,
+        groups: int,
+        state_dim: int,
+        head_dim: int,
+    ) -> Value:
+        """A causal convolution of x, B and C by ``conv`` [columns, width] and, if there is one, ``conv_bias``, then the scan
+        with ``rate``, ``bias`` and ``skip`` [heads]: [T, heads * head_dim]. The layer's memory follows its cache group."""
+        _of_width(xbc, heads * head_dim + 2 * groups * state_dim)
+        _of_width(dt, heads)
+        vectors = {name: weights[name] for name in ("rate", "bias", "skip")}
+        for vector in vectors.values():
+            self._needs(vector, (heads,))
+        memory = (heads, state_dim, head_dim)
+        mixed = self.causal_conv(layer, xbc, weights["conv"], weights.get("conv_bias"), memory=memory)
+        own = self._recurrent_layers[-1]
+        attrs = {"heads": heads, "groups": groups, "state_dim": state_dim, "head_dim": head_dim}
+        attrs["block_size"] = self._groups[own.group].block_size
+        inputs = {"xbc": mixed, "dt": dt, **self._place(own.group)}
+        out = [(f"scan.{layer}", ("T", heads * head_dim), "act")]
+        return self.call("ssm_scan", inputs, out, vectors, {"memory": own.state("memory")}, **attrs)[0]
 
     def head_linear(self, x: Value, weight: WeightRef, heads: int, n: int) -> Value:
         """Each head of x [T, heads * K] times its matrix of the weight [heads, n, K] transposed."""
@@ -415,9 +367,6 @@ class Builder:
         out = [(weight.name.removesuffix(".weight"), (rows, n), "act")]
         weights = {"weight": weight, "bias": bias}
         return self.call("moe_linear", {"x": x, "ids": ids}, out, weights, per_choice=per_choice)[0]
-
-    def constant(self, name: str, array: Any) -> ConstantWeight:
-        return ConstantWeight(name, np.asarray(array, np.float32))
 
     # -- the step's end --------------------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class Placer:
         history with sampling."""
         wanted: dict[str, str] = {}
         for call in program.calls:
-            if call.op in ("attention", "causal_conv", "gated_delta", "sample"):
+            if call.op in ("attention", "causal_conv", "gated_delta", "ssm_scan", "sample"):
                 wanted |= dict.fromkeys(call.states.values(), self._rules.place(call))
         return wanted
 
