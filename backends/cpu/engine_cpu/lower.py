@@ -165,7 +165,8 @@ def causal_conv(low: Lowering) -> None:
     inputs = low.inputs("x", "seq_starts", "query_offsets", "page_table")
     numbers = {"columns": columns, "width": width, "block_size": low.bound.call.attr("block_size")}
     numbers["silu"] = low.bound.call.attr("act") == "silu"
-    low.emit("causal_conv", inputs, [_weight(low, "weight")], states=["tail"], **numbers)
+    vectors = [_weight(low, name) for name in ("weight", "bias") if name in low.bound.weights]
+    low.emit("causal_conv", inputs, vectors, states=["tail"], **numbers)
 
 
 def gated_delta(low: Lowering) -> None:
@@ -173,6 +174,13 @@ def gated_delta(low: Lowering) -> None:
     numbers = {name: low.bound.call.attr(name) for name in names}
     inputs = low.inputs("qkv", "decay", "beta", "seq_starts", "query_offsets", "page_table")
     low.emit("gated_delta", inputs, [_weight(low, "rate"), _weight(low, "bias")], states=["memory"], **numbers)
+
+
+def ssm_scan(low: Lowering) -> None:
+    numbers = {name: low.bound.call.attr(name) for name in ("heads", "groups", "state_dim", "head_dim", "block_size")}
+    inputs = low.inputs("xbc", "dt", "seq_starts", "query_offsets", "page_table")
+    vectors = [_weight(low, name) for name in ("rate", "bias", "skip")]
+    low.emit("ssm_scan", inputs, vectors, states=["memory"], **numbers)
 
 
 def rms_norm(low: Lowering) -> None:
