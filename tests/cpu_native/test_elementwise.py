@@ -28,13 +28,14 @@ def test_rms_norm(isa: str, width: int, dim: str) -> None:
 
 
 @every_isa
-def test_rms_norm_of_heads(isa: str) -> None:
+@pytest.mark.parametrize("weights", [1, 6])
+def test_rms_norm_of_heads(isa: str, weights: int) -> None:
     rng = np.random.default_rng()
     x = rng.standard_normal((3, 6 * 40), np.float32)
-    weight = rng.standard_normal(40, np.float32)
-    numbers = {"width": 240, "eps": 1e-6}
+    weight = rng.standard_normal(weights * 40, np.float32)
+    numbers = {"width": 240, "eps": 1e-6, "head_dim": 40}
     (y,) = run_kernel("rms_norm", {"T": 3}, [x], [(x.shape, np.float32)], weights=[weight], numbers=numbers, isa=isa)
-    np.testing.assert_allclose(y, rms(x.reshape(3, 6, 40), weight, 1e-6).reshape(3, -1), rtol=2e-6)
+    np.testing.assert_allclose(y, rms(x.reshape(3, 6, 40), weight.reshape(weights, 40), 1e-6).reshape(3, -1), rtol=2e-6)
 
 
 @every_isa

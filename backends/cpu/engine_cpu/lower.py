@@ -186,7 +186,7 @@ def ssm_scan(low: Lowering) -> None:
 def rms_norm(low: Lowering) -> None:
     call = low.bound.call
     numbers = {"eps": call.attr("eps"), "weight_offset": call.attr("weight_offset"), "width": _width(low, "x")}
-    numbers |= _span(call.attr("packed"))
+    numbers |= _span(call.attr("packed")) | ({"head_dim": call.attr("head_dim")} if call.attr("wide_weight") else {})
     low.emit("rms_norm", low.inputs("x"), [_weight(low, "weight")], rows_dim=_rows_dim(low, "x"), **numbers)
 
 

@@ -159,7 +159,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
     one("causal_conv", lower.causal_conv, "act bias")
     one("gated_delta", lower.gated_delta)
     one("ssm_scan", lower.ssm_scan)
-    one("rms_norm", lower.rms_norm, "head_dim weight_offset packed", _packed_check)
+    one("rms_norm", lower.rms_norm, "head_dim wide_weight weight_offset packed", _packed_check)
     one("layer_norm", lower.layer_norm, "bias head_dim packed", _packed_check)
     one("add_rms_norm", lower.add_rms_norm, "weight_offset packed", _packed_check)
     one("rope", lower.rope, "rotary_dim interleaved scale")

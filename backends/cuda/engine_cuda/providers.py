@@ -117,7 +117,7 @@ def make_providers(device: torch.device, cuts: Cuts, together: int) -> dict[str,
     )
     one("head_linear", dense.head_linear, alone=False)
     one("concat_heads", rows.concat_heads)
-    one("rms_norm", rows.rms_norm, "head_dim weight_offset")
+    one("rms_norm", rows.rms_norm, "head_dim wide_weight weight_offset")
     one("layer_norm", rows.layer_norm, "bias head_dim")
     one("add_rms_norm", rows.add_rms_norm, "weight_offset")
     one("rope", rows.rope, rope_features)

@@ -96,7 +96,7 @@ def make_providers(kernels: Run | None, memory: WorkingSet) -> dict[str, tuple[P
     one("linear_group", dense.linear_group, "bias quantized_activation input_scale", alone=False)
     one("head_linear", dense.head_linear, alone=False)
     one("concat_heads", dense.concat_heads)
-    one("rms_norm", rows.rms_norm, "head_dim weight_offset")
+    one("rms_norm", rows.rms_norm, "head_dim wide_weight weight_offset")
     one("layer_norm", rows.layer_norm, "bias head_dim")
     one("add_rms_norm", rows.add_rms_norm, "weight_offset")
     one("rope", rows.rope, "rotary_dim interleaved scale")

@@ -14,16 +14,25 @@ from .spec import REQUIRED, Case, Generator, OpSpec, Tolerance
 
 
 def rms_norm(
-    *, x: Array, weight: Array, eps: float, head_dim: int = 0, weight_offset: float = 0.0, packed: str = ""
+    *,
+    x: Array,
+    weight: Array,
+    eps: float,
+    head_dim: int = 0,
+    wide_weight: bool = False,
+    weight_offset: float = 0.0,
+    packed: str = "",
 ) -> tuple[Array, ...]:
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset), f32 in the shape of x [rows, d].
 
-    ``head_dim`` 0: over the whole row, weight [d]; else over each slice of head_dim by itself, weight [head_dim].
+    ``head_dim`` 0: over the whole row, weight [d]; else over each slice of head_dim by itself, weight [head_dim], or [d] where it
+    is ``wide_weight``.
     Source: Zhang and Sennrich, "Root mean square layer normalization" (2019).
     """
     slices = x.astype(np.float64).reshape(len(x), -1, head_dim or x.shape[1])
     mean_square = np.mean(slices * slices, axis=-1, keepdims=True)
-    y = slices / np.sqrt(mean_square + eps) * (weight.astype(np.float64) + weight_offset)
+    scale = weight.astype(np.float64) + weight_offset
+    y = slices / np.sqrt(mean_square + eps) * (scale.reshape(slices.shape[1:]) if wide_weight else scale)
     return and_packed(y.astype(np.float32).reshape(x.shape), packed)
 
 
@@ -53,21 +62,23 @@ def add_rms_norm(
 
 
 def rms_norm_cases(rng: Generator) -> Iterator[Case]:
-    for rows, width, head_dim, offset, eps, packed in (
-        (1, 64, 0, 0.0, 1e-5, ""),
-        (7, 288, 0, 0.0, 1e-6, ""),
-        (5, 96, 0, 1.0, 1e-6, "q8g32"),
-        (12, 256, 64, 0.0, 1e-6, ""),
-        (1, 48, 16, 0.0, 1e-5, ""),
-        (3, 1024, 128, 1.0, 1e-6, ""),
-        (9, 1056, 0, 0.0, 1e-6, "q8g32"),
-        (8, 640, 0, 0.0, 1e-6, "q8g128"),
+    for rows, width, head_dim, wide, offset, eps, packed in (
+        (1, 64, 0, False, 0.0, 1e-5, ""),
+        (7, 288, 0, False, 0.0, 1e-6, ""),
+        (5, 96, 0, False, 1.0, 1e-6, "q8g32"),
+        (12, 256, 64, False, 0.0, 1e-6, ""),
+        (1, 48, 16, False, 0.0, 1e-5, ""),
+        (3, 1024, 128, False, 1.0, 1e-6, ""),
+        (9, 1056, 0, False, 0.0, 1e-6, "q8g32"),
+        (8, 640, 0, False, 0.0, 1e-6, "q8g128"),
+        (5, 120, 24, True, 0.0, 1e-5, ""),
+        (2, 512, 128, True, 1.0, 1e-5, ""),
     ):
         x = _rows(rng, rows, width)
         x[0] *= 0 if rows > 5 else 1  # a row of zeros: eps alone is left
-        weights = {"weight": random_weight(rng, "F32", (head_dim or width,), 1.0)}
-        attrs = {"eps": eps, "head_dim": head_dim, "weight_offset": offset, "packed": packed}
-        name = f"{rows}x{width}, slices of {head_dim or width} {packed}"
+        weights = {"weight": random_weight(rng, "F32", (width if wide else head_dim or width,), 1.0)}
+        attrs = {"eps": eps, "head_dim": head_dim, "wide_weight": wide, "weight_offset": offset, "packed": packed}
+        name = f"{rows}x{width}, slices of {head_dim or width}{', a wide weight' * wide} {packed}"
         yield Case(name, Dims(T=rows), {"x": x}, weights, attrs=attrs)
 
 
@@ -119,7 +130,7 @@ SPECS = (
         inputs=("x",),
         weights=("weight",),
         outputs=("y", "packed?"),
-        attrs={"eps": REQUIRED, "head_dim": 0, "weight_offset": 0.0, "packed": ""},
+        attrs={"eps": REQUIRED, "head_dim": 0, "wide_weight": False, "weight_offset": 0.0, "packed": ""},
         reference=rms_norm,
         tolerance=Tolerance(1e-5, 1e-5),
         cases=rms_norm_cases,

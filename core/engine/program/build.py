@@ -127,11 +127,20 @@ class Builder(Recorder):
         out = [(f"{x.name}.scaled", x.shape, "residual")]
         return self.call("scale_softcap", {"x": x}, out, scale=factor)[0]
 
-    def rms_norm(self, x: Value, weight: WeightRef, eps: float, head_dim: int = 0, weight_offset: float = 0.0) -> Value:
-        """Over the row, or over each head_dim slice of it."""
-        self._needs(weight, (head_dim or x.shape[-1],))
+    def rms_norm(
+        self,
+        x: Value,
+        weight: WeightRef,
+        eps: float,
+        head_dim: int = 0,
+        weight_offset: float = 0.0,
+        wide_weight: bool = False,
+    ) -> Value:
+        """Over the row, or over each head_dim slice of it, whose weight all slices share unless it is as wide as the row."""
+        self._needs(weight, (x.shape[-1] if wide_weight else head_dim or x.shape[-1],))
         out = [(weight.name.removesuffix(".weight"), x.shape, "act")]
         attrs: dict[str, Any] = {"eps": eps, "head_dim": head_dim, "weight_offset": weight_offset}
+        attrs["wide_weight"] = wide_weight
         return self.call("rms_norm", {"x": x}, out, {"weight": weight}, **attrs)[0]
 
     def layer_norm(self, x: Value, weight: WeightRef, bias: WeightRef | None, eps: float, head_dim: int = 0) -> Value:

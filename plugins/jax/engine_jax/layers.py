@@ -79,7 +79,8 @@ def _gather_rows(call: Call, site: Site) -> Function:
 def _normed(x: jax.Array, weight: jax.Array, eps: float, head_dim: int, offset: float) -> jax.Array:
     slices = x.reshape(len(x), -1, head_dim or x.shape[1])
     square = jnp.mean(slices * slices, axis=-1, keepdims=True)
-    return (slices * jax.lax.rsqrt(square + eps) * (weight + offset)).reshape(x.shape)
+    scale = (weight + offset).reshape(-1, slices.shape[-1])  # of all slices, or of each
+    return (slices * jax.lax.rsqrt(square + eps) * scale).reshape(x.shape)
 
 
 def _rms_norm(call: Call, site: Site) -> Function:
@@ -198,7 +199,7 @@ OPS: Mapping[str, Op] = {
     "concat_heads": Op(make=_concat_heads),
     "gather_columns": Op(frozenset({"chosen"}), _gather_columns),
     "gather_rows": Op(make=_gather_rows),
-    "rms_norm": Op(frozenset({"head_dim", "weight_offset"}), _rms_norm),
+    "rms_norm": Op(frozenset({"head_dim", "wide_weight", "weight_offset"}), _rms_norm),
     "add_rms_norm": Op(frozenset({"weight_offset"}), _add_rms_norm),
     "layer_norm": Op(frozenset({"bias", "head_dim"}), _layer_norm),
     "rope": Op(frozenset({"rotary_dim", "interleaved", "scale"}), _rope),

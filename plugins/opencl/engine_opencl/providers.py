@@ -27,7 +27,7 @@ FEATURES = {
     "embed": "scale",
     "linear": "bias residual quantized_activation input_scale",
     "linear_group": "bias quantized_activation input_scale",
-    "rms_norm": "head_dim weight_offset",
+    "rms_norm": "head_dim wide_weight weight_offset",
     "layer_norm": "bias head_dim",
     "add_rms_norm": "weight_offset",
     "gated_act": "up kind alpha limit",
@@ -167,7 +167,8 @@ class Lowering:
         width, rows, layer = int(self.y.shape[-1]), self.rows(self.y), self.call.op == "layer_norm"
         size = width if self.call.op == "add_rms_norm" else self.call.attr("head_dim") or width
         slices, group = width // size, self.device.group
-        flags = ("residual" in self.call.inputs) | 2 * layer | 4 * ("bias" in self.call.weights) | 8 * layer
+        wide = layer or (self.call.op == "rms_norm" and self.call.attr("wide_weight"))
+        flags = ("residual" in self.call.inputs) | 2 * layer | 4 * ("bias" in self.call.weights) | 8 * wide
         values = (*self.inputs("x", "residual"), *self.weights("weight", "bias"), self.y, self.call.outputs[-1])
         numbers = (size, slices, flags, *self.floats("eps"), *([0.0] if layer else self.floats("weight_offset")))
         program = self.device.program("rows", LANES=self.device.lanes_for(size))

@@ -65,31 +65,35 @@ class Outputs {
   int64_t width_, span_ = kGroup;
 };
 
-// x [T or R, width] -> y of the same shape, and packed. Weight [width], or [head_dim]: then each head_dim slice of a row is
-// normalised by itself, and nothing packed. Numbers: width, eps, weight_offset (0), rows_dim (0), span.
+// x [T or R, width] -> y of the same shape, and packed. Each head_dim slice of a row is normalised by itself; where there are
+// several, nothing is packed. Weight [width], or [head_dim] of all slices. Numbers: width, head_dim (the weight's width), eps,
+// weight_offset (0), rows_dim (0), span.
 class RmsNorm final : public Kernel {
  public:
   explicit RmsNorm(const KernelArgs& args)
       : x_(args.inputs.at(0)),
         rows_(args),
         weight_(args, *args.weights.at(0)),
-        slices_(args.integer("width") / weight_.width()),
-        outputs_(args, 0, weight_.width(), slices_),
+        width_(static_cast<int64_t>(args.number_or("head_dim", static_cast<double>(weight_.width())))),
+        slices_(args.integer("width") / width_),
+        weights_(weight_.width() / width_),
+        outputs_(args, 0, width_, slices_),
         eps_(static_cast<float>(args.number("eps"))) {
-    if (slices_ * weight_.width() != args.integer("width"))
-      throw std::invalid_argument("the width must be a multiple of the weight's.");
+    if (slices_ * width_ != args.integer("width")) throw std::invalid_argument("the width must be a multiple of a slice's.");
+    if (weights_ * width_ != weight_.width() || (weights_ != 1 && weights_ != slices_))
+      throw std::invalid_argument("the weight must be that of one slice, or of all.");
   }
 
-  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * slices_ * weight_.width()); }
+  bool serial(const Dims& dims) const override { return little(rows_.count(dims) * slices_ * width_); }
 
   void run(const Frame& frame, const Team& team, int) override {
-    const int64_t width = weight_.width();
+    const int64_t width = width_;
     const Range range = share(rows_.count(frame.dims) * slices_, team);
     for (int64_t i = range.begin; i < range.end; ++i) {
       const float* x = input<float>(frame, x_) + i * width;
       const float squares =
           sum_lanes(width, [x](int64_t k, int64_t count) { return load_lanes(x + k, count); }, add_square);
-      scale_row(x, weight_.data(), squares, eps_, width, outputs_.of(frame, i));
+      scale_row(x, weight_.data() + i % weights_ * width, squares, eps_, width, outputs_.of(frame, i));
     }
   }
 
@@ -97,7 +101,7 @@ class RmsNorm final : public Kernel {
   int x_;
   RowsDim rows_;
   NormWeight weight_;
-  int64_t slices_;
+  int64_t width_, slices_, weights_;
   Outputs outputs_;
   float eps_;
 };

@@ -7,8 +7,11 @@ from .common import put
 
 
 @triton.jit
-def rms_norm(x, residual, total, weight, y, width, eps, offset, ADDED: tl.constexpr, WIDTH: tl.constexpr):
-    """A slice of ``width`` a program, x [rows * slices, width]; with ADDED first x + residual, which goes to total."""
+def rms_norm(
+    x, residual, total, weight, y, width, weights, eps, offset, ADDED: tl.constexpr, WIDTH: tl.constexpr
+):
+    """A slice of ``width`` a program, x [rows * slices, width]; with ADDED first x + residual, which goes to total. Slices take
+    ``weights`` weights in turn."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     kept = columns < width
@@ -18,7 +21,7 @@ def rms_norm(x, residual, total, weight, y, width, eps, offset, ADDED: tl.conste
         values += tl.load(residual + place, mask=kept, other=0).to(tl.float32)
         put(total + place, values, kept)
     size = tl.sqrt_rn(tl.sum(values * values, axis=0) / width + eps)
-    scale = tl.load(weight + columns, mask=kept, other=0).to(tl.float32) + offset
+    scale = tl.load(weight + (row % weights) * width + columns, mask=kept, other=0).to(tl.float32) + offset
     put(y + place, values / size * scale, kept)
 
 

@@ -22,9 +22,9 @@ def rms_norm(o: Operands) -> None:
     x, weight = o["x"], o.vector("weight")
     y = o.result(0, *x.shape)
     width = o.attr("head_dim") or x.shape[1]
-    block = power_of_two(width)
+    block, weights = power_of_two(width), x.shape[1] // width if o.attr("wide_weight") else 1
     launch(
-        rows.rms_norm, (x.numel() // width,), x, x, x, weight, y, width, o.attr("eps"), o.attr("weight_offset"),
+        rows.rms_norm, (x.numel() // width,), x, x, x, weight, y, width, weights, o.attr("eps"), o.attr("weight_offset"),
         ADDED=False, WIDTH=block, num_warps=_warps(block),
     )  # fmt: skip
 
@@ -34,7 +34,7 @@ def add_rms_norm(o: Operands) -> None:
     total, y = (o.result(n, *x.shape) for n in range(2))
     block = power_of_two(x.shape[1])
     launch(
-        rows.rms_norm, (len(x),), x, residual, total, weight, y, x.shape[1], o.attr("eps"), o.attr("weight_offset"),
+        rows.rms_norm, (len(x),), x, residual, total, weight, y, x.shape[1], 1, o.attr("eps"), o.attr("weight_offset"),
         ADDED=True, WIDTH=block, num_warps=_warps(block),
     )  # fmt: skip
 

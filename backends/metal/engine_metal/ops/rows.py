@@ -13,6 +13,9 @@ from ..operands import Operands
 def rms_norm(o: Operands) -> tuple[mx.array, ...]:
     x = o.wide("x")
     slices = x.reshape(len(x), -1, o.attr("head_dim") or x.shape[1])
+    if o.attr("wide_weight"):
+        normed = mx.fast.rms_norm(slices, None, o.attr("eps")).reshape(x.shape)
+        return (normed * (o.vector("weight") + o.attr("weight_offset")),)
     return (_rms(slices, o.vector("weight"), o.attr("weight_offset"), o.attr("eps")).reshape(x.shape),)
 
 
