@@ -13,6 +13,7 @@ from checkpoints import SIZES, in_half, logits_of, saved_once
 from family_ggufs import to_gguf
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
+from state_space_families import STATE_SPACE
 from younger_families import YARN, YOUNGER, YOUNGER_GGUF_KEYS
 
 from engine import LLM, SamplingParams
@@ -136,6 +137,7 @@ FAMILIES = {
     ),
     "starcoder2 whole": ("Starcoder2", None, {"use_bias": False, "tie_word_embeddings": False}),
     **YOUNGER,
+    **STATE_SPACE,
 }
 # Keys of GGUF beyond those that every file of a family has.
 GGUF_KEYS = {

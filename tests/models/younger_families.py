@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from state_space_families import state_space_keys, state_space_tensor
 from tiny_models import VOCAB
 
 YARN = {
@@ -86,17 +87,6 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
         "granitemoe",
         GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 48},
     ),
-    "granite 4": (
-        "GraniteMoeHybrid",
-        "granite",
-        GRANITE
-        | {
-            "num_local_experts": 0,
-            "layer_types": ["attention"] * 2,
-            "shared_intermediate_size": 96,
-            "position_embedding_type": "rope",
-        },
-    ),
     "olmo3": ("Olmo3", "olmo2", WINDOW),
     "olmo3 yarn": (
         "Olmo3",
@@ -168,7 +158,7 @@ YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
 
 def younger_keys(arch: str, config: Any) -> dict[str, Any]:
     """What GGUF files of these families have beyond the keys of all."""
-    keys: dict[str, Any] = {}
+    keys = state_space_keys(arch, config)
     if arch in ("granite", "granitemoe"):
         keys |= {
             "embedding_scale": config.embedding_multiplier,
@@ -261,9 +251,10 @@ _GEMMA4_NAMES = {
 def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """A folder's tensors with those apart that lie in one there."""
     found: dict[str, np.ndarray] = {}
+    routed = any("block_sparse_moe" in name for name in tensors)
     for name, array in tensors.items():
         layer = name.split(".")[2] if name.startswith("model.layers.") else ""
-        which = "_exps" if "block_sparse_moe" in name else "" if arch == "granite" else "_shexp"
+        which = "_exps" if "block_sparse_moe" in name else "_shexp" if routed else ""
         if name.endswith("input_linear.weight"):
             half = array.shape[-2] // 2
             found[f"blk.{layer}.ffn_gate{which}.weight"] = array[..., :half, :]
@@ -281,6 +272,9 @@ def younger_tensors(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.n
             found[plain] = array
         elif name.endswith("e_score_correction_bias"):
             found[name.removesuffix("_bias") + ".bias"] = array.reshape(-1)
+        elif ".mamba." in name or ".mixer." in name:
+            own, numbers = state_space_tensor(name, array)
+            found[own] = numbers
         else:
             found[_GEMMA4_NAMES.get(name.rpartition(f"layers.{layer}.")[2], "{name}").format(name=name, i=layer)] = (
                 array

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..errors import ModelError
+from ..formats import Checkpoint
 
 Kind = TypeVar("Kind")
 
@@ -47,3 +50,12 @@ def _of_kind(source: Mapping[str, Any], key: str, default: Kind, kind: type[Kind
     if not isinstance(value, kind):
         raise ModelError(f"The configuration's {key} is {value!r}; it must be {words}.")
     return value
+
+
+def first_of_layers(checkpoint: Checkpoint, *keys: str) -> Mapping[str, Any]:
+    """A GGUF's metadata with one number under each key where the file has one a layer: the first that is not 0."""
+    data = dict(checkpoint.metadata)
+    for key in (f"{checkpoint.architecture}.{key}" for key in keys):
+        if isinstance(data.get(key), (list, np.ndarray)):
+            data[key] = next((number for number in np.asarray(data[key]).tolist() if number), None)
+    return data

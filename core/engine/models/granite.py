@@ -1,27 +1,18 @@
-"""Granite 3 and 4 (IBM) without experts: Llama's shape with factors on embeddings, scores, residuals and logits. Granite 4's
-Hugging Face files call the feed-forward a shared one, and keep its gate and up in one matrix."""
+"""Granite 3 (IBM) without experts: Llama's shape with factors on embeddings, scores, residuals and logits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ..backend.v1 import Value
-from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import llama
-from .decoder import DecoderConfig, attention_block, fused_mlp_block, mlp_block, pre_norm_layers
-from .fields import integer, positive
+from .decoder import Config, DecoderConfig, attention_block, fused_mlp_block, mlp_block, pre_norm_layers
+from .fields import positive
 from .weights import Names, Weights
 
-HF_NAMES: Names = {
-    **llama.HF_NAMES,
-    "blk.{i}.ffn_gate_up.weight": "model.layers.{i}.shared_mlp.input_linear.weight",
-    "blk.{i}.ffn_down.weight": (
-        llama.HF_NAMES["blk.{i}.ffn_down.weight"],
-        "model.layers.{i}.shared_mlp.output_linear.weight",
-    ),
-}
+HF_NAMES: Names = llama.HF_NAMES
 _FACTORS = {
     "embedding": ("embedding_multiplier", "embedding_scale"),
     "residual": ("residual_multiplier", "residual_scale"),
@@ -31,22 +22,7 @@ _FACTORS = {
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
-    if checkpoint.architecture == "granitemoehybrid":
-        c = _without_states(c, checkpoint)
     return with_factors(c, checkpoint)
-
-
-def _without_states(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
-    """ModelError for a model with state-space layers or experts, or one without positions."""
-    data = checkpoint.metadata
-    kinds, positions = data.get("layer_types"), data.get("position_embedding_type")
-    attends = isinstance(kinds, list) and len(kinds) == c.layers and not set(kinds) - {"attention", "full_attention"}
-    if not attends or c.experts or positions != "rope":
-        raise ModelError(
-            f"{checkpoint.path} has state-space layers, experts or no positions (layer_types, num_local_experts,"
-            " position_embedding_type), which are not supported in Granite 4; its models without an h in their names have none."
-        )
-    return replace(c, mlp=integer(data, "shared_intermediate_size", 1024))
 
 
 def with_factors(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
@@ -64,7 +40,7 @@ def with_factors(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     )
 
 
-def rescaled(c: DecoderConfig) -> DecoderConfig:
+def rescaled(c: Config) -> Config:
     """The same model with its residual divided by what multiplies all that is added to it: only norms read the residual, and
     to them the factor is one of ``eps``."""
     return replace(
@@ -73,12 +49,7 @@ def rescaled(c: DecoderConfig) -> DecoderConfig:
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    return pre_norm_layers(b, rescaled(c), w, attention_block, _feed_forward)
-
-
-def _feed_forward(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
-    fused = w.maybe(f"blk.{i}.ffn_gate_up.weight") is not None
-    return gate_up_block(b, c, w, i, h) if fused else mlp_block(b, c, w, i, h)
+    return pre_norm_layers(b, rescaled(c), w, attention_block, mlp_block)
 
 
 def gate_up_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, which: str = "", width: int = 0) -> Value:

@@ -29,10 +29,10 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
-    return pre_norm_layers(b, granite.rescaled(c), w, attention_block, _experts)
+    return pre_norm_layers(b, granite.rescaled(c), w, attention_block, experts)
 
 
-def _experts(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+def experts(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
     routed = moe_block(b, c, w, i, h)
     down = w.maybe(f"blk.{i}.ffn_down_shexp.weight")
     if down is None:

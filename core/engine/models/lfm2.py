@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..backend.v1 import Value
 from ..errors import ModelError
 from ..formats import Checkpoint
@@ -15,7 +13,7 @@ from ..program.build import Builder, Program
 from ..program.weights import select
 from .decoder import DecoderConfig, attention_block, mlp_block, pre_norm_layers
 from .experts import ExpertsConfig, feed_forward, gguf_routing, routing
-from .fields import flag, integer, positive
+from .fields import first_of_layers, flag, integer, positive
 from .weights import Weights, needs_rows
 
 HF_KEYS = {"rms_norm_eps": "norm_eps", "intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
@@ -72,11 +70,7 @@ HF_NAMES = {
 
 def flattened(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """A GGUF's metadata with the KV heads of layers of attention, where the file has a number a layer, 0 of the others."""
-    key = f"{checkpoint.architecture}.attention.head_count_kv"
-    given = checkpoint.metadata.get(key)
-    if not isinstance(given, (list, np.ndarray)):
-        return checkpoint.metadata
-    return {**checkpoint.metadata, key: next((number for number in np.asarray(given).tolist() if number), None)}
+    return first_of_layers(checkpoint, "attention.head_count_kv")
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:

@@ -4,7 +4,7 @@ A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and `
 ``HF_KEYS`` (common key -> its own in config.json), ``HF_DEFAULTS`` (what holds where config.json leaves it out, as in
 transformers; by architecture where there are several), ``configure`` (completes the configuration), ``HF_PREFIX`` (which files
 of a model without its head leave out of all names; "model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical names
-of matrices that lie transposed), ``flattened`` (the metadata of a GGUF that has a number a layer where others have one) and
+of matrices that lie transposed), ``flattened`` (the metadata of a file that has one thing a layer where others have one) and
 ``unused`` (beginnings of the names of tensors that are not run).
 """
 
@@ -58,8 +58,10 @@ FAMILIES: Sequence[Family] = (
     Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
     Family("gpt_oss", ("gpt-oss",), ("gpt_oss",), windowed=True, full_every=2, eps=1e-5),
     Family("smollm3", ("smollm3",), ("smollm3",), interleaved=True),
-    Family("granite", ("granite",), ("granite", "granitemoehybrid"), interleaved=True),
+    Family("granite", ("granite",), ("granite",), interleaved=True),
     Family("granite_moe", ("granitemoe",), ("granitemoe", "granitemoeshared"), interleaved=True),
+    Family("granite_hybrid", ("granitehybrid",), ("granitemoehybrid",), interleaved=True),
+    Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), ("nemotron_h",), acts=("relu2",), eps=1e-5),
     Family("olmo3", (), ("olmo3",), windowed=True, full_every=4, eps=1e-5),
     Family("olmoe", ("olmoe",), ("olmoe",), eps=1e-5),
     Family("exaone4", ("exaone4",), ("exaone4",), windowed=True, full_every=4, eps=1e-5),
@@ -104,7 +106,7 @@ class Model:
         if recurrent:
             if not windows:
                 raise ModelError(
-                    f"{self.checkpoint.path} has layers of linear attention, whose memory lies in pages; use the KV allocator"
+                    f"{self.checkpoint.path} has layers with a memory of their own, which lies in pages; use the KV allocator"
                     " paged (--kv-allocator paged)."
                 )
             size = max(RECURRENT_BLOCK // block_size, 1) * block_size
@@ -144,7 +146,7 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     if checkpoint.kind == "hf" and hasattr(module, "HF_DEFAULTS"):
         defaults = module.HF_DEFAULTS.get(checkpoint.architecture, module.HF_DEFAULTS)
         checkpoint = replace(checkpoint, metadata={**defaults, **checkpoint.metadata})
-    if checkpoint.kind == "gguf" and hasattr(module, "flattened"):
+    if hasattr(module, "flattened"):
         checkpoint = replace(checkpoint, metadata=module.flattened(checkpoint))
     if checkpoint.kind == "gguf":
         config = config_from_gguf(checkpoint, family, max_model_len)

@@ -323,12 +323,13 @@ class Builder(Recorder):
     ) -> Value:
         """Route each token to ``used`` experts; gated activation within each; weighted sum in the order of choice. The router
         reads ``routed_by``, or x."""
-        count, width, mlp = experts.gate.shape[0], x.shape[-1], experts.gate.shape[1]
-        self._needs(router, (count, width))
-        self._needs(experts.gate, (count, mlp, width))
-        self._needs(experts.up, (count, mlp, width))
+        read = x if routed_by is None else routed_by
+        count, width, mlp = experts.up.shape[0], x.shape[-1], experts.up.shape[1]
+        self._needs(router, (count, read.shape[-1]))
+        for weight in (experts.up, experts.gate or experts.up):
+            self._needs(weight, (count, mlp, width))
         self._needs(experts.down, (count, width, mlp))
-        logits = self.linear(x if routed_by is None else routed_by, router, router_bias, axes=("experts", "embed"))
+        logits = self.linear(read, router, router_bias, axes=("experts", "embed"))
         name = router.name.removesuffix(".weight")
         outs = [(f"{name}.ids", ("T", used), "i32"), (f"{name}.weights", ("T", used), "f32")]
         vectors = {"correction_bias": correction_bias, "expert_scale": expert_scale}
@@ -338,9 +339,11 @@ class Builder(Recorder):
         ids, weights = self.call("moe_route", {"logits": logits}, outs, vectors, k=used, **routing)
         around = self._scope
         self._scope = f"{around}.experts"
-        gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, ("mlp", "embed"), per_choice=False)
+        gate = None
+        if experts.gate is not None:
+            gate = self._moe_linear(x, ids, experts.gate, experts.gate_bias, ("mlp", "embed"), per_choice=False)
         up = self._moe_linear(x, ids, experts.up, experts.up_bias, ("mlp", "embed"), per_choice=False)
-        act = self.gated_act(gate, up, **experts.act)
+        act = self.gated_act(gate or up, up, **experts.act)
         down = self._moe_linear(act, ids, experts.down, experts.down_bias, ("embed", "mlp"), per_choice=True)
         out = [("moe_out", x.shape, "act")]
         combined = self.call("moe_combine", {"y": down, "weights": weights}, out)[0]

@@ -17,9 +17,9 @@ from .weights import DerivedWeight, of_matrices
 @dataclass(frozen=True)
 class Experts:
     """Stacked expert weights: gate and up [E, mlp, embed], down [E, embed, mlp], biases [E, N], and the attributes of
-    ``gated_act`` between them."""
+    ``gated_act`` between them. Without a gate, up is its own."""
 
-    gate: WeightRef
+    gate: WeightRef | None
     up: WeightRef
     down: WeightRef
     gate_bias: WeightRef | None = None

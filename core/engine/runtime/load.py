@@ -162,7 +162,7 @@ def _load(
     allocator = find_allocator(config.kv_allocator)
     if config.speculate and model.config.recurrent:
         raise ConfigError(
-            f"{config.model} has layers of linear attention, whose memory cannot take back guessed tokens; leave speculate out."
+            f"{config.model} has layers with a memory of their own, which cannot take back guessed tokens; leave speculate out."
         )
     infos = {place: device.describe() for place, device in devices.items()}
     config, placement, rank = _place(config, model, allocator, devices, infos, group, together)

@@ -7,9 +7,7 @@ from .common import put
 
 
 @triton.jit
-def rms_norm(
-    x, residual, total, weight, y, width, weights, eps, offset, ADDED: tl.constexpr, WIDTH: tl.constexpr
-):
+def rms_norm(x, residual, total, weight, y, width, weights, eps, offset, ADDED: tl.constexpr, WIDTH: tl.constexpr):
     """A slice of ``width`` a program, x [rows * slices, width]; with ADDED first x + residual, which goes to total. Slices take
     ``weights`` weights in turn."""
     row = tl.program_id(0).to(tl.int64)

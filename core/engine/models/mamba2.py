@@ -1,0 +1,132 @@
+"""Layers of Mamba-2 (Dao and Gu, arXiv 2405.21060) among layers of attention: their sizes, names, and what they compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backend.v1 import Value, WeightRef
+from ..errors import ModelError
+from ..formats import Checkpoint
+from ..program.build import Builder
+from ..program.weights import select
+from .fields import integer
+from .weights import Weights, needs_rows
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Sizes of a layer. B and C of a group are shared by ``heads // groups`` heads, whose memories are [state_dim, head_dim]."""
+
+    heads: int
+    groups: int
+    state_dim: int
+    head_dim: int
+
+    @property
+    def inner(self) -> int:
+        """Columns of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def filtered(self) -> int:
+        """Columns of the convolution: x, B and C beside each other."""
+        return self.inner + 2 * self.groups * self.state_dim
+
+
+def names(prefix: str) -> dict[str, str]:
+    """Canonical name -> Hugging Face's, which begins with ``prefix``: a part of HF_NAMES."""
+    own = {
+        "in.weight": "in_proj.weight",
+        "in.bias": "in_proj.bias",
+        "conv1d.weight": "conv1d.weight",
+        "conv1d.bias": "conv1d.bias",
+        "a": "A_log",
+        "d": "D",
+        "dt.bias": "dt_bias",
+        "norm.weight": "norm.weight",
+        "out.weight": "out_proj.weight",
+        "out.bias": "out_proj.bias",
+    }
+    return {f"blk.{{i}}.ssm_{name}": prefix + theirs for name, theirs in own.items()}
+
+
+def of_gguf(checkpoint: Checkpoint) -> Mamba2:
+    data, prefix = checkpoint.metadata, f"{checkpoint.architecture}.ssm."
+    heads, groups, state = (integer(data, prefix + key) for key in ("time_step_rank", "group_count", "state_size"))
+    return _checked(heads, groups, state, integer(data, prefix + "inner_size"))
+
+
+def of_hf(data: Mapping[str, Any], heads: str, groups: str, state_dim: str, head_dim: str, inner: int = 0) -> Mamba2:
+    """By the keys of config.json. Where the width of a head is "auto", it is an even part of ``inner``."""
+    count = integer(data, heads)
+    columns = inner if data.get(head_dim) == "auto" else count * integer(data, head_dim)
+    _check_steps(data)
+    return _checked(count, integer(data, groups), integer(data, state_dim), columns)
+
+
+def _checked(heads: int, groups: int, state_dim: int, inner: int) -> Mamba2:
+    if heads % groups or inner % heads:
+        raise ModelError(
+            f"{heads} heads of a state-space layer cannot share {groups} groups and {inner} columns evenly; the checkpoint is"
+            " inconsistent."
+        )
+    return Mamba2(heads, groups, state_dim, inner // heads)
+
+
+def _check_steps(data: Mapping[str, Any]) -> None:
+    """ModelError where the steps between tokens are held within limits."""
+    given = data.get("time_step_limit")
+    low, high = given if isinstance(given, (list, tuple)) and len(given) == 2 else (0.0, math.inf)
+    if isinstance(high, Mapping):  # as transformers writes what JSON has no number for
+        high = float(high.get("__float__", "nan"))
+    if given is not None and not (low == 0 and high == math.inf):
+        raise ModelError(
+            f"The configuration's time_step_limit is {given!r}; only 0 to Infinity, no limit, is supported."
+        )
+
+
+def mamba_block(b: Builder, m: Mamba2, w: Weights, i: int, h: Value, eps: float) -> Value:
+    """The scan over what a short convolution has mixed, times silu of a gate; then, where there is one, an RMS norm of each
+    group's columns. The rows of one projection are those of the gate, of x, B and C, and of the steps."""
+    p = f"blk.{i}.ssm_"
+    weight, bias = w(p + "in.weight"), w.maybe(p + "in.bias")
+    ends = np.cumsum([0, m.inner, m.filtered, m.heads]).tolist()
+    needs_rows(weight, ends[-1])
+    parts = []
+    for name, low, high in zip(("in_z", "in_xbc", "in_dt"), ends, ends[1:], strict=False):
+        rows = slice(low, high)
+        own = None if bias is None else select(f"{p}{name}.bias", bias, rows)
+        parts.append(b.linear(h, select(f"{p}{name}.weight", weight, rows), own, axes=(None, "embed")))
+    z, xbc, dt = parts
+    y = b.ssm_scan(i, xbc, dt, _vectors(b, m, w, i), m.heads, m.groups, m.state_dim, m.head_dim)
+    y = b.gated_act(z, y, "silu")
+    norm = w.maybe(p + "norm.weight")
+    if norm is not None:
+        flat = b.constant(norm.name, norm.dense().reshape(-1))
+        several = m.groups > 1
+        y = b.rms_norm(y, flat, eps, m.inner // m.groups if several else 0, wide_weight=several)
+    return b.linear(y, w(p + "out.weight"), w.maybe(p + "out.bias"), axes=("embed", None))
+
+
+def _vectors(b: Builder, m: Mamba2, w: Weights, i: int) -> dict[str, WeightRef]:
+    """Hugging Face's files have the logarithm of the rate."""
+    p = f"blk.{i}.ssm_"
+    rate, skip, bias = (w(p + name).dense().reshape(-1) for name in ("a", "d", "dt.bias"))
+    conv, conv_bias = w(p + "conv1d.weight").dense(), w.maybe(p + "conv1d.bias")
+    if len(conv) != m.filtered:
+        raise ModelError(
+            f"{p}conv1d.weight has filters of {len(conv)} columns, but this model needs {m.filtered}; the checkpoint is"
+            " inconsistent."
+        )
+    found: dict[str, WeightRef] = {
+        "conv": b.constant(p + "conv1d.weight", conv.reshape(len(conv), -1)),
+        "rate": b.constant(p + "rate", rate if w.checkpoint.kind == "gguf" else -np.exp(rate)),
+        "skip": b.constant(p + "skip", skip),
+        "bias": b.constant(p + "dt.bias", bias),
+    }
+    return found if conv_bias is None else found | {"conv_bias": conv_bias}
