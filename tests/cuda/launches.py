@@ -317,6 +317,16 @@ def _recurrent(r, tokens, seqs, ints, pages=64):
     memory = {"memory": tensor(256, value_heads, width, width, dtype="f32")}
     shape = {"key_heads": key_heads, "value_heads": value_heads, "key_dim": width, "value_dim": width}
     r.run("gated_delta", {"qkv": x, **gates, **place}, ("bf16",), weights, memory, block_size=block_size, **shape)
+    for heads, groups, state_dim, head_dim in ((128, 8, 128, 64), (32, 2, 256, 128), (48, 1, 64, 64)):
+        x = tensor(tokens, heads * head_dim + 2 * groups * state_dim)
+        taps = {"weight": vector(x.shape[1], 4), "bias": vector(x.shape[1])}
+        tail = {"tail": tensor(256, 3, x.shape[1], dtype="f32")}
+        r.run("causal_conv", {"x": x, **place}, ("bf16",), taps, tail, block_size=block_size)
+        weights = {name: vector(heads) for name in ("rate", "bias", "skip")}
+        memory = {"memory": tensor(256, heads, state_dim, head_dim, dtype="f32")}
+        inputs = {"xbc": x, "dt": tensor(tokens, heads), **place}
+        shape = {"heads": heads, "groups": groups, "state_dim": state_dim, "head_dim": head_dim}
+        r.run("ssm_scan", inputs, ("bf16",), weights, memory, block_size=block_size, **shape)
 
 
 def _experts(r, tokens, ints):

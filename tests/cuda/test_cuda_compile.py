@@ -16,7 +16,7 @@ KERNELS = {
     "combine", "concat_heads", "count_choices", "count_tokens", "dense", "embed_dense", "embed_quantized", "expand_tokens",
     "fill_history", "gated_act", "gated_delta", "gather_columns", "gather_rows", "keep", "kv_copy", "kv_slots", "kv_write",
     "layer_norm", "leave_tail", "log_sum", "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write",
-    "rounded", "route", "scale_softcap", "sum_parts", "to_bytes", "wants",
+    "rounded", "route", "scale_softcap", "ssm_scan", "sum_parts", "to_bytes", "wants",
 }  # fmt: skip
 FEW = {"few_coded"}  # for matrix instructions of NVIDIA's
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
@@ -10,28 +12,52 @@ from engine.testing.cases import CaseWeight
 
 BLOCK_SIZE, TOKENS, BESIDE = 4, 11, 5
 TABLE = [[3, 5, 1], [2, 6, 0]]  # of the sequence, and of one beside it
-HEADS = {"key_heads": 2, "value_heads": 4, "key_dim": 12, "value_dim": 40}
-COLUMNS = 2 * 2 * 12 + 4 * 40
-WEIGHTS = {"causal_conv": {"weight": (COLUMNS, 4)}, "gated_delta": {"rate": (4,), "bias": (4,)}}
-STATES = {"causal_conv": ("tail", (3, COLUMNS)), "gated_delta": ("memory", (4, 12, 40))}
+
+
+class Kind(NamedTuple):
+    """An op whose result has as many columns as ``width``, with what it takes a token and what it remembers in a block."""
+
+    inputs: dict[str, int]
+    weights: dict[str, tuple[int, ...]]
+    state: tuple[str, tuple[int, ...]]
+    width: int
+    attrs: dict[str, int]
+
+
+CONV = Kind({"x": 208}, {"weight": (208, 4), "bias": (208,)}, ("tail", (3, 208)), 208, {})
+DELTA = Kind(
+    {"qkv": 2 * 2 * 12 + 4 * 40, "decay": 4, "beta": 4},
+    {"rate": (4,), "bias": (4,)},
+    ("memory", (4, 12, 40)),
+    4 * 40,
+    {"key_heads": 2, "value_heads": 4, "key_dim": 12, "value_dim": 40},
+)
+SCAN = Kind(
+    {"xbc": 4 * 40 + 2 * 2 * 12, "dt": 4},
+    {"rate": (4,), "bias": (4,), "skip": (4,)},
+    ("memory", (4, 12, 40)),
+    4 * 40,
+    {"heads": 4, "groups": 2, "state_dim": 12, "head_dim": 40},
+)
+KINDS = {"causal_conv": CONV, "gated_delta": DELTA, "ssm_scan": SCAN}
 
 
 class Bound:
-    """One of the two ops with random weights, and a state of which nothing is known."""
+    """One of the ops with random weights, and a state of which nothing is known."""
 
     def __init__(self, device, op, rng):
         self.device = device
-        width = COLUMNS if op == "causal_conv" else 4 * 40
-        names = ["x"] if op == "causal_conv" else ["qkv", "decay", "beta"]
-        kinds = dict.fromkeys(names, "f32") | dict.fromkeys(("seq_starts", "query_offsets", "page_table"), "i32")
-        self.inputs = {name: Value(n, name, ("T",), kind) for n, (name, kind) in enumerate(kinds.items())}
+        kind = KINDS[op]
+        places = ("seq_starts", "query_offsets", "page_table")
+        dtypes = dict.fromkeys(kind.inputs, "f32") | dict.fromkeys(places, "i32")
+        self.inputs = {name: Value(n, name, ("T",), dtype) for n, (name, dtype) in enumerate(dtypes.items())}
         weights = {}
-        for name, shape in WEIGHTS[op].items():
+        for name, shape in kind.weights.items():
             values = -np.abs(rng.standard_normal(shape, np.float32))
             weights[name] = CaseWeight(name, ("F32", values.view(np.uint8).reshape(shape[0], -1), shape))
-        name, shape = STATES[op]
-        attrs = {"block_size": BLOCK_SIZE} | (HEADS if op == "gated_delta" else {})
-        self.output = Value(100, "y", ("T", width), "f32")
+        name, shape = kind.state
+        self.output = Value(100, "y", ("T", kind.width), "f32")
+        attrs = {"block_size": BLOCK_SIZE, **kind.attrs}
         call = Call(op, self.inputs, (self.output,), weights, {name: name}, attrs)
         [provider] = device.providers()[op]
         packed = {name: provider.pack(ref, (op,), lambda _: None) for name, ref in weights.items()}
@@ -50,12 +76,12 @@ class Bound:
         return [self.device.copy_out(state)[blocks] for state in self.states.values()]
 
 
-@pytest.mark.parametrize("op", ["causal_conv", "gated_delta"])
+@pytest.mark.parametrize("op", KINDS)
 def test_it_is_the_same_however_a_prompt_is_cut(op, device):
     rng = np.random.default_rng()
     seed = int(rng.integers(1 << 30))
-    names = {"x": COLUMNS} if op == "causal_conv" else {"qkv": COLUMNS, "decay": 4, "beta": 4}
-    whole = {name: rng.standard_normal((TOKENS + BESIDE, width), np.float32) for name, width in names.items()}
+    widths = KINDS[op].inputs.items()
+    whole = {name: rng.standard_normal((TOKENS + BESIDE, width), np.float32) for name, width in widths}
     own, beside = ({name: a[part] for name, a in whole.items()} for part in (slice(TOKENS), slice(TOKENS, None)))
     alone, together = (Bound(device, op, np.random.default_rng(seed)) for _ in range(2))
     want = alone.step(own, [0], [TOKENS], TABLE[:1])

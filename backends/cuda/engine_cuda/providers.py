@@ -103,8 +103,9 @@ def make_providers(device: torch.device, cuts: Cuts, together: int) -> dict[str,
     one(
         "attention", cache.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True, alone=False
     )
-    one("causal_conv", recurrent.causal_conv, "act")
+    one("causal_conv", recurrent.causal_conv, "act bias")
     one("gated_delta", recurrent.gated_delta)
+    one("ssm_scan", recurrent.ssm_scan)
     one("embed", dense.embed, "scale")
     one("gather_columns", rows.gather_columns, "chosen")
     one("linear", dense.linear, "residual bias quantized_activation input_scale", alone=False)

@@ -34,8 +34,8 @@ FEATURES = {
     "rope": "rotary_dim interleaved scale",
     "kv_write": "k_scale v_scale latent",
     "rope_kv_write": "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
-    **dict.fromkeys(("add", "gather_rows", "kv_copy", "gated_delta"), ""),
-    "causal_conv": "act",
+    **dict.fromkeys(("add", "gather_rows", "kv_copy", "gated_delta", "ssm_scan"), ""),
+    "causal_conv": "act bias",
     "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous",
 }
 
@@ -241,14 +241,23 @@ class Lowering:
         lanes = self.device.lanes_for(columns)
         items = -(-columns // lanes // ITEMS) * ITEMS
         program = self.device.program("recurrent", LANES=lanes, TAPS=taps)
-        silu = int(self.call.attr("act") == "silu")
-        self.remembering(program, "tail", ("x",), ("weight",), (items,), (ITEMS, 1), columns, silu)
+        sizes = (columns, int(self.call.attr("act") == "silu"), int("bias" in self.call.weights))
+        self.remembering(program, "tail", ("x",), ("weight", "bias"), (items,), (ITEMS, 1), *sizes)
 
     def gated_delta(self) -> None:
-        sizes = [self.call.attr(name) for name in ("key_heads", "value_heads", "key_dim", "value_dim")]
-        program = self.device.program("recurrent", LANES=self.device.lanes_for(sizes[3]), TAPS=1)
-        inputs, group = ("qkv", "decay", "beta"), self.device.group
-        self.remembering(program, "memory", inputs, ("rate", "bias"), (sizes[1] * group,), (group, 1), *sizes)
+        names = ("key_heads", "value_heads", "key_dim", "value_dim")
+        self.heads("value_heads", ("qkv", "decay", "beta"), ("rate", "bias"), *names)
+
+    def ssm_scan(self) -> None:
+        names = ("heads", "groups", "state_dim", "head_dim")
+        self.heads("heads", ("xbc", "dt"), ("rate", "bias", "skip"), *names)
+
+    def heads(self, count: str, inputs: tuple[str, ...], weights: tuple[str, ...], *names: str) -> None:
+        """A group for each head of a sequence; the last of the sizes is that of a head's columns."""
+        sizes, group = [self.call.attr(name) for name in names], self.device.group
+        program = self.device.program("recurrent", LANES=self.device.lanes_for(sizes[-1]), TAPS=1)
+        grid = (self.call.attr(count) * group,)
+        self.remembering(program, "memory", inputs, weights, grid, (group, 1), *sizes)
 
     def remembering(
         self,

@@ -24,7 +24,7 @@ from engine.testing.running import Bench
 FEW = {"F32", "F16", "BF16", "Q4_0", "Q4_K", "Q6_K", "Q8_0"}
 """Formats that differ in how a kernel is built; the kit takes all."""
 OFFERED = "gather_rows embed linear linear_group rms_norm layer_norm add_rms_norm rope gated_act add"
-OFFERED += " kv_write kv_copy rope_kv_write attention causal_conv gated_delta"
+OFFERED += " kv_write kv_copy rope_kv_write attention causal_conv gated_delta ssm_scan"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_it_stays_small(opencl):
 
     folder = Path(engine_opencl.__file__).parent
     sources = [*folder.glob("*.py"), *folder.glob("kernels/*.cl")]
-    assert len(sources) > 5 and sum(len(path.read_text().splitlines()) for path in sources) <= 1100
+    assert len(sources) > 5 and sum(len(path.read_text().splitlines()) for path in sources) <= 1150
 
 
 def test_what_is_offered(opencl):
