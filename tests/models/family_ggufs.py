@@ -156,6 +156,8 @@ def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarr
         return tiny_models.interleave(array, config.num_key_value_heads)
     if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1
+    if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+        return array.reshape(config.n_groups if ".mixer." in name else config.mamba_n_groups, -1)
     if "query_key_value" in name:
         head_dim = config.hidden_size // config.num_attention_heads
         kv_heads = len(array) // head_dim - config.num_attention_heads

@@ -1,5 +1,5 @@
-"""Families with state-space layers of Mamba-2: as FAMILIES of test_more_families.py, of which they are a part, and what their GGUF
-files have."""
+"""Families with state-space layers of Mamba-2: as FAMILIES of test_more_families.py, of which they are a part, and what their
+GGUF files have."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ def _granite_keys(config: Any) -> dict[str, Any]:
         "residual_scale": config.residual_multiplier,
         "attention.scale": config.attention_multiplier,
         "logit_scale": config.logits_scaling,
+        "rope.freq_base": None,
         "feed_forward_length": config.intermediate_size,
         "expert_count": config.num_local_experts,
         "expert_used_count": config.num_experts_per_tok,
@@ -123,8 +124,8 @@ def _nemotron_keys(config: Any, kinds: list[str]) -> dict[str, Any]:
         "expert_shared_count": config.n_shared_experts,
         "expert_weights_norm": config.norm_topk_prob,
         "expert_weights_scale": config.routed_scaling_factor,
-        "expert_group_count": config.n_group,
-        "expert_group_used_count": config.topk_group,
+        "expert_group_count": config.n_group if config.n_group > 1 else None,
+        "expert_group_used_count": config.topk_group if config.n_group > 1 else None,
         "moe_latent_size": config.moe_latent_size,
     }
 

@@ -29,8 +29,6 @@ HF_DEFAULTS: Mapping[str, Any] = {
 }
 HF_NAMES: Names = {
     **granite_moe.HF_NAMES,
-    "blk.{i}.ffn_gate_up.weight": "model.layers.{i}.shared_mlp.input_linear.weight",
-    "blk.{i}.ffn_down.weight": "model.layers.{i}.shared_mlp.output_linear.weight",
     **mamba2.names("model.layers.{i}.mamba."),
 }
 _ATTENTION = ("attention", "full_attention")
@@ -39,11 +37,9 @@ _STATES = ("mamba", "linear_attention")
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteHybridConfig(DecoderConfig):
-    """``mamba``: sizes of the recurrent layers; None where all layers attend. ``shared``: how wide the feed-forward of all
-    tokens is."""
+    """With state-space layers, of the sizes ``mamba``."""
 
-    mamba: Mamba2 | None
-    shared: int
+    mamba: Mamba2
 
 
 def flattened(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -51,45 +47,48 @@ def flattened(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return first_of_layers(checkpoint, "attention.head_count_kv")
 
 
-def configure(c: DecoderConfig, checkpoint: Checkpoint) -> GraniteHybridConfig:
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     c = granite.with_factors(c, checkpoint)
     return _of_gguf(c, checkpoint) if checkpoint.kind == "gguf" else _of_hf(c, checkpoint.metadata)
 
 
-def _of_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> GraniteHybridConfig:
+def _of_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     data, arch = checkpoint.metadata, checkpoint.architecture
     recurrent = tuple(i for i in range(c.layers) if f"blk.{i}.ssm_out.weight" in checkpoint.tensors)
     turned = flag(data, f"{arch}.rope.scaling.finetuned", True)  # llama.cpp's way to say whether there are positions
     c = replace(c, recurrent=recurrent, rope=c.rope if turned else None)
-    shared = integer(data, f"{arch}.expert_shared_feed_forward_length", c.mlp) if c.experts else c.mlp
-    return GraniteHybridConfig(**vars(c), mamba=mamba2.of_gguf(checkpoint) if recurrent else None, shared=shared)
+    return GraniteHybridConfig(**vars(c), mamba=mamba2.of_gguf(checkpoint)) if recurrent else c
 
 
-def _of_hf(c: DecoderConfig, data: Mapping[str, Any]) -> GraniteHybridConfig:
+def _of_hf(c: DecoderConfig, data: Mapping[str, Any]) -> DecoderConfig:
     kinds = data.get("layer_types") or [_STATES[0]] * c.layers
     if not isinstance(kinds, list) or len(kinds) != c.layers or any(k not in _ATTENTION + _STATES for k in kinds):
         raise ModelError(
             f"The configuration's layer_types must name mamba or attention for each of {c.layers} layers of this model."
         )
     recurrent = tuple(i for i, kind in enumerate(kinds) if kind in _STATES)
-    shared = integer(data, "shared_intermediate_size")
     positions = text(data, "position_embedding_type", "none") == "rope"
+    shared = integer(data, "shared_intermediate_size")
     c = replace(c, recurrent=recurrent, rope=c.rope if positions else None, mlp=c.mlp if c.experts else shared)
+    if not recurrent:
+        return c
     inner = integer(data, "mamba_expand") * c.hidden
     sizes = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head")
-    return GraniteHybridConfig(**vars(c), mamba=mamba2.of_hf(data, *sizes, inner) if recurrent else None, shared=shared)
+    return GraniteHybridConfig(**vars(c), mamba=mamba2.of_hf(data, *sizes, inner))
 
 
-def build(b: Builder, c: GraniteHybridConfig, w: Weights) -> Program:
-    def operator(b: Builder, scaled: GraniteHybridConfig, w: Weights, i: int, h: Value) -> Value:
-        if scaled.mamba is None or i not in scaled.recurrent:
-            return attention_block(b, scaled, w, i, h)
-        return mamba_block(b, scaled.mamba, w, i, h, c.eps)  # no norm of the residual, which is scaled
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    def operator(b: Builder, scaled: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
+        if isinstance(scaled, GraniteHybridConfig) and i in scaled.recurrent:
+            return mamba_block(b, scaled.mamba, w, i, h, c.eps)  # no norm of the residual, which is scaled
+        return attention_block(b, scaled, w, i, h)
 
     return pre_norm_layers(b, granite.rescaled(c), w, operator, _feed_forward)
 
 
-def _feed_forward(b: Builder, c: GraniteHybridConfig, w: Weights, i: int, h: Value) -> Value:
+def _feed_forward(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
     if c.experts:
         return granite_moe.experts(b, c, w, i, h)
-    return mlp_block(b, c, w, i, h) if w.checkpoint.kind == "gguf" else granite.gate_up_block(b, c, w, i, h)
+    if w.checkpoint.kind == "gguf":
+        return mlp_block(b, c, w, i, h)
+    return granite.gate_up_block(b, c, w, i, h, "_shexp")  # whose names do not tell whether there are others

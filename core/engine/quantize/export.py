@@ -25,6 +25,7 @@ from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_delta import delta_keys, delta_parts, gate_and_up, in_file_order
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
 from engine.quantize.export_lfm2 import lfm2_keys
+from engine.quantize.export_mamba2 import mamba_keys, mamba_of, mamba_parts
 from engine.quantize.export_tokenizer import tokenizer_keys
 
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
@@ -38,7 +39,7 @@ _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
     "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
     "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3",
-    "qwen3_next", "qwen3_5", "gemma4", "lfm2",
+    "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid", "nemotron_h",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _EXPERT_WIDTHS = {
@@ -118,8 +119,11 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
 
 
 def _architecture(model: Model) -> str:
-    with_experts = {"qwen3_5": "qwen35moe", "lfm2": "lfm2moe"} if model.config.experts else {}
-    return with_experts.get(model.family, _ARCHITECTURES[model.family])
+    """Some families have another name with experts, and Granite 4 the older ones' without state-space layers."""
+    with_experts = {"qwen3_5": "qwen35moe", "lfm2": "lfm2moe", "nemotron_h": "nemotron_h_moe"}
+    if model.family == "granite_hybrid" and not model.config.recurrent:
+        return "granitemoe" if model.config.experts else "granite"
+    return (with_experts if model.config.experts else {}).get(model.family, _ARCHITECTURES[model.family])
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
             if isinstance(data.get(own), int):
                 keys[f"{name}_feed_forward_length"] = data[own]
         keys.setdefault("expert_feed_forward_length", c.mlp)
-    if isinstance(c, ExpertsConfig):
+    if isinstance(c, ExpertsConfig) and c.experts:
         keys |= _expert_keys(c, keys["expert_feed_forward_length"])
     if isinstance(c, DeltaConfig):
         keys |= delta_keys(model, c)
@@ -159,6 +163,8 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys |= gemma4_keys(model, c)
     if model.family == "lfm2":
         keys |= lfm2_keys(model)
+    if (mamba := mamba_of(model)) is not None:
+        keys |= mamba_keys(model, mamba)
     if c.windows:
         keys |= _window_keys(model)
     if c.attention_softcap:
@@ -169,7 +175,7 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys["attention.scale"] = c.attention_scale
     if arch in ("command-r", "cohere2"):
         keys["logit_scale"] = c.logit_scale
-    if arch in ("granite", "granitemoe"):
+    if arch in ("granite", "granitemoe", "granitehybrid"):
         keys |= {"embedding_scale": c.embedding_scale, "residual_scale": c.residual_scale}
         keys["logit_scale"] = 1 / c.logit_scale
     if c.query_growth:
@@ -314,6 +320,8 @@ def _parts(model: Model, delta: DeltaConfig | None, weight: WeightRef) -> Iterab
     """What a GGUF has for a weight of a Hugging Face file."""
     if delta is not None:
         return delta_parts(delta, weight)
+    if model.family in ("granite_hybrid", "nemotron_h"):
+        return mamba_parts(model.config, weight)
     return gate_and_up(weight) if model.family == "lfm2" and "gate_up_exps" in weight.name else (weight,)
 
 
