@@ -105,6 +105,12 @@ def _granite_keys(config: Any) -> dict[str, Any]:
         "logit_scale": config.logits_scaling,
         "rope.freq_base": None,
         "feed_forward_length": config.intermediate_size,
+        **(_granite_experts(config) if config.num_local_experts else {}),
+    }
+
+
+def _granite_experts(config: Any) -> dict[str, Any]:
+    return {
         "expert_count": config.num_local_experts,
         "expert_used_count": config.num_experts_per_tok,
         "expert_shared_feed_forward_length": config.shared_intermediate_size,
