@@ -42,16 +42,16 @@ _NEMOTRON_EXPERTS = {
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
 STATE_SPACE: dict[str, tuple[str, str | None, dict[str, Any]]] = {
-    "granite 4": (
-        "GraniteMoeHybrid",
-        "granite",
-        _GRANITE | {"num_local_experts": 0, "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
-    ),
-    "granite 4 states": ("GraniteMoeHybrid", "granitehybrid", _GRANITE_STATES | {"num_local_experts": 0}),
     "granite 4 states, experts": (
         "GraniteMoeHybrid",
         "granitehybrid",
         _GRANITE_STATES | _ROUTED | {"mamba_n_groups": 2, "shared_intermediate_size": 48},
+    ),
+    "granite 4 states": ("GraniteMoeHybrid", "granitehybrid", _GRANITE_STATES | {"num_local_experts": 0}),
+    "granite 4": (
+        "GraniteMoeHybrid",
+        "granite",
+        _GRANITE | {"num_local_experts": 0, "layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
     ),
     "granite 4 states, positions, biases": (
         "GraniteMoeHybrid",
@@ -64,14 +64,14 @@ STATE_SPACE: dict[str, tuple[str, str | None, dict[str, Any]]] = {
         None,
         _GRANITE | _ROUTED | {"layer_types": ["attention"] * 2, "position_embedding_type": "rope"},
     ),
-    "nemotron_h": ("NemotronH", "nemotron_h", _NEMOTRON),
-    "nemotron_h biases": ("NemotronH", None, _NEMOTRON | {"mlp_bias": True, "use_bias": True, "attention_bias": True}),
-    "nemotron_h experts": ("NemotronH", "nemotron_h_moe", _NEMOTRON | _NEMOTRON_EXPERTS),
     "nemotron_h narrow experts, groups": (
         "NemotronH",
         "nemotron_h_moe",
         _NEMOTRON | _NEMOTRON_EXPERTS | {"moe_latent_size": 32, "n_group": 4, "topk_group": 2},
     ),
+    "nemotron_h": ("NemotronH", "nemotron_h", _NEMOTRON),
+    "nemotron_h biases": ("NemotronH", None, _NEMOTRON | {"mlp_bias": True, "use_bias": True, "attention_bias": True}),
+    "nemotron_h experts": ("NemotronH", "nemotron_h_moe", _NEMOTRON | _NEMOTRON_EXPERTS),
 }
 
 

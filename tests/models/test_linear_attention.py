@@ -1,6 +1,6 @@
-"""Models with layers of linear attention, whose memory does not grow: how their files differ, what is refused, and what becomes
-of their memory when prompts begin alike, sequences fork, or one is put off. Their logits are held to transformers' in
-test_more_families.py."""
+"""Models with layers of linear attention, whose memory does not grow: how their files differ, and what is refused. What becomes
+of such a memory, or that of state-space layers, when prompts begin alike, sequences fork, or one is put off. Their logits are
+held to transformers' in test_more_families.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from engine.quantize.to_folder import quantize_to_folder
 from engine.quantize.to_gguf import quantize_to_gguf
 
 transformers = pytest.importorskip("transformers")
-KINDS = ("qwen3_next", "qwen3_5")
+DELTA = ("qwen3_next", "qwen3_5")
+KINDS = (*DELTA, "nemotron_h experts")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -137,7 +138,7 @@ def test_layers_without_names(saved, tmp_path):  # noqa: F811
         ({"layer_types": ["sliding_attention"] * 5}, "layer_types"),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DELTA)
 def test_configurations_that_are_refused(kind, keys, word, saved, tmp_path):  # noqa: F811
     path = rewrite(saved(kind), tmp_path, lambda config: config.update(keys))
     with pytest.raises(ModelError, match=word) as caught:

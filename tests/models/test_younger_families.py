@@ -63,9 +63,6 @@ def test_a_gguf_of_glm_with_q_k_and_v_in_one(saved, tmp_path):  # noqa: F811
     assert_is(path, "glm")
 
 
-STATES = {"layer_types": ["mamba", "attention"]}
-
-
 @pytest.mark.parametrize(
     ("family", "keys", "word"),
     [
@@ -73,10 +70,18 @@ STATES = {"layer_types": ["mamba", "attention"]}
         ("smollm3", {"no_rope_layers": [1, 2, 1, 1, 0]}, "no_rope_layers"),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 24}, "sliding window"),
         ("granite", {"residual_multiplier": 0}, "residual_multiplier"),
-        ("granite 4", STATES, "state-space"),
-        ("granite 4", {"num_local_experts": 4, "num_experts_per_tok": 2}, "experts"),
-        ("granite 4", {"position_embedding_type": "nope"}, "positions"),
-        ("granite 4", {"shared_intermediate_size": 97}, "ffn_up"),
+        ("granite 4", {"layer_types": ["mamba", "attention"]}, r"mamba\.in_proj"),
+        ("granite 4", {"layer_types": ["mamba", "convolution"]}, "layer_types"),
+        ("granite 4", {"num_local_experts": 4, "num_experts_per_tok": 2}, "ffn_gate_exps"),
+        ("granite 4", {"num_local_experts": 0, "num_hidden_layers": 3}, "layer_types"),
+        ("granite 4 states", {"mamba_n_groups": 3}, "3 groups"),
+        ("granite 4 states", {"mamba_n_heads": 16}, "ssm_in"),
+        ("granite 4 states", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "convolution"]}, "layers_block_type"),
+        ("nemotron_h", {"layers_block_type": [], "hybrid_override_pattern": "MM"}, "hybrid_override_pattern"),
+        ("nemotron_h", {"mamba_head_dim": 24}, "ssm_in"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "activation"),
+        ("nemotron_h experts", {"n_routed_experts": 7}, "ffn_gate_inp"),
         ("granitemoe", {"num_local_experts": 3}, "ffn_gate_inp"),
         ("olmo3 yarn", {"rope_parameters": {"full_attention": {}}}, "sliding_attention"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
@@ -93,3 +98,25 @@ def test_configurations_that_are_refused(family, keys, word, saved, tmp_path):  
     with pytest.raises(ModelError, match=word) as caught:
         load_model(open_checkpoint(path)).program(16, "f16")
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+def test_nemotron_of_old(saved, tmp_path):  # noqa: F811
+    """A letter for each layer, and the limits of steps as JSON has no number for."""
+
+    def old(config):
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        kinds = config.pop("layers_block_type", None) or config.pop("layer_types")
+        config |= {
+            "hybrid_override_pattern": "".join(letters[kind] for kind in kinds),
+            "time_step_limit": [0.0, np.inf],
+        }
+
+    assert_is(rewrite(saved("nemotron_h"), tmp_path, old), "nemotron_h")
+
+
+def test_granite_4_as_published(saved, tmp_path):  # noqa: F811
+    def old(config):
+        config["layer_types"] = ["mamba" if "linear" in kind else "attention" for kind in config["layer_types"]]
+        config |= {"mamba_d_head": "auto", "position_embedding_type": "nope"}
+
+    assert_is(rewrite(saved("granite 4 states, experts"), tmp_path, old), "granite 4 states, experts")

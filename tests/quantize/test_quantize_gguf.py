@@ -15,7 +15,7 @@ import tiny_models
 
 from engine.errors import EngineError, FormatError, UsageError
 from engine.formats import open_checkpoint
-from engine.quantize.mix import TYPES, Model, choose, fitting, quant_type, quantizable
+from engine.quantize.mix import TYPES, VALUES, Model, choose, fitting, layers_with, quant_type, quantizable
 from engine.quantize.to_gguf import quantize_to_gguf
 
 
@@ -190,6 +190,26 @@ def test_more_bits_go_to_the_ends_and_to_every_third_layer_between():
     model = Model("falcon", 32)
     found = [choose(quant_type("Q4_K_M"), f"blk.{i}.ffn_down.weight", (9, 256), model) for i in range(32)]
     assert found == ["Q6_K" if i < 2 else "Q5_K" if i in more else "Q4_K" for i in range(32)]
+
+
+def test_layers_that_have_a_matrix_are_counted_where_not_all_have_it():
+    """As llama-quantize counts: value projections always, second projections unless there are experts."""
+    own = tuple(range(1, 24, 2))
+    assert layers_with([f"blk.{i}.attn_v.{kind}" for i in own for kind in ("weight", "bias")], VALUES) == own
+    for name, field in (("attn_v", "values"), ("ffn_down", "downs")):
+        forms = {
+            experts: [
+                choose(
+                    quant_type("Q4_K_M"), f"blk.{i}.{name}.weight", (9, 256), Model("x", 24, 1, experts, **{field: own})
+                )
+                for i in own
+            ]
+            for experts in (0, 4)
+        }
+        count = len(own) if name == "attn_v" else 24
+        whole = [choose(quant_type("Q4_K_M"), f"blk.{i}.{name}.weight", (9, 256), Model("x", count)) for i in range(24)]
+        assert forms[0] == whole[: len(own)]
+        assert (forms[4] == forms[0]) == (name == "attn_v")
 
 
 def test_tied_tables_are_outputs_and_few_are_kept():

@@ -4,7 +4,7 @@ have more bits. The choices are those that llama.cpp makes for its types of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -63,6 +63,8 @@ _KEPT = (
     "shortconv.conv.weight",
     "per_layer_model_proj.weight",
 )
+VALUES = (".attn_v.weight", ".attn_qkv.weight", ".attn_kv_b.weight")
+"""Ends of the names of value projections, and of matrices that have them."""
 
 
 def quant_type(name: str) -> QuantType:
@@ -76,7 +78,8 @@ def quant_type(name: str) -> QuantType:
 @dataclass(frozen=True)
 class Model:
     """What the choice depends on besides the tensor. ``shared``: query heads a KV head; ``tied``: the embedding table is the
-    output projection, too; ``importance``: whether an importance matrix is used."""
+    output projection, too; ``importance``: whether an importance matrix is used; ``values``, ``downs``: the layers with a value
+    projection, and with a feed-forward's second one, where not all have them."""
 
     architecture: str
     layers: int
@@ -84,6 +87,16 @@ class Model:
     experts: int = 0
     tied: bool = False
     importance: bool = False
+    values: tuple[int, ...] = ()
+    downs: tuple[int, ...] = ()
+
+    def value(self, layer: int) -> tuple[int, int]:
+        """Which value projection the layer's is, and of how many."""
+        return (self.values.index(layer), len(self.values)) if self.values else (layer, self.layers)
+
+    def down(self, layer: int) -> int:
+        """Which of the second projections the layer's is: llama-quantize goes by the layer where there are experts."""
+        return layer if self.experts > 1 or layer not in self.downs else self.downs.index(layer)
 
 
 def quantizable(name: str, shape: tuple[int, ...]) -> bool:
@@ -104,12 +117,12 @@ def choose(kind: QuantType, name: str, shape: tuple[int, ...], model: Model) -> 
     if found is None:
         return kind.format
     layer = int(found[1])
-    if ".attn_v." in name or ".attn_qkv." in name or ".attn_kv_b." in name:
-        return _value(kind, layer, model)
+    if name.endswith(VALUES):
+        return _value(kind, *model.value(layer), model)
     if ".attn_k." in name:
         return "Q8_0" if model.experts == 8 else kind.format
     if ".ffn_down" in name:
-        return _down(kind, layer, model)
+        return _down(kind, model.down(layer), model)
     if ".attn_output." in name:
         return _output(kind, model)
     return kind.format
@@ -128,7 +141,7 @@ def _more_bits(layer: int, layers: int) -> bool:
     return layer < first or layer >= 7 * layers // 8 or (layer - first) % 3 == 2
 
 
-def _value(kind: QuantType, layer: int, model: Model) -> str:
+def _value(kind: QuantType, layer: int, layers: int, model: Model) -> str:
     """Value projections: small where query heads share them, and every error reaches the output."""
     if model.experts == 8:
         return "Q8_0"
@@ -141,8 +154,8 @@ def _value(kind: QuantType, layer: int, model: Model) -> str:
         "IQ4_NL": "Q5_K" if many else "IQ4_NL",
         "IQ4_XS": "Q5_K" if many else "IQ4_XS",
         "Q4_K_S": "Q5_K" if layer < 4 else "Q4_K",
-        "Q4_K_M": "Q6_K" if _more_bits(layer, model.layers) else "Q4_K",
-        "Q5_K_M": "Q6_K" if _more_bits(layer, model.layers) else "Q5_K",
+        "Q4_K_M": "Q6_K" if _more_bits(layer, layers) else "Q4_K",
+        "Q5_K_M": "Q6_K" if _more_bits(layer, layers) else "Q5_K",
     }.get(kind.name, kind.format)
     # 80 layers with shared KV heads: these matrices are an eighth of the query's, and cost little
     large = model.architecture == "llama" and model.layers == 80 and model.shared > 1
@@ -179,3 +192,9 @@ def _output(kind: QuantType, model: Model) -> str:
         more = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS")
         return "Q5_K" if kind.name in more else kind.format
     return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(kind.name, kind.format)
+
+
+def layers_with(names: Iterable[str], ends: str | tuple[str, ...]) -> tuple[int, ...]:
+    """Of tensors, those whose names end so, in order."""
+    found = {int(match[1]) for name in names if name.endswith(ends) and (match := _LAYER.match(name))}
+    return tuple(sorted(found))

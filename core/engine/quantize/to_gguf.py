@@ -22,7 +22,7 @@ from engine.program.weights import stored_bytes
 from engine.quantize.encode import encode_rows
 from engine.quantize.export import Contents, contents
 from engine.quantize.imatrix import Importance
-from engine.quantize.mix import Model, QuantType, choose, fitting, quantizable
+from engine.quantize.mix import VALUES, Model, QuantType, choose, fitting, layers_with, quantizable
 from engine.quantize.output import check_target, replacing
 
 Progress = Callable[[str, int, int], None]
@@ -102,6 +102,8 @@ def _choose(
         source.experts,
         "output.weight" not in names,
         importance is not None,
+        layers_with(names, VALUES),
+        layers_with(names, ".ffn_down.weight"),
     )
     infos: list[TensorInfo] = []
     fallbacks: dict[tuple[str, str, int], int] = {}

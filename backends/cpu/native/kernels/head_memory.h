@@ -102,6 +102,7 @@ class HeadMemory : public Kernel {
   void all_columns(const float* from, const Token* tokens, int64_t count, float* scratch) const {
     int64_t column = 0;
     for (; column + 16 * kWide <= value_dim_; column += 16 * kWide) columns<kWide>(from, tokens, count, scratch, column, 16);
+    for (; column + 32 <= value_dim_; column += 32) columns<2>(from, tokens, count, scratch, column, 16);
     for (; column < value_dim_; column += 16)
       columns<1>(from, tokens, count, scratch, column, value_dim_ - column < 16 ? value_dim_ - column : 16);
   }
@@ -131,23 +132,37 @@ class HeadMemory : public Kernel {
   template <int64_t kVectors, bool kNext>
   ENGINE_INLINE void step(const Token& token, const float* next, Columns memory, float* to, int64_t stride, int64_t column,
                           int64_t lanes, f32x16* found) const {
-    f32x16 changes[kVectors], sums[kVectors];
+    constexpr int64_t kChains = kWide / kVectors;  // sums of few vectors would wait for each other
+    f32x16 changes[kVectors], sums[kChains][kVectors] = {}, next_sums[kChains][kVectors] = {};
     for (int64_t n = 0; n < kVectors; ++n) {
       const f32x16 v = load_lanes(token.v + column + 16 * n, lanes);
       changes[n] = (kRule == Rule::kDelta ? v - found[n] * token.kept : v) * token.written;
-      sums[n] = kRule == Rule::kDelta ? f32x16{} : v * token.skip;
-      found[n] = f32x16{};
+      if constexpr (kRule == Rule::kAdd) sums[0][n] = v * token.skip;
     }
-    for (int64_t i = 0; i < key_dim_; ++i) {
+    const auto row = [&](int64_t i, int64_t chain) __attribute__((always_inline)) {
       const f32x16 k = splat(token.k[i]), q = splat(token.q[i]);
       for (int64_t n = 0; n < kVectors; ++n) {
         const f32x16 value = fma(k, changes[n], load_lanes(memory.rows + i * memory.stride + 16 * n, lanes) * token.kept);
         store_lanes(to + i * stride + 16 * n, value, lanes);
-        sums[n] = fma(q, value, sums[n]);
-        if constexpr (kNext) found[n] = fma(splat(next[i]), value, found[n]);
+        sums[chain][n] = fma(q, value, sums[chain][n]);
+        if constexpr (kNext) next_sums[chain][n] = fma(splat(next[i]), value, next_sums[chain][n]);
       }
+    };
+    int64_t i = 0;
+    for (; i + kChains <= key_dim_; i += kChains)
+      for (int64_t chain = 0; chain < kChains; ++chain) row(i + chain, chain);
+    for (int64_t chain = 0; i + chain < key_dim_; ++chain) row(i + chain, chain);
+    for (int64_t n = 0; n < kVectors; ++n) {
+      store_lanes(token.y + column + 16 * n, all_of<kChains>(sums, n), lanes);
+      found[n] = all_of<kChains>(next_sums, n);
     }
-    for (int64_t n = 0; n < kVectors; ++n) store_lanes(token.y + column + 16 * n, sums[n], lanes);
+  }
+
+  template <int64_t kChains, class Sums>
+  static ENGINE_INLINE f32x16 all_of(const Sums& sums, int64_t n) {
+    f32x16 found = sums[0][n];
+    for (int64_t chain = 1; chain < kChains; ++chain) found = found + sums[chain][n];
+    return found;
   }
 };
 
