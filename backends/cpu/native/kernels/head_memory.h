@@ -101,38 +101,44 @@ class HeadMemory : public Kernel {
 
   void all_columns(const float* from, const Token* tokens, int64_t count, float* scratch) const {
     int64_t column = 0;
-    for (; column + 16 * kWide <= value_dim_; column += 16 * kWide) columns<kWide>(from, tokens, count, scratch, column, 16);
-    for (; column + 32 <= value_dim_; column += 32) columns<2>(from, tokens, count, scratch, column, 16);
+    for (const int64_t wide = value_dim_ / 64 * 64; column < wide; column += 16 * kWide)
+      columns<kWide, 1>(from, tokens, count, scratch, column, 16);
+    for (; column + 32 <= value_dim_; column += 32) columns<2, 2>(from, tokens, count, scratch, column, 16);
     for (; column < value_dim_; column += 16)
-      columns<1>(from, tokens, count, scratch, column, value_dim_ - column < 16 ? value_dim_ - column : 16);
+      columns<1, 4>(from, tokens, count, scratch, column, value_dim_ - column < 16 ? value_dim_ - column : 16);
   }
 
-  // Columns of the memory by themselves, in the scratch between tokens. `lanes`: of the last vector.
-  template <int64_t kVectors>
+  // Columns of the memory by themselves, in the scratch between tokens. `lanes`: of the last vector. `kChains`: in how many sums
+  // what is read there comes about, since those of few vectors would wait for each other; the same on all processors.
+  template <int64_t kVectors, int64_t kChains>
   ENGINE_INLINE void columns(const float* from, const Token* tokens, int64_t count, float* scratch, int64_t column,
                              int64_t lanes) const {
     Columns memory{from + column, value_dim_};
     f32x16 found[kVectors] = {};  // what the token's key finds
-    if constexpr (kRule == Rule::kDelta)
+    if constexpr (kRule == Rule::kDelta) {
+      f32x16 sums[kChains][kVectors] = {};
       for (int64_t i = 0; i < key_dim_; ++i)
-        for (int64_t n = 0; n < kVectors; ++n)
-          found[n] = fma(splat(tokens->k[i]), load_lanes(memory.rows + i * memory.stride + 16 * n, lanes), found[n]);
+        for (int64_t n = 0; n < kVectors; ++n) {
+          f32x16& sum = sums[i % kChains][n];
+          sum = fma(splat(tokens->k[i]), load_lanes(memory.rows + i * memory.stride + 16 * n, lanes), sum);
+        }
+      for (int64_t n = 0; n < kVectors; ++n) found[n] = all_of<kChains>(sums, n);
+    }
     for (const Token* token = tokens; token < tokens + count; ++token) {
       float* const to = token->left ? token->left + column : scratch;
       const int64_t stride = token->left ? value_dim_ : 16 * kVectors;
       if (kRule == Rule::kDelta && token + 1 < tokens + count)
-        step<kVectors, true>(*token, token[1].k, memory, to, stride, column, lanes, found);
+        step<kVectors, kChains, true>(*token, token[1].k, memory, to, stride, column, lanes, found);
       else
-        step<kVectors, false>(*token, nullptr, memory, to, stride, column, lanes, found);
+        step<kVectors, kChains, false>(*token, nullptr, memory, to, stride, column, lanes, found);
       memory = {to, stride};
     }
   }
 
   // What is left of the memory with what a token writes, what its query finds there, and what the key of the next one does.
-  template <int64_t kVectors, bool kNext>
+  template <int64_t kVectors, int64_t kChains, bool kNext>
   ENGINE_INLINE void step(const Token& token, const float* next, Columns memory, float* to, int64_t stride, int64_t column,
                           int64_t lanes, f32x16* found) const {
-    constexpr int64_t kChains = kWide / kVectors;  // sums of few vectors would wait for each other
     f32x16 changes[kVectors], sums[kChains][kVectors] = {}, next_sums[kChains][kVectors] = {};
     for (int64_t n = 0; n < kVectors; ++n) {
       const f32x16 v = load_lanes(token.v + column + 16 * n, lanes);
