@@ -12,15 +12,21 @@ from engine.backend.v1 import providers_of
 from engine.ops import OPS
 from engine.testing.cases import all_cases
 from engine.testing.checks import check_op
+from engine.testing.cuts import check_cuts
 from engine.testing.running import Bench
 
-STATES = {"causal_conv": "tail", "gated_delta": "memory"}
+STATES = {"causal_conv": "tail", "gated_delta": "memory", "ssm_scan": "memory"}
 
 
 @pytest.mark.parametrize("op", STATES)
 def test_it_agrees_with_the_reference(op, device):
     checked = check_op(device, OPS[op], np.random.default_rng())
     assert checked.ran and not checked.refused
+
+
+@pytest.mark.parametrize("op", STATES)
+def test_it_is_the_same_however_a_prompt_is_cut(op, device):
+    assert check_cuts(device, OPS[op], np.random.default_rng())
 
 
 @pytest.mark.parametrize("op", STATES)

@@ -10,6 +10,7 @@ from arena_backend import ArenaDevice
 
 from engine.ops import OPS, dtypes
 from engine.testing.checks import check_op
+from engine.testing.cuts import check_cuts
 from engine.testing.memory import check_block_access, check_copies, check_description
 
 
@@ -217,3 +218,35 @@ def test_a_description_of_what_there_is_not_is_found(wrong):
     device.describe = lambda: info
     with pytest.raises(AssertionError, match=next(iter(wrong))):
         check_description(device)
+
+
+RECURRENT = ("causal_conv", "gated_delta", "ssm_scan")
+
+
+def by_step(reference):
+    """Rounds in another way where a step has other tokens, too."""
+    return lambda **given: tuple(y * np.float32(1 + 1e-6 * (given["query_offsets"][1] > 1)) for y in reference(**given))
+
+
+def forgetful(reference):
+    """Leaves nothing at the end of a step amid a block."""
+
+    def run(*, query_offsets, seq_starts, block_size, **given):
+        state = given["tail" if "tail" in given else "memory"]
+        before, place = state.copy(), {"query_offsets": query_offsets, "seq_starts": seq_starts}
+        found = reference(**place, block_size=block_size, **given)
+        for seq, end in enumerate(seq_starts + np.diff(query_offsets)):
+            if end % block_size:
+                block = given["page_table"][seq, (end - 1) // block_size]
+                state[block] = before[block]
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("op", RECURRENT)
+@pytest.mark.parametrize("change", [by_step, forgetful])
+def test_bits_that_depend_on_how_a_prompt_is_cut_are_found(op, change):
+    assert check_cuts(ArenaDevice({}), OPS[op], rng())
+    with pytest.raises(AssertionError, match=op):
+        check_cuts(spoilt(op, change), OPS[op], rng())

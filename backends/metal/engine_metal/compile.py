@@ -14,7 +14,7 @@ from engine.backend.v1 import Dims, Frame, Limits, Segment, StepFn
 
 TRACES = 32
 """Traces that are kept of a segment; the one that was not used for longest goes."""
-EAGER = frozenset({"process_logits", "sample", "causal_conv", "gated_delta"})
+EAGER = frozenset({"process_logits", "sample", "causal_conv", "gated_delta", "ssm_scan"})
 """Ops that look at what comes with the step to see what they can leave out, or evaluate what they read of a state before they
 write to it."""
 

@@ -100,7 +100,7 @@ def gated_delta(
         for t in range(first, last):
             state = state * kept[t, :, None, None]
             change = written[t, :, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], state))
-            state += k[t, :, :, None] * change[:, None]
+            state = _stored(state + k[t, :, :, None] * change[:, None])
             y[t] = np.einsum("hk,hkv->hv", q[t], state)
             _leave(memory, page_table[seq], int(start) + t - first, t + 1 == last, block_size, state)
     return (y.reshape(len(qkv), -1),)
@@ -143,7 +143,7 @@ def ssm_scan(
         first, last = int(query_offsets[seq]), int(query_offsets[seq + 1])
         state = _before(memory, page_table[seq], int(start), block_size).astype(np.float64)
         for t in range(first, last):
-            state = state * kept[t, :, None, None] + b[t, :, :, None] * written[t, :, None]
+            state = _stored(state * kept[t, :, None, None] + b[t, :, :, None] * written[t, :, None])
             y[t] = np.einsum("hn,hnp->hp", c[t], state) + skip[:, None] * x[t]
             _leave(memory, page_table[seq], int(start) + t - first, t + 1 == last, block_size, state)
     return (y.reshape(len(xbc), -1),)
@@ -157,6 +157,11 @@ def _unit(x: Array) -> Array:
 def _before(state: Array, table: Array, start: int, block_size: int) -> Array:
     """What a sequence remembers of the tokens before ``start``."""
     return state[table[(start - 1) // block_size]] if start else np.zeros(state.shape[1:], state.dtype)
+
+
+def _stored(state: Array) -> Array:
+    """As a block has it, so that no bit depends on where a step ends."""
+    return state.astype(np.float32).astype(np.float64)
 
 
 def _leave(state: Array, table: Array, position: int, last: bool, block_size: int, value: Array) -> None:

@@ -1,11 +1,12 @@
-"""Layers whose memory does not grow with the tokens: a short convolution, and attention by the gated delta rule.
+"""Layers whose memory does not grow with the tokens: a short convolution, attention by the gated delta rule, and the scan of
+Mamba-2's state-space layers.
 
 Sequences of padding have the null block, which anything may be written to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -67,8 +68,9 @@ def _causal_conv(call: Call, site: Site) -> Function:
             old = before[place.seq[token], jnp.clip(width - 1 + number, 0, width - 2)]
             return jnp.where((number < 0)[:, None], old, x[jnp.maximum(token - back, 0)])
 
-        token = jnp.arange(tokens)
+        token, bias = jnp.arange(tokens), given.optional("bias")
         total = sum((row(token, width - 1 - n) * taps[n] for n in range(width)), start=jnp.zeros(()))
+        total = total if bias is None else total + bias
         # At most so many tokens end a block or their sequence's step; what is there besides is dropped.
         ends = jnp.nonzero(place.left, size=min(tokens, tokens // size + 2 * len(starts)), fill_value=tokens)[0]
         last = jnp.minimum(ends, tokens - 1)
@@ -81,45 +83,72 @@ def _causal_conv(call: Call, site: Site) -> Function:
 
 
 def _gated_delta(call: Call, site: Site) -> Function:
-    """The first token of each sequence at once, and then the others one after the other, whose memory lies in their blocks
-    meanwhile: a block's last token writes to it last."""
-    size = call.attr("block_size")
+    def token(
+        state: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, kept: jax.Array, written: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        state = state * kept[:, None, None]
+        change = written[:, None] * (v - jnp.einsum("hk,hkv->hv", k, state, precision=EXACT))
+        state = state + k[:, :, None] * change[:, None]
+        return jnp.einsum("hk,hkv->hv", q, state, precision=EXACT), state
 
     def run(given: Given) -> tuple[jax.Array, ...]:
-        operands, starts, memory = _operands(call, given), given.inputs["seq_starts"], given.states["memory"]
-        tokens, sequences = len(operands[0]), jnp.arange(len(starts))
-        place = Place.of(given, tokens, size)
-        first = place.offsets[:-1]
-        some = first < place.offsets[1:]
-        values, states = jax.vmap(_token)(
-            place.before(memory, starts), *(part[jnp.where(some, first, 0)] for part in operands)
-        )
-        y = jnp.zeros((tokens, *values.shape[1:])).at[jnp.where(some, first, tokens)].set(values, mode="drop")
-        blocks = jnp.where(some, place.block(sequences, starts), len(memory))
-        memory = memory.at[blocks].set(states, mode="drop")
-        later = jnp.nonzero(place.number > 0, size=tokens, fill_value=0)[0]
-
-        def one(n: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            y, memory = carry
-            token = later[n]
-            seq, position = place.seq[token], place.position[token]
-            value, state = _token(memory[place.block(seq, position - 1)], *(part[token] for part in operands))
-            return y.at[token].set(value), memory.at[place.block(seq, position)].set(state)
-
-        y, given.states["memory"] = jax.lax.fori_loop(0, (place.number > 0).sum(), one, (y, memory))
-        return (y.reshape(tokens, -1),)
+        return (_token_by_token(given, call.attr("block_size"), token, _operands(call, given)),)
 
     return run
 
 
-def _token(
-    state: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, kept: jax.Array, written: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """What a token's heads read, and the memory after it: state [heads, key_dim, value_dim], kept and written [heads]."""
-    state = state * kept[:, None, None]
-    change = written[:, None] * (v - jnp.einsum("hk,hkv->hv", k, state, precision=EXACT))
-    state = state + k[:, :, None] * change[:, None]
-    return jnp.einsum("hk,hkv->hv", q, state, precision=EXACT), state
+def _ssm_scan(call: Call, site: Site) -> Function:
+    heads, groups, state_dim, head_dim = (call.attr(name) for name in ("heads", "groups", "state_dim", "head_dim"))
+    columns = heads * head_dim
+
+    def token(
+        state: jax.Array, b: jax.Array, c: jax.Array, kept: jax.Array, written: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        b, c = (part.repeat(heads // groups, axis=0) for part in (b, c))
+        state = state * kept[:, None, None] + b[:, :, None] * written[:, None]
+        return jnp.einsum("hn,hnp->hp", c, state, precision=EXACT), state
+
+    def run(given: Given) -> tuple[jax.Array, ...]:
+        xbc = given.wide("xbc")
+        x = xbc[:, :columns].reshape(-1, heads, head_dim)
+        bc = xbc[:, columns:].reshape(-1, 2, groups, state_dim)
+        step = jax.nn.softplus(given.wide("dt") + given.vector("bias"))
+        operands = bc[:, 0], bc[:, 1], jnp.exp(given.vector("rate") * step), step[..., None] * x
+        read = _token_by_token(given, call.attr("block_size"), token, operands)
+        return (read + (given.vector("skip")[:, None] * x).reshape(-1, columns),)
+
+    return run
+
+
+Token = Callable[..., tuple[jax.Array, jax.Array]]
+"""What a token's heads read, and the memory after it, from the memory before it [heads, ...] and the token's operands."""
+
+
+def _token_by_token(given: Given, size: int, token: Token, operands: Sequence[jax.Array]) -> jax.Array:
+    """What all tokens read [T, columns], of operands [T, ...]. The first token of each sequence at once, and then the others one
+    after the other, whose memory lies in their blocks meanwhile: a block's last token writes to it last."""
+    starts, memory = given.inputs["seq_starts"], given.states["memory"]
+    tokens, sequences = len(operands[0]), jnp.arange(len(starts))
+    place = Place.of(given, tokens, size)
+    first = place.offsets[:-1]
+    some = first < place.offsets[1:]
+    read, states = jax.vmap(token)(
+        place.before(memory, starts), *(part[jnp.where(some, first, 0)] for part in operands)
+    )
+    y = jnp.zeros((tokens, *read.shape[1:])).at[jnp.where(some, first, tokens)].set(read, mode="drop")
+    blocks = jnp.where(some, place.block(sequences, starts), len(memory))
+    memory = memory.at[blocks].set(states, mode="drop")
+    later = jnp.nonzero(place.number > 0, size=tokens, fill_value=0)[0]
+
+    def one(n: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        y, memory = carry
+        at = later[n]
+        seq, position = place.seq[at], place.position[at]
+        read, state = token(memory[place.block(seq, position - 1)], *(part[at] for part in operands))
+        return y.at[at].set(read), memory.at[place.block(seq, position)].set(state)
+
+    y, given.states["memory"] = jax.lax.fori_loop(0, (place.number > 0).sum(), one, (y, memory))
+    return y.reshape(tokens, -1)
 
 
 def _operands(call: Call, given: Given) -> tuple[jax.Array, ...]:
@@ -135,6 +164,7 @@ def _operands(call: Call, given: Given) -> tuple[jax.Array, ...]:
 
 
 OPS: Mapping[str, Op] = {
-    "causal_conv": Op(frozenset({"act"}), _causal_conv, writes=True),
+    "causal_conv": Op(frozenset({"act", "bias"}), _causal_conv, writes=True),
     "gated_delta": Op(make=_gated_delta, writes=True),
+    "ssm_scan": Op(make=_ssm_scan, writes=True),
 }

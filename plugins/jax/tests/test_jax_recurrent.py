@@ -13,7 +13,7 @@ from engine.testing.cases import all_cases
 from engine.testing.checks import check_op
 from engine.testing.running import Bench
 
-STATES = {"causal_conv": "tail", "gated_delta": "memory"}
+STATES = {"causal_conv": "tail", "gated_delta": "memory", "ssm_scan": "memory"}
 
 
 @pytest.mark.parametrize("op", STATES)
@@ -27,7 +27,7 @@ def test_padding_changes_nothing(op):
     """Rows of NaN behind, of a sequence in the null block and of one without a token."""
     device, [*_, case] = open_device("jax", {}), all_cases(OPS[op], np.random.default_rng())
     inputs, tokens, sequences = dict(case.inputs), case.dims.T + 3, case.dims.S + 2
-    for name in {"x", "qkv", "decay", "beta"} & inputs.keys():
+    for name in {"x", "qkv", "decay", "beta", "xbc", "dt"} & inputs.keys():
         inputs[name] = np.concatenate([inputs[name], np.full((3, inputs[name].shape[1]), np.nan, np.float32)])
     inputs["query_offsets"] = np.append(inputs["query_offsets"], [tokens, tokens]).astype(np.int32)
     inputs["seq_starts"] = np.append(inputs["seq_starts"], [0, 0]).astype(np.int32)

@@ -1,8 +1,8 @@
-"""Layers whose memory does not grow with the tokens: causal_conv and gated_delta."""
+"""Layers whose memory does not grow with the tokens: causal_conv, gated_delta and ssm_scan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -74,6 +74,8 @@ def causal_conv(o: Operands) -> tuple[mx.array, ...]:
         total = rows[:, : some.length] * taps[0]
         for n in range(1, width):
             total = total + rows[:, n : n + some.length] * taps[n]
+        if o.has("bias"):
+            total = total + o.vector("bias")
         for n in sorted(some.left):
             tail[some.block(o, n)] = rows[:, n + 1 : n + width]
         y = total * mx.sigmoid(total) if o.attr("act") == "silu" else total
@@ -83,20 +85,49 @@ def causal_conv(o: Operands) -> tuple[mx.array, ...]:
 
 
 def gated_delta(o: Operands) -> tuple[mx.array, ...]:
-    """Token by token, so that it makes no difference how a prompt is cut into steps."""
-    memory, operands, parts = o.state("memory"), _operands(o), []
+    def token(state: mx.array, q: mx.array, k: mx.array, v: mx.array, kept: mx.array, written: mx.array) -> Token:
+        state = state * kept[..., None, None]
+        change = written[..., None, None] * (v[:, :, None] - k[:, :, None] @ state)
+        state = state + k[..., None] * change
+        return q[:, :, None] @ state, state
+
+    return (_token_by_token(o, token, _operands(o)),)
+
+
+def ssm_scan(o: Operands) -> tuple[mx.array, ...]:
+    heads, groups, state_dim, head_dim = (o.attr(name) for name in ("heads", "groups", "state_dim", "head_dim"))
+    xbc, columns = o.wide("xbc"), heads * head_dim
+    x = xbc[:, :columns].reshape(-1, heads, head_dim)
+    bc = xbc[:, columns:].reshape(-1, 2, groups, 1, state_dim)
+    step = _softplus(o.wide("dt") + o.vector("bias"))
+    written = (step[..., None] * x).reshape(-1, groups, heads // groups, head_dim)
+
+    def token(state: mx.array, b: mx.array, c: mx.array, kept: mx.array, written: mx.array) -> Token:
+        state = (state * kept[..., None, None]).reshape(-1, groups, heads // groups, state_dim, head_dim)
+        state = state + b[..., None] * written[..., None, :]
+        return c[..., None, :] @ state, state.reshape(-1, heads, state_dim, head_dim)
+
+    read = _token_by_token(o, token, (bc[:, 0], bc[:, 1], mx.exp(o.vector("rate") * step), written))
+    return (read + (o.vector("skip")[:, None] * x).reshape(-1, columns),)
+
+
+Token = tuple[mx.array, mx.array]
+"""What the heads of some sequences read at a token each, and what they remember after it."""
+
+
+def _token_by_token(o: Operands, token: Callable[..., Token], operands: Sequence[mx.array]) -> mx.array:
+    """What is read [T, ...] of the memory, from operands [T, ...]. Token by token, so that it makes no difference how a prompt
+    is cut into steps."""
+    memory, parts = o.state("memory"), []
     for some, before in begun(o, "memory"):
-        q, k, v, kept, written = (some.rows(part) for part in operands)
-        state = before
+        own, state = [some.rows(part) for part in operands], before
         for n in range(some.length):
-            state = state * kept[:, n, :, None, None]
-            change = written[:, n, :, None, None] * (v[:, n, :, None] - k[:, n, :, None] @ state)
-            state = state + k[:, n, ..., None] * change
-            parts.append((q[:, n, :, None] @ state).reshape(some.count, -1))
+            read, state = token(state, *(part[:, n] for part in own))
+            parts.append(read.reshape(some.count, -1))
             if n in some.left:
                 memory[some.block(o, n)] = state
     o.put_state("memory", memory)
-    return (mx.concatenate(parts),)
+    return mx.concatenate(parts)
 
 
 def _operands(o: Operands) -> tuple[mx.array, ...]:
@@ -107,5 +138,9 @@ def _operands(o: Operands) -> tuple[mx.array, ...]:
     units = units * mx.rsqrt((units * units).sum(axis=-1, keepdims=True) + NORM_EPS)
     units = mx.repeat(units, heads // key_heads, axis=2)
     values = qkv[:, 2 * keys :].reshape(-1, heads, o.attr("value_dim"))
-    kept = mx.exp(o.vector("rate") * mx.logaddexp(o.wide("decay") + o.vector("bias"), mx.array(0.0)))
+    kept = mx.exp(o.vector("rate") * _softplus(o.wide("decay") + o.vector("bias")))
     return units[:, 0] * key_dim**-0.5, units[:, 1], values, kept, mx.sigmoid(o.wide("beta"))
+
+
+def _softplus(x: mx.array) -> mx.array:
+    return mx.logaddexp(x, mx.array(0.0))
