@@ -26,7 +26,11 @@ def test_rms_norm_against_loops(rng):
         weight, a = dense_weight(case.weights["weight"]), case.attrs
         for row, out in zip(case.inputs["x"], got, strict=True):
             size = a["head_dim"] or len(row)
-            want = [loop_rms(row[i : i + size], weight, a["eps"], a["weight_offset"]) for i in range(0, len(row), size)]
+            own = weight if a["wide_weight"] else np.tile(weight, len(row) // size)
+            want = [
+                loop_rms(row[i : i + size], own[i : i + size], a["eps"], a["weight_offset"])
+                for i in range(0, len(row), size)
+            ]
             np.testing.assert_allclose(out, np.concatenate(want), rtol=1e-6, atol=1e-7)
 
 
