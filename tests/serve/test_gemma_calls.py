@@ -51,6 +51,12 @@ TEXTS = {
         [("weather", {"city": "x"}), ("now", {})],
     ),
     "Apriel": ('\n<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [("now", {})]),
+    "Cohere": (
+        '<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", '
+        '"parameters": {"city": "x"}},\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [("weather", {"city": "x"}), ("now", {})],
+    ),
     "MiniMax M1": (
         '<tool_calls>\n{"name": "now", "arguments": {}}\n{"name": "weather", "arguments": {"a": 1}}\n</tool_calls>',
         "",

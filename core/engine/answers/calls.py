@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 TAG = "<tool_call>"  # Hermes, Qwen; their closing tags say nothing new
 GRANITE = "<|tool_call|>"
-LISTS = ("<tool_calls>", "<TOOLCALL>")  # of objects: Apriel's and the first MiniMax's, Nemotron's
+LISTS = (
+    "<tool_calls>",
+    "<TOOLCALL>",
+    "<|START_ACTION|>",
+)  # of objects: Apriel's and the first MiniMax's, Nemotron's, Cohere's
 MARKS = (TAG, MISTRAL, PYTHON, LFM2, GRANITE, *LISTS, FUNCTION, SEED, MINIMAX, GEMMA, *SECTIONS)
 _MARK = re.compile("|".join(map(re.escape, MARKS)))
 _LONGEST = max(map(len, MARKS))

@@ -17,6 +17,7 @@ _BETWEEN_IN_PYTHON = re.compile(r"""[^"'{}\[\]()]*""")
 _WITHIN = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)  # a string
 _WITHIN_SINGLE = re.compile(r"[^'\\]*(?:\\.[^'\\]*)*", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")
 
 
 Tools = Mapping[str, Mapping[str, Any]]
@@ -133,7 +134,7 @@ class CallObject:
 
     def _take(self, value: str) -> None:
         """A member has come whole."""
-        if self._named == "name" and self._name is None and value.startswith('"'):
+        if self._named in _NAMES and self._name is None and value.startswith('"'):
             self._name = _string(value)
         elif self._named in _ARGUMENTS and self._arguments is None and value != "null":
             # Some write the object as a string; whatever else stands there is the caller's to refuse.

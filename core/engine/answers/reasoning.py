@@ -14,8 +14,11 @@ MARKS = {
     "[THINK]": "[/THINK]",
     "<seed:think>": "</seed:think>",
     "<|channel>thought": "<channel|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
 }
-"""What opens it and what closes it: of most families, of Mistral's, of Seed-OSS, of Gemma 4."""
+"""What opens it and what closes it: of most families, of Mistral's, of Seed-OSS, of Gemma 4, of Cohere's."""
+_RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+"""Around what follows it in Cohere's answers."""
 _CLOSE = re.compile("|".join(map(re.escape, MARKS.values())))
 
 
@@ -48,11 +51,21 @@ def split_reasoning(text: str, inside: bool, finished: bool) -> tuple[str, str, 
     elif not finished and any(mark.startswith(body) for mark in MARKS):  # it may become the mark
         return "", "", inside or bool(body)
     elif not inside:
-        return "", text, False
+        return "", _response(text, finished), False
     if (end := close.search(body)) is not None:
-        return body[: end.start()].strip(), body[end.end() :].lstrip("\n"), False
+        return body[: end.start()].strip(), _response(body[end.end() :].lstrip("\n"), finished), False
     held = 0 if finished else begun_mark(body, MARKS.values())
     return body[: len(body) - held].strip(), "", True
+
+
+def _response(text: str, finished: bool) -> str:
+    """What lies between the marks of a response, as far as it is certain, or the text that has none."""
+    (opens, closes), body = _RESPONSE, text.lstrip()
+    if not body.startswith(opens):
+        return "" if not finished and opens.startswith(body) else text
+    response, closed, _ = body[len(opens) :].partition(closes)
+    held = 0 if finished or closed else begun_mark(response, (closes,))
+    return response[: len(response) - held]
 
 
 def begun_mark(text: str, marks: Iterable[str]) -> int:
