@@ -182,6 +182,35 @@ def _qwen3_5() -> tuple[dict[str, Any], Shapes]:
     return config, _OUTER | _HEAD | layers
 
 
+def _granite_4() -> tuple[dict[str, Any], Shapes]:
+    """A state-space layer whose norm goes by group, and one of attention without positions."""
+    heads, groups, state_dim, inner = 4, 2, 24, 2 * _HIDDEN
+    config: dict[str, Any] = {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": _MLP,
+        "attention_multiplier": _DIM**-0.5,
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": state_dim,
+    }
+    filtered = inner + 2 * groups * state_dim
+    own: Shapes = {"in_proj.weight": (inner + filtered + heads, _HIDDEN), "out_proj.weight": (_HIDDEN, inner)}
+    own |= {"conv1d.weight": (filtered, 1, 4), "conv1d.bias": (filtered,), "norm.weight": (inner,)}
+    own |= {name: (heads,) for name in ("A_log", "D", "dt_bias")}
+    shared: Shapes = {
+        "shared_mlp.input_linear.weight": (2 * _MLP, _HIDDEN),
+        "shared_mlp.output_linear.weight": (_HIDDEN, _MLP),
+    }
+    layers = {
+        f"model.layers.{i}.{name}": shape
+        for i, kind in enumerate(({f"mamba.{name}": shape for name, shape in own.items()}, _ATTENTION))
+        for name, shape in (_NORMS | kind | shared).items()
+    }
+    return config, _OUTER | _HEAD | layers
+
+
 KINDS: Mapping[str, Callable[[], tuple[dict[str, Any], Shapes]]] = {
     "llama": _llama,
     "qwen3": _qwen3,
@@ -191,6 +220,7 @@ KINDS: Mapping[str, Callable[[], tuple[dict[str, Any], Shapes]]] = {
     "deepseek": _deepseek,
     "gpt_oss": _gpt_oss,
     "qwen3_5": _qwen3_5,
+    "granite_4": _granite_4,
 }
 
 
