@@ -8,8 +8,10 @@ from pathlib import Path
 import checkpoints
 import numpy as np
 import pytest
+import test_more_families as more
 import tiny_models
 from safetensors.numpy import load_file
+from session_logits import load_for_logits, logits
 
 from engine.errors import EngineError, UsageError
 from engine.formats import open_checkpoint
@@ -163,6 +165,21 @@ def test_routers_stay_and_experts_do_not(tmp_path, kind):
     assert len(experts) == 2 * 4 * 3
     for name in experts:  # NF4 leaves those of 96 inputs
         assert (found[name].dtype in (np.uint8, np.int8)) != (kind == "NF4" and ".w2." in name)
+
+
+@pytest.mark.parametrize("kind", ["NF4", "INT8"])
+@pytest.mark.parametrize("family", ["granitemoe", "gpt_oss"])
+def test_experts_in_one_tensor_keep_their_form_and_the_folder_loads(tmp_path, family, kind):
+    """Neither form has several matrices; the folder was none that could be read."""
+    folder = checkpoints.save_model(more.model_of(family), tmp_path / "source")
+    result = quantize_to_folder(open_checkpoint(folder), tmp_path / "out", kind)
+    assert "experts in one tensor" in result.notices[-1]
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "out"))
+    kept = {name for name, array in before.items() if array.ndim == 3}
+    assert kept and all(after[name].tobytes() == before[name].tobytes() for name in kept)
+    ids = more.random_ids(30)
+    want, got = (logits(load_for_logits(path, "reference"), ids, (30,)) for path in (folder, tmp_path / "out"))
+    assert np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)) < (0.7 if kind == "NF4" else 0.1)
 
 
 @pytest.mark.parametrize(("kind", "nested"), [("NF4", False), ("NF4", True), ("INT8", False)])

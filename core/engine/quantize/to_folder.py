@@ -52,11 +52,13 @@ def quantize_to_folder(
             f"{kind} is made of a Hugging Face folder with unquantized weights; {checkpoint.path} is none."
         )
     chosen, skipped = _linears(load_model(checkpoint))
-    odd = {name for name in chosen if checkpoint.tensors[name].shape[-1] % _INPUTS[kind]}
-    chosen, skipped = chosen - odd, sorted({*skipped, *(_module(name) for name in odd)})
+    stacked = {name for name in chosen if len(checkpoint.tensors[name].shape) != 2}
+    odd = {name for name in chosen - stacked if checkpoint.tensors[name].shape[-1] % _INPUTS[kind]}
+    chosen, skipped = chosen - odd - stacked, sorted({*skipped, *(_module(name) for name in odd | stacked)})
     if not chosen:
         raise ModelError(
-            f"No layer of {checkpoint.path} has a multiple of {_INPUTS[kind]} inputs, which {kind} needs; take a type of GGUF."
+            f"No layer of {checkpoint.path} is one matrix with a multiple of {_INPUTS[kind]} inputs, which {kind} needs; take a"
+            " type of GGUF."
         )
     groups = [
         _group(tensor, kind, nested) if name in chosen else _copied(tensor)
@@ -72,13 +74,17 @@ def quantize_to_folder(
         described = dict(checkpoint.metadata) | {"quantization_config": config}
         (part / "config.json").write_text(json.dumps(described, indent=2))
         _write_shards(groups, part, shard_bytes, before, progress)
-    return Result(before, after, (_kept(odd, kind),) if odd else ())
+    why = {
+        f"{kind} needs a multiple of {_INPUTS[kind]} inputs, and they have another number": odd,
+        f"{kind} has no form for several experts in one tensor; a type of GGUF has": stacked,
+    }
+    return Result(before, after, tuple(_kept(names, reason) for reason, names in why.items() if names))
 
 
-def _kept(names: set[str], kind: Kind) -> str:
+def _kept(names: set[str], why: str) -> str:
     first = min(names)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{first}{more} keep their form: {kind} needs a multiple of {_INPUTS[kind]} inputs, and they have another number."
+    return f"{first}{more} keep their form: {why}."
 
 
 def _module(tensor: str) -> str:
