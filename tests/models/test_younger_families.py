@@ -78,7 +78,7 @@ def test_a_gguf_of_glm_with_q_k_and_v_in_one(saved, tmp_path):  # noqa: F811
         ("granite 4 states", {"mamba_n_heads": 16}, "ssm_in"),
         ("granite 4 states", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
         ("nemotron_h", {"layers_block_type": ["mlp", "convolution"]}, "layers_block_type"),
-        ("nemotron_h", {"layers_block_type": [], "hybrid_override_pattern": "MM"}, "hybrid_override_pattern"),
+        ("nemotron_h", {"layers_block_type": [], "hybrid_override_pattern": "MX"}, "hybrid_override_pattern"),
         ("nemotron_h", {"mamba_head_dim": 24}, "ssm_in"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "activation"),
         ("nemotron_h experts", {"n_routed_experts": 7}, "ffn_gate_inp"),

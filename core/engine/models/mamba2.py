@@ -81,10 +81,8 @@ def _checked(heads: int, groups: int, state_dim: int, inner: int) -> Mamba2:
 def _check_steps(data: Mapping[str, Any]) -> None:
     """ModelError where the steps between tokens are held within limits."""
     given = data.get("time_step_limit")
-    low, high = given if isinstance(given, (list, tuple)) and len(given) == 2 else (0.0, math.inf)
-    if isinstance(high, Mapping):  # as transformers writes what JSON has no number for
-        high = float(high.get("__float__", "nan"))
-    if given is not None and not (low == 0 and high == math.inf):
+    # the last is what transformers writes, as JSON has no such number
+    if given not in (None, [0, math.inf], [0, {"__float__": "Infinity"}]):
         raise ModelError(
             f"The configuration's time_step_limit is {given!r}; only 0 to Infinity, no limit, is supported."
         )

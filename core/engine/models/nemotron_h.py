@@ -137,9 +137,10 @@ def _of_hf(c: DecoderConfig, data: Mapping[str, Any]) -> NemotronConfig:
 
 def _kinds(data: Mapping[str, Any]) -> tuple[str, ...]:
     """ModelError where config.json tells none of each layer, or one that is not known."""
-    given = data.get("layers_block_type", data.get("layer_types", data.get("hybrid_override_pattern")))
+    keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    given = next((data[key] for key in keys if data.get(key)), None)
     names = _LETTERS if isinstance(given, str) else _NAMES
-    if not isinstance(given, (str, list)) or not given or any(str(kind) not in names for kind in given):
+    if not isinstance(given, (str, list)) or any(str(kind) not in names for kind in given):
         raise ModelError(
             "The configuration's hybrid_override_pattern must have a letter for each layer, M, *, - or E, or its"
             f" layers_block_type a name of {', '.join(_NAMES)}."
