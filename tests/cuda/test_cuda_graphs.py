@@ -121,7 +121,7 @@ def test_a_launch_that_depends_on_values_is_noticed(recording, monkeypatch, tmp_
     def leaking(kernel, grid, *args, **meta):
         if kernel is rows.rows.rms_norm:
             value = float(args[0].double().sum())  # the host has read; a largest one may be the same in all steps
-            args = (*args[:6], args[6] + 1e-9 * value, *args[7:])  # eps
+            args = (*args[:7], args[7] + 1e-9 * value, *args[8:])  # eps
         plain(kernel, grid, *args, **meta)
 
     monkeypatch.setattr(rows, "launch", leaking)

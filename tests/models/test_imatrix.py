@@ -100,9 +100,12 @@ def test_fused_and_transposed_matrices_have_their_files_names(saved, tmp_path, c
     check(found, sums, names)
 
 
-@pytest.mark.parametrize("family", ["granitemoe shared", "granite 4", "gpt_oss", "phi3"])
+SPLIT = ("granitemoe shared", "granite 4", "granite 4 states", "granite 4 states, experts", "gpt_oss", "phi3")
+
+
+@pytest.mark.parametrize("family", [*SPLIT, "nemotron_h", "nemotron_h experts"])
 def test_a_folder_has_the_names_of_its_gguf(family, saved, tmp_path, cpu):  # noqa: F811
-    """Gate and up lie in one tensor of these folders, and of all but the last in two of a GGUF."""
+    """Gate and up lie in one tensor of many of these folders, and of all but the last in two of a GGUF."""
     settings = {"backend": cpu, "threads": 2, "kv_cache_dtype": "f32"}
     found = collect(saved(family), TEXT, "text", 32, tmp_path / "i.gguf", **settings)
     want = collect(written(saved(family), tmp_path / "m.gguf").path, TEXT, "text", 32, tmp_path / "j.gguf", **settings)

@@ -29,6 +29,9 @@ HF_DEFAULTS: Mapping[str, Any] = {
 }
 HF_NAMES: Names = {
     **granite_moe.HF_NAMES,
+    # where there are no experts beside it
+    "blk.{i}.ffn_gate_up.weight": granite_moe.HF_NAMES["blk.{i}.ffn_gate_up_shexp.weight"],
+    "blk.{i}.ffn_down.weight": granite_moe.HF_NAMES["blk.{i}.ffn_down_shexp.weight"],
     **mamba2.names("model.layers.{i}.mamba."),
 }
 _ATTENTION = ("attention", "full_attention")
@@ -89,6 +92,4 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
 def _feed_forward(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
     if c.experts:
         return granite_moe.experts(b, c, w, i, h)
-    if w.checkpoint.kind == "gguf":
-        return mlp_block(b, c, w, i, h)
-    return granite.gate_up_block(b, c, w, i, h, "_shexp")  # whose names do not tell whether there are others
+    return mlp_block(b, c, w, i, h) if w.checkpoint.kind == "gguf" else granite.gate_up_block(b, c, w, i, h)

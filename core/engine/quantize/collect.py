@@ -105,13 +105,14 @@ def _observed(program: Program, model: Model) -> dict[str, _Observed]:
     found: dict[str, _Observed] = {}
     values: dict[str, int] = {}
     delta = in_file_order(model) if model.checkpoint.kind == "hf" else None
+    apart = () if model.checkpoint.kind == "gguf" else ("gate_up",) if delta is None else ("gate_up", ".ssm_in.")
     for call in program.body:
         if call.op not in ("linear", "moe_linear"):
             continue
         for value in call.inputs.values():
             if values.setdefault(value.name, value.id) != value.id:
                 raise ModelError(f"The program has two values named {value.name}, which cannot be told apart.")
-        name = _name(call.weights["weight"], model.checkpoint.kind)
+        name = _name(call.weights["weight"], apart)
         found[name] = _observation(call)
         if delta is not None and name.endswith(".ssm_out.weight"):
             found[name] = replace(found[name], order=output_columns(delta))
@@ -122,10 +123,11 @@ def _order(seen: _Observed) -> Array | slice:
     return slice(None) if seen.order is None else seen.order
 
 
-def _name(weight: WeightRef, kind: str) -> str:
-    """Of the tensor that a part of a fused projection was taken from, but where Hugging Face's files alone have that one."""
+def _name(weight: WeightRef, apart: tuple[str, ...]) -> str:
+    """Of the tensor that a part of a fused projection was taken from, but where Hugging Face's files alone have that one, whose
+    name has one of ``apart``."""
     stored = _stored(weight).name
-    return weight.name if kind == "hf" and any(part in stored for part in ("gate_up", ".ssm_in.")) else stored
+    return weight.name if any(part in stored for part in apart) else stored
 
 
 def _observation(call: Call) -> _Observed:

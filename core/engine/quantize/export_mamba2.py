@@ -57,14 +57,11 @@ def _nemotron_keys(model: Model, c: NemotronConfig) -> dict[str, Any]:
 
 
 def mamba_parts(c: DecoderConfig, weight: WeightRef) -> Iterator[WeightRef]:
-    """What a GGUF has for a weight of a Hugging Face file, which calls a feed-forward without experts beside it a shared one."""
-    for part in _parts(c, weight):
-        alone = "_shexp" in part.name and not c.experts
-        yield select(part.name.replace("_shexp", ""), part, slice(0, part.shape[0])) if alone else part
-
-
-def _parts(c: DecoderConfig, weight: WeightRef) -> Iterator[WeightRef]:
+    """What a GGUF has for a weight of a Hugging Face file. Granite's know one feed-forward by two names, of which one holds."""
     name, part = weight.name, weight.name.split(".")[2] if weight.name.startswith("blk.") else ""
+    other = part in ("ffn_gate_up", "ffn_down") if c.experts else part.endswith("_shexp")
+    if other and not isinstance(c, NemotronConfig):
+        return
     if part == "ssm_a":
         yield ConstantWeight(name, -np.exp(weight.dense()).reshape(-1, 1))
     elif part == "ssm_d":
