@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 from handmade import gguf_bytes, safetensors_bytes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -190,6 +190,7 @@ def test_stream_is_decode(vocabulary: tuple[str, Tokenizer], data: st.DataObject
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT, cut=st.integers(0, 50))
+@example(text=" ", cut=0)
 def test_stream_gives_whole_characters_and_goes_on(vocabulary: tuple[str, Tokenizer], text: str, cut: int) -> None:
     _, tokenizer = vocabulary
     text = text.replace("\u2581", "").replace("\ufffd", "")
@@ -199,7 +200,7 @@ def test_stream_gives_whole_characters_and_goes_on(vocabulary: tuple[str, Tokeni
     if not first.flush():  # the cut is between characters
         parts = [second.push(token) for token in ids[cut:]]
         whole = before + "".join(parts) + second.flush()
-        assert whole.removeprefix(" " if cut == 0 else "") == text.removeprefix(" " if cut == 0 else "")
+        assert whole in ((text, f" {text}") if cut == 0 else (text,))  # some vocabularies begin a text with a space
         assert not any("\ufffd" in part for part in parts)
 
 
