@@ -1,6 +1,8 @@
 """Results that are written whole or not at all."""
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +93,17 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="pipe is a device or a pipe"):
         check_target(tmp_path / "pipe", tmp_path / "model.gguf", 0, force=True)
+
+
+def test_nothing_is_left_of_a_trial_that_is_ended(tmp_path, monkeypatch):
+    """By a signal, when a file has its name and before it is removed."""
+
+    def ended(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", ended)
+        patch.setattr(Path, "unlink", ended)
+        with suppress(KeyboardInterrupt):
+            check_target(tmp_path / "out", tmp_path / "model.gguf", 0, force=False)
+    assert not list(tmp_path.iterdir())

@@ -6,8 +6,9 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from engine.errors import UsageError
@@ -30,10 +31,10 @@ def check_target(out: Path, source: Path, size: int, force: bool, is_folder: boo
     free = shutil.disk_usage(folder).free
     if size > free:
         raise UsageError(f"The output takes {size / 1e6:,.1f} MB, but {folder} has {free / 1e6:,.1f} MB left.")
-    trial = _part(out)
     try:  # now, and not after what takes hours
-        trial.touch()
-        trial.unlink()
+        with suppress(FileNotFoundError):  # unless the name is one that there cannot be
+            os.lstat(_part(out))
+        TemporaryFile(dir=folder).close()  # has no name where the system can, so that nothing is left of it
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from error
 
