@@ -8,12 +8,12 @@ gave; ``table`` is what a later start reads), matmul (4096^3 in each precision b
 is known here, its dense rate), weights (products of few rows with 4 bits beside the copy bandwidth), swap (blocks of a cache to
 the host's pinned pages and back, bit for bit), hip (the HIP sources through the run-time compiler, beside Triton's answers),
 model (a random llama of 8 billion parameters in bf16: decode rates beside what reading weights and cache at the copy bandwidth
-would take, the same with decode steps that are launched as they come, beside those that are recorded, the time to a first
-token, and transformers' continuous batching beside it where that is installed; its own products are tuned first unless tune is
-left out). Figures are medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has one whether it
-is met. A section of which something fails says so and keeps the rest, and the exit status is 1; what each has found is on stderr
-as soon as it has ended. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that it runs and nothing
-else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
+would take, the same with decode steps that are launched as they come, beside those that are recorded, and the time to a first
+token; its own products are tuned first unless tune is left out), peers (transformers' continuous batching on the same model,
+where that is installed). Figures are medians, and each ratio's two sides are of one run. ``bars`` says of each figure that has
+one whether it is met. A section of which something fails says so and keeps the rest, and the exit status is 1; what each has
+found is on stderr as soon as it has ended. With TRITON_INTERPRET=1 and --sizes tiny all of it runs on the CPU, which shows that
+it runs and nothing else; there ENGINE_CUDA_GRAPHS=1 is needed, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import chain
 from math import isfinite
@@ -106,6 +106,7 @@ class Run:
         device = open_device(backend, {})
         where = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         self.backend, self.sizes, self.tuned = backend, sizes, tuned
+        self._rates: dict[Any, float] = {}
         self.bench = Bench(device, where, sizes.rounds)
         self.bandwidth = self.bench.copy_bandwidth(sizes.copy)
         name = device.describe().name
@@ -289,34 +290,41 @@ class Run:
 
         return each((name, partial(beside, *call)) for name, call in calls.items())
 
+    @cached_property
+    def _model(self) -> Path:
+        """Its folder, which is removed with this."""
+        self._folder = tempfile.TemporaryDirectory()
+        return write_model(Path(self._folder.name), self.sizes.layers, self.sizes.tiny)
+
+    def _cases(self) -> list[Any]:
+        from engine.cli.measure import Case
+
+        decode = 8 if self.sizes.tiny else 64
+        return [Case(n, depth, 0, decode) for n, depth in self.sizes.decode]
+
     def whole_model(self) -> Figures:
         from engine import LLM
         from engine.cli.measure import Bench as Rates
         from engine.cli.measure import Case
 
-        with tempfile.TemporaryDirectory() as folder:
-            model = write_model(Path(folder), self.sizes.layers, self.sizes.tiny)
-            decode, prompt = (8, self.sizes.prompt) if self.sizes.tiny else (64, self.sizes.prompt)
-            cases = [Case(n, depth, 0, decode) for n, depth in self.sizes.decode] + [Case(1, 0, prompt, 0)]
-            settings: dict[str, Any] = {
-                "max_num_seqs": max(case.batch for case in cases),
-                "kv_cache_tokens": max(case.tokens(BLOCK) for case in cases) + BLOCK,
-                "max_model_len": max(case.context for case in cases) + BLOCK,
-            }
-            tuned = self._tune_model(lambda: LLM(model, backend=self.backend, **settings), cases)
-            with LLM(model, backend=self.backend, **settings) as llm:
-                rates, repetitions = Rates(llm), 1 if self.sizes.tiny else 3
-                results = [rates.measure(case, repetitions, rates.refusal(case)) for case in cases]
-                found: Figures = {"graphs": llm.loaded.device.graphs.told}  # type: ignore[attr-defined]
-                graphs = partial(
-                    self._without_graphs, llm, lambda case: rates.measure(case, repetitions, None), results
-                )
-                found = each([("recorded by launched", graphs)], found)
-                memory = llm.loaded.memory
-                token = sum(group.bytes_a_token for group in memory.groups)
-                weights = memory.weights - embedding_bytes(model)
-                operations = prompt_operations(model, weights, prompt)
-            peers = self._transformers(model, [case for case in cases if case.decode])
+        model, prompt = self._model, self.sizes.prompt
+        cases = [*self._cases(), Case(1, 0, prompt, 0)]
+        settings: dict[str, Any] = {
+            "max_num_seqs": max(case.batch for case in cases),
+            "kv_cache_tokens": max(case.tokens(BLOCK) for case in cases) + BLOCK,
+            "max_model_len": max(case.context for case in cases) + BLOCK,
+        }
+        tuned = self._tune_model(lambda: LLM(model, backend=self.backend, **settings), cases)
+        with LLM(model, backend=self.backend, **settings) as llm:
+            rates, repetitions = Rates(llm), 1 if self.sizes.tiny else 3
+            results = [rates.measure(case, repetitions, rates.refusal(case)) for case in cases]
+            found: Figures = {"graphs": llm.loaded.device.graphs.told}  # type: ignore[attr-defined]
+            graphs = partial(self._without_graphs, llm, lambda case: rates.measure(case, repetitions, None), results)
+            found = each([("recorded by launched", graphs)], found)
+            memory = llm.loaded.memory
+            token = sum(group.bytes_a_token for group in memory.groups)
+            weights = memory.weights - embedding_bytes(model)
+            operations = prompt_operations(model, weights, prompt)
         for case, result in zip(cases, results, strict=True):
             assert result.skipped is None, result.skipped
             if case.prompt:
@@ -326,14 +334,23 @@ class Run:
                     tops, "bf16"
                 )
                 continue
-            rate = float(np.median(result.decode))
+            rate = self._rates[case] = float(np.median(result.decode))
             floor = (weights + case.batch * (case.depth + case.decode / 2) * token) / self.bandwidth
             found[f"decode, {case.batch} x {case.depth}"] = {"tok_s": rate, "of_floor": rate * floor / case.batch}
-            if case in peers:
-                found[f"transformers, {case.batch} x {case.depth}"] = {"tok_s": peers[case]["tok_s"]}
-                found[f"by transformers, {case.batch} x {case.depth}"] = {"ratio": rate / peers[case]["tok_s"]}
-                found[f"transformers' setting, {case.batch} x {case.depth}"] = peers[case]["setting"]
         return found | tuned
+
+    def peers(self) -> Figures:
+        """The continuous batching of transformers, beside what the engine has made of the same cases."""
+        if find_spec("transformers") is None:
+            return {"left out": "transformers is not installed"}
+        if self.bench.where.type == "cuda":
+            torch.cuda.empty_cache()
+        found: Figures = {}
+        for case, peer in decode_rates(self._model, self._cases(), self.bench.where, self.bench.act).items():
+            beside = {"by_transformers": self._rates[case] / peer["tok_s"]} if case in self._rates else {}
+            found[f"{case.batch} x {case.depth}"] = {"tok_s": peer["tok_s"]} | beside
+            found[f"setting, {case.batch} x {case.depth}"] = peer["setting"]
+        return found
 
     def _tune_model(self, load: Callable[[], Any], cases: list[Any]) -> Figures:
         """Its products, of as many rows as the cases' steps have."""
@@ -343,18 +360,6 @@ class Run:
             steps = sorted({case.prompt or case.batch for case in cases})
             left = within(TUNING_S, [(f"{n} tokens", partial(step, llm, n)) for n in steps])
         return {"tuned": gains(tuning)} | left
-
-    def _transformers(self, model: Path, cases: list[Any]) -> dict[Any, Figures]:
-        """Its rates; nothing where it is not installed or fails, which takes nothing from the engine's own."""
-        if find_spec("transformers") is None:
-            return {}
-        if self.bench.where.type == "cuda":
-            torch.cuda.empty_cache()
-        try:
-            return decode_rates(model, cases, self.bench.where, self.bench.act)
-        except Exception:
-            traceback.print_exc()
-            return {}
 
     def _without_graphs(self, llm: Any, measure: Callable[[Any], Any], results: list[Any]) -> Figures:
         """What decode steps make of it to be recorded, and that tokens are the same without."""
@@ -414,7 +419,7 @@ def gains(tuning: Tuning) -> Figures:
 
 SECTIONS = {
     "ops": Run.ops, "attention": Run.attention, "tune": Run.tune, "matmul": Run.matmul, "weights": Run.weights,
-    "swap": Run.swap, "hip": Run.hip, "model": Run.whole_model,
+    "swap": Run.swap, "hip": Run.hip, "model": Run.whole_model, "peers": Run.peers,
 }  # fmt: skip
 
 

@@ -28,12 +28,13 @@ def decode_rates(
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention)
     model.to(where)
     found: dict[Case, dict[str, Any]] = {}
-    # It would fill most of a host's memory.
-    little: dict[str, Any] = {} if where.type == "cuda" else {"num_blocks": 16, "max_batch_tokens": 256}
+    # It would fill most of a host's memory, and of a GPU's so much that its own graphs have no room.
+    gpu = where.type == "cuda"
+    memory: dict[str, Any] = {"max_memory_percent": 0.5} if gpu else {"num_blocks": 16, "max_batch_tokens": 256}
     for case in cases:
-        for graphs in (None, True) if where.type == "cuda" else (None,):
+        for graphs in (None, True) if gpu else (None,):
             try:
-                rate = _rate(model, case, ContinuousBatchingConfig(use_cuda_graph=graphs, **little))
+                rate = _rate(model, case, ContinuousBatchingConfig(use_cuda_graph=graphs, **memory))
             except Exception:
                 traceback.print_exc()
                 continue

@@ -23,6 +23,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.backend.v1 import BoundCall, Call, Dims, Frame, Packed, Value
 from engine_cuda import providers, tiles
@@ -49,7 +50,7 @@ CUTS = Cuts({}, Path("none"), "meta", lambda start: 0.0)
 TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.int32: "*i32",
-    torch.uint32: "*u32", torch.uint8: "*u8", torch.float64: "*fp64",
+    torch.uint32: "*u32", torch.uint8: "*u8", torch.float64: "*fp64", torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
 
 
@@ -100,6 +101,8 @@ class Launch:
             value = self.arguments[name]
             if "constexpr" in str(parameter.annotation):
                 signature[name], constants[n,] = "constexpr", value
+            elif isinstance(value, TensorDescriptor):
+                signature[name] = f"tensordesc<{POINTERS[value.base.dtype][1:]}{value.block_shape}>"
             elif isinstance(value, torch.Tensor):
                 signature[name] = POINTERS[value.dtype]
                 attrs[n,] = [["tt.divisibility", 16]]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +36,14 @@ def cuts(device):
 @pytest.fixture
 def few_ways(cuts, monkeypatch):
     """The usual way and two others, since the interpreter is slow."""
-    near, rng = cuts.near, np.random.default_rng()
+    rng = np.random.default_rng()
 
-    def chosen(*given):
+    def chosen(near, *given):
         usual, *others = near(*given)
         return [usual, *(others[n] for n in rng.permutation(len(others))[:2])]
 
-    monkeypatch.setattr(cuts, "near", chosen)
+    for name in ("near", "near_tiled"):
+        monkeypatch.setattr(cuts, name, partial(chosen, getattr(cuts, name)))
 
 
 class Clock:
@@ -125,14 +127,16 @@ def test_few_ways_are_worth_compiling(cuts, monkeypatch):
 
     monkeypatch.setattr(tiles, "INTERPRETED", False)
     monkeypatch.setattr(tiles, "architecture", lambda: "sm_90")
-    for kernel, bytes_ in (("dense.bf16", 2), ("int8", 1), ("codes8g32.bf16", 2)):
+    for kernel, bytes_ in (("tiled.bf16", 2), ("tiled.int8", 1), ("dense.bf16", 2), ("int8", 1), ("codes8g32.bf16", 2)):
         for rows in (1, 64, 256, 4096):
             ways = cuts.Shape(kernel, rows, 4096, 4096, bytes_).ways()
             assert 4 < len(ways) <= 44
             assert all(one.bm * one.bn <= one.warps * 32 * 128 for one in ways[1:])
 
 
-@pytest.mark.parametrize(("kernel", "bytes_"), [("dense.bf16", 2), ("int8", 1), ("e4m3", 1)])
+@pytest.mark.parametrize(
+    ("kernel", "bytes_"), [("tiled.bf16", 2), ("tiled.e4m3", 1), ("dense.bf16", 2), ("int8", 1), ("e4m3", 1)]
+)
 def test_few_rows_have_enough_of_a_weight_on_its_way(cuts, monkeypatch, kernel, bytes_):
     """What 4.8 TB/s bring within 700 ns."""
     from engine_cuda import tiles

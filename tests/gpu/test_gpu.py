@@ -64,6 +64,7 @@ def test_launching_is_not_counted_as_the_gpus_time(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty", lambda nbytes, **_: SimpleNamespace(zero_=lambda: launch(nbytes / 4.8e6, 5)))
+    monkeypatch.setattr(torch, "amax", lambda over: launch(50, 5))
     seconds = Bench(None, torch.device("cuda"), 3).seconds(lambda: launch(10, 200))
     assert seconds == pytest.approx(10e-6)
 
@@ -155,7 +156,7 @@ def test_a_setting_of_transformers_that_fails_takes_nothing_from_the_others(monk
     model = SimpleNamespace(to=lambda where: None)
     classes = {
         "AutoModelForCausalLM": SimpleNamespace(from_pretrained=lambda *_, **__: model),
-        "ContinuousBatchingConfig": lambda use_cuda_graph: use_cuda_graph,
+        "ContinuousBatchingConfig": lambda use_cuda_graph, **memory: use_cuda_graph,
     }
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**classes))
     monkeypatch.setattr(gpu_peers, "_rate", rate)
@@ -222,7 +223,10 @@ def test_it_runs_on_the_cpu(tmp_path):
         figures = [value for key, value in found[section].items() if isinstance(value, dict) and key != "tuned"]
         assert figures and all(number > 0 for figure in figures for number in figure.values()), section
     assert any("fp8" in name for name in found["attention"]) and "launched again" in found["model"]["graphs"]
-    assert {"transformers, 1 x 16", "by transformers, 2 x 16"} <= found["model"].keys()
+    assert all(
+        figures["by_transformers"] > 0 for name, figures in found["peers"].items() if name in ("1 x 16", "2 x 16")
+    )
+    assert {"1 x 16", "2 x 16", "setting, 2 x 16"} <= found["peers"].keys()
     tuned, table = found["tune"], found["tune"]["table"]["cuts"]
     assert len(table) == 4 and all(any(what.startswith(name) for what in tuned) for name in table)
     assert {what.partition(":")[0].rpartition(" ")[2] for what in found["model"]["tuned"]} == {"1", "2", "32"}

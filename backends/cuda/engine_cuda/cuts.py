@@ -21,7 +21,7 @@ from triton.testing import do_bench
 from engine.backend.v1 import Tuned, Tuning
 
 from .kernels.common import INTERPRETED, only_compiled, power_of_two
-from .tiles import Tiles, near, near_few, of_few, of_matmul
+from .tiles import Tiles, near, near_few, near_tiled, of_few, of_matmul, of_tiled
 from .weights import FP8_GROUP
 
 SHIPPED = Path(__file__).parent / "tables"
@@ -49,6 +49,8 @@ class Shape:
         return f"{self.kernel} {self.outputs}x{self.depth} {rows if self.block is None else f'in {self.block}'}"
 
     def usual(self) -> Tiles:
+        if self._tiled:
+            return of_tiled(self.rows, self.outputs, self.bytes_)
         if self._few_group:
             return of_few(self.rows, self.outputs, self._few_group, self.block)
         columns = FP8_GROUP if self.kernel == "e4m3" else None
@@ -57,7 +59,13 @@ class Shape:
     def ways(self) -> list[Tiles]:
         """The usual one and those near to it."""
         usual = self.usual()
+        if self._tiled:
+            return near_tiled(usual, self.rows, self.bytes_)
         return near_few(usual, self._few_group) if self._few_group else near(usual, self.rows, self.block)
+
+    @property
+    def _tiled(self) -> bool:
+        return self.kernel.startswith("tiled.")
 
     @property
     def _few_group(self) -> int:

@@ -40,6 +40,17 @@ def multiplies_fp8() -> bool:
     return INTERPRETED or (has_fp8() and int(architecture()[3:]) >= 90)
 
 
+def copies_tiles() -> bool:
+    """Whether products are taken of tiles that the GPU's copy engine brings: NVIDIA's in data centres, from Hopper on. The
+    interpreter does, too."""
+    return INTERPRETED or architecture() in ("sm_90", "sm_100", "sm_103")
+
+
+@cache
+def _multiprocessors() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count if _any_gpu() else 132
+
+
 def together() -> int:
     """How codes lie (``repack.packed_codes``): columns beside each other that a lane's operand has as Triton's
     compiler arranges it, which had four of them until 3.7; 0 where there are no instructions of NVIDIA's. The interpreter goes
@@ -80,6 +91,8 @@ SHARED = 96 << 10
 the memory's bandwidth takes some 30 KiB on their way to each multiprocessor at a time."""
 ALONE = 128 << 10
 """The same for a program that has a multiprocessor to itself, since there are no more of them."""
+TILED = 200 << 10
+"""And for one whose tiles the copy engine brings, on GPUs that have so much."""
 PART = 1024
 """The fewest columns of a part of a product."""
 FEW = 32
@@ -144,6 +157,52 @@ def _busy(
     while 3 * one * columns > SHARED:
         columns //= 2
     return Tiles(bm, bn, columns, warps, min(4, shared // (one * columns)))
+
+
+def of_tiled(rows: int, outputs: int, bytes_: int) -> Tiles:
+    """Of tiles that the copy engine brings. Few rows want much of the weight on its way, many the largest tile of which all
+    multiprocessors have one. Outputs are 64 or more, since narrower tiles are multiplied by other instructions, which may give
+    sums other bits."""
+    if INTERPRETED:
+        return Tiles(power_of_two(min(rows, 64), 16), power_of_two(min(outputs, 256), 64), 128, 4, 1)
+    bm = power_of_two(min(rows, 128), 16)
+    if bm <= 64:
+        alone = -(-outputs // 64) <= PROGRAMS
+        step = 512 if alone and bm == 16 else 256
+        return _deep(Tiles(bm, 64, step // bytes_, 4, 1), bytes_, TILED if alone else SHARED)
+    shapes = ((128, 128), (256, 128), (128, 64)) if bytes_ == 1 else ((256, 128), (128, 128), (128, 64))
+    bm, bn = next((s for s in shapes if -(-rows // s[0]) * -(-outputs // s[1]) >= PROGRAMS * 3 // 4), shapes[-1])
+    usual = Tiles(bm, bn, 128 // bytes_, 8 if bm == 256 else 4, 1)
+    return _deep(usual, bytes_, TILED if bm == 256 else SHARED)
+
+
+def _deep(tiles: Tiles, bytes_: int, shared: int) -> Tiles:
+    """With as many stages as there is memory for."""
+    return replace(tiles, stages=max(2, min(8, shared // stage_bytes(tiles, bytes_))))
+
+
+def stage_bytes(tiles: Tiles, bytes_: int) -> int:
+    return (tiles.bm + tiles.bn) * tiles.bk * bytes_
+
+
+def programs(tiles: Tiles, rows: int, outputs: int, bytes_: int) -> int:
+    """One a tile, or where each has a multiprocessor to itself no more than there are of these."""
+    count = -(-rows // tiles.bm) * -(-outputs // tiles.bn)
+    if INTERPRETED:
+        return min(count, 3)
+    alone = tiles.stages * stage_bytes(tiles, bytes_) > SHARED
+    return min(count, _multiprocessors()) if alone else count
+
+
+def near_tiled(usual: Tiles, rows: int, bytes_: int) -> list[Tiles]:
+    """The usual tiles, and others worth a try, each as deep as one or two programs of a multiprocessor may be."""
+    most = power_of_two(min(rows, 256), 16)
+    found = [
+        _deep(Tiles(bm, bn, usual.bk, warps, 1), bytes_, shared)
+        for bm in (16, 32, 64, 128, 256) for bn in (64, 128, 256) for warps in (4, 8) for shared in (SHARED, TILED)
+        if most // 4 <= bm <= most and warps * 32 * 8 <= bm * bn <= warps * 32 * 128
+    ]  # fmt: skip
+    return [usual, *(tiles for tiles in dict.fromkeys(found) if tiles != usual)]
 
 
 def of_few(rows: int, outputs: int, group: int, block: int | None = None) -> Tiles:

@@ -325,11 +325,9 @@ def bytes_by_bytes(
 @triton.jit(do_not_specialize=["rows"])
 def fp8_by_fp8(
     x, x_scale, weight, scale, bias, residual, y, rows, outputs, depth, groups,
-    BIASED: tl.constexpr, ADDED: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """E4M3 by E4M3: a factor a row of x, and of the weight one a row (WHOLE) or one for each BK columns. Sums of more than BK
-    products are taken in f32, which matrix units do not."""
+    """E4M3 by E4M3: a factor a row of x, and of the weight one for each BK columns."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     there = m < rows
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -339,20 +337,14 @@ def fp8_by_fp8(
     w_rows = weight.to(tl.pointer_type(tl.float8e4nv), bitcast=True) + n.to(tl.int64)[:, None] * depth
     w_scales = scale + n.to(tl.int64) * groups
     sums = tl.zeros([BN, BM], tl.float32)
-    if not WHOLE:
-        following = tl.load(w_scales, mask=n < outputs, other=0)
+    following = tl.load(w_scales, mask=n < outputs, other=0)
     for first in range(0, depth, BK):
         inside = (first + k < depth)[None, :]
         a = tl.load(w_rows + (first + k)[None, :], mask=(n < outputs)[:, None] & inside, other=0.0)
         b = tl.load(x_rows + (first + k)[None, :], mask=there[:, None] & inside, other=0.0)
-        part = tl.dot(a, tl.trans(b))
-        if not WHOLE:
-            part *= following[:, None]
-            # A step before it is needed, or each waits for memory once more.
-            following = tl.load(w_scales + tl.minimum(first // BK + 1, groups - 1), mask=n < outputs, other=0)
-        sums += part
-    if WHOLE:
-        sums *= tl.load(w_scales, mask=n < outputs, other=0)[:, None]
+        sums += tl.dot(a, tl.trans(b)) * following[:, None]
+        # A step before it is needed, or each waits for memory once more.
+        following = tl.load(w_scales + tl.minimum(first // BK + 1, groups - 1), mask=n < outputs, other=0)
     sums *= tl.load(x_scale + m, mask=there, other=0)[None, :]
     finish(sums, bias, residual, y, m, there, n, outputs, 0, outputs, BIASED, ADDED)
 

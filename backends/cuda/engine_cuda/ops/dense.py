@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.backend.v1 import BoundCall
 
 from ..cuts import Cuts, Shape
-from ..kernels import few, matmul, moe, quantize
+from ..kernels import few, matmul, moe, quantize, tiled
 from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Op, Operands
 from ..recording import empty
 from ..repack import Form
-from ..tiles import FEW, FEW_STEP, PROGRAMS, Tiles, dot_type, has_fp8, most_registers, parts_of
-from ..weights import FP8_GROUP, Coded, Dense, joinable, joined
+from ..tiles import FEW, FEW_STEP, PROGRAMS, Tiles, copies_tiles, dot_type, has_fp8, most_registers, parts_of, programs
+from ..weights import Coded, Dense, joinable, joined
 
 ELEMENTS = 1024
 ROWS_OF_EXPERT = 16
@@ -59,6 +61,9 @@ class Product:
         outputs, depth = self.weight.shape[-2:]
         stored = self.weight.array.dtype if isinstance(self.weight, Dense) else None
         dot, precision = dot_type(self.x.dtype, stored)
+        if self._tiled():
+            self._launch_tiled(dot)
+            return
         form = self.weight.form if isinstance(self.weight, Coded) else None
         codes = "few" if self._few_coded(dot.primitive_bitwidth) else "codes"
         kernel = f"dense.{dot.name}" if form is None else f"{codes}{form.bits}g{form.group}.{dot.name}"
@@ -69,6 +74,16 @@ class Product:
     @property
     def rows(self) -> int:
         return len(self.x) * self.choices
+
+    def _tiled(self) -> bool:
+        """Whether ``kernels.tiled`` takes it: one matrix of 16-bit numbers like those of x."""
+        alone = isinstance(self.weight, Dense) and self.grouping is None and self.heads == 1
+        return alone and self.x.itemsize == 2 and in_tiles(self.x, self.weight.array)  # type: ignore[union-attr]
+
+    def _launch_tiled(self, dot: tl.dtype) -> None:
+        assert isinstance(self.weight, Dense)
+        ends = (self.bias, self.residual, self.y)
+        by_tiles(self.x, self.weight.array, None, ends, self.cuts, dot, self.widths)
 
     def _few_coded(self, bits: int) -> bool:
         """Whether ``kernels.few`` takes it, in numbers of so many bits."""
@@ -160,29 +175,66 @@ def _as_fp8(x: torch.Tensor, o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
+Ends = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor]
+"""The bias, the residual and y of a product."""
+
+
+def in_tiles(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the GPU's copy engine brings tiles of both, of one type: it wants rows that begin at multiples of 16 bytes."""
+    whole = all(array.data_ptr() % 16 == 0 and array.shape[-1] * array.itemsize % 16 == 0 for array in (x, weight))
+    return copies_tiles() and x.dtype == weight.dtype and whole
+
+
+def by_tiles(
+    x: torch.Tensor, weight: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor] | None, ends: Ends, cuts: Cuts,
+    dot: tl.dtype, widths: tuple[int, ...] = (),
+) -> None:  # fmt: skip
+    """``kernels.tiled``. ``scales``: a factor a row of x and of the weight, where these have 8 bits."""
+    bias, residual, y = ends
+    rows, (outputs, depth) = len(x), weight.shape
+    first, second = widths[:2] if widths else (0, 0)
+    kind = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}.get(x.dtype, dot.name)
+
+    def start(cut: Tiles) -> None:
+        operands = (_descriptor(x, cut.bm, cut.bk), _descriptor(weight, cut.bn, cut.bk))
+        given = (*(scales or (y, y)), *(y if end is None else end for end in ends))
+        launch(
+            tiled.tiled, (programs(cut, rows, outputs, x.itemsize),), *operands, *given, rows, outputs, depth, first, second,
+            SCALED=scales is not None, BIASED=bias is not None, ADDED=residual is not None, JOINED=bool(widths), DOT=dot,
+            BM=cut.bm, BN=cut.bn, BK=cut.bk, num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
+
+    cuts.launch(Shape(f"tiled.{kind}", rows, outputs, depth, x.itemsize), start)
+
+
+def _descriptor(array: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(array, list(array.shape), list(array.stride()), [rows, columns])
+
+
 def _by_codes(
     packed: tuple[torch.Tensor, torch.Tensor], weight: Coded, y: torch.Tensor,
     bias: torch.Tensor | None, residual: torch.Tensor | None, cuts: Cuts,
 ) -> None:  # fmt: skip
     """Products of codes of 8 bits: int8 by int8, or E4M3 by E4M3."""
-    outputs, depth = weight.shape
-    whole = packed[0].dtype == torch.int8
+    (x, x_scale), (outputs, depth), codes = packed, weight.shape, weight.codes
+    e4m3 = x.dtype != torch.int8
+    if weight.one_scale and in_tiles(x, codes):
+        dot = tl.float32 if e4m3 else tl.int32
+        x, codes = (array.view(torch.float8_e4m3fn) if e4m3 else array for array in (x, codes))
+        by_tiles(x, codes, (x_scale, weight.scale), (bias, residual, y), cuts, dot)
+        return
 
     def start(tiles: Tiles) -> None:
-        given = (
-            *packed, weight.codes, weight.scale, y if bias is None else bias, y if residual is None else residual, y,
-            len(y), outputs, depth,
-        )  # fmt: skip
-        grid = (-(-len(y) // tiles.bm), -(-outputs // tiles.bn))
+        given = (x, x_scale, codes, weight.scale, y if bias is None else bias, y if residual is None else residual, y)
+        grid, sizes = (-(-len(y) // tiles.bm), -(-outputs // tiles.bn)), (len(y), outputs, depth)
         meta = {"BIASED": bias is not None, "ADDED": residual is not None, "BM": tiles.bm, "BN": tiles.bn}
-        meta |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
-        if whole:
-            launch(matmul.bytes_by_bytes, grid, *given, BK=tiles.bk, **meta)
+        meta |= {"BK": tiles.bk, "num_warps": tiles.warps, "num_stages": tiles.stages}
+        if e4m3:
+            launch(matmul.fp8_by_fp8, grid, *given, *sizes, weight.scale.shape[1], **meta)
         else:
-            groups = weight.scale.shape[1]
-            launch(matmul.fp8_by_fp8, grid, *given, groups, WHOLE=weight.one_scale, BK=FP8_GROUP, **meta)
+            launch(matmul.bytes_by_bytes, grid, *given, *sizes, **meta)
 
-    cuts.launch(Shape("int8" if whole else "e4m3", len(y), outputs, depth, 1), start)
+    cuts.launch(Shape("e4m3" if e4m3 else "int8", len(y), outputs, depth, 1), start)
 
 
 Multiply = Callable[[Product], None]
