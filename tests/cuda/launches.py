@@ -29,7 +29,7 @@ from engine.backend.v1 import BoundCall, Call, Dims, Frame, Packed, Value
 from engine_cuda import providers, tiles
 from engine_cuda.arrays import DTYPES
 from engine_cuda.cuts import Cuts
-from engine_cuda.kernels.common import OPTIONS
+from engine_cuda.kernels.common import OPTIONS, early
 from engine_cuda.ops import cache, dense, head, recurrent, rows, step
 from engine_cuda.repack import REPACKED
 from engine_cuda.weights import WHOLE_ROW, Coded, Dense
@@ -151,7 +151,9 @@ class Recorder:
     def __call__(self, kernel, grid, *args, **meta):
         assert all(size >= 0 for size in grid)
         names = list(inspect.signature(kernel.fn).parameters)
-        options = OPTIONS | {k: meta.pop(k) for k in ("num_warps", "num_stages", "maxnreg") if k in meta}
+        if "EARLY" in names:
+            meta |= early(tiles.architecture() in ("sm_90", "sm_100", "sm_120"))
+        options = OPTIONS | {k: meta.pop(k) for k in ("num_warps", "num_stages", "maxnreg", "launch_pdl") if k in meta}
         launch = Launch(kernel, {**dict(zip(names, args, strict=False)), **meta}, options)
         assert set(launch.arguments) == set(names), f"{kernel.fn.__name__}: {set(names) ^ set(launch.arguments)}"
         _, signature, constants = launch.source()
@@ -167,7 +169,7 @@ class Recorder:
         frame = Frame(dims or Dims(), {values[n].id: t for n, t in inputs.items()}, states)
         provider, bound = self.ops[op], BoundCall(call, None, packed)
         function = provider.prepare(bound) if provider.prepare else provider.function
-        function(providers.Operands(bound, frame, META, CUTS))
+        function(providers.Operands(bound, frame, META, CUTS, call.all_attrs()))
 
 
 def vector(*shape):
@@ -188,9 +190,9 @@ def record():
 
 def compiled_again():
     """Kernels that would be compiled for some of these steps and not for others, which differ in their counts alone: of tokens,
-    sequences, blocks of a page table and log-probabilities."""
-    few = ((1, 16, 33, 1), (8, 1, 48, 16))
-    more = ((49, 1, 1, 1), (64, 16, 16, 16), (50, 3, 7, 5))
+    sequences, blocks of a page table and log-probabilities. A prompt alone takes some of them, and no other."""
+    few = ((1, 16, 33, 1), (8, 2, 48, 16))
+    more = ((49, 2, 1, 1), (64, 16, 16, 16), (50, 3, 7, 5))
     found = set()
     for steps in (few, more):
         ways = [_ways(*step) for step in steps]

@@ -80,18 +80,24 @@ class Cuts:
     def __init__(self, found: Mapping[str, Tiles], path: Path, device: str, seconds: Seconds) -> None:
         self._found, self._path, self._device, self._seconds = dict(found), path, device, seconds
         self._tuning: Tuning | None = None
+        self._taken: dict[Shape, Tiles] = {}
 
     def launch(self, shape: Shape, start: Callable[[Tiles], None]) -> None:
         """``start`` with the tiles of this shape."""
-        tiles = self._found.get(shape.name) if self._found else None  # a name costs as much as a small launch
+        tiles = self._taken.get(shape)  # to look for them costs as much as a small launch
         if tiles is None:
-            tiles = shape.usual() if self._tuning is None else self._fastest(shape, start, self._tuning.found)
+            tiles = self._found.get(shape.name)
+            if tiles is None:
+                tiles = shape.usual() if self._tuning is None else self._fastest(shape, start, self._tuning.found)
+            if self._tuning is None:
+                self._taken[shape] = tiles
         start(tiles)
 
     @contextmanager
     def tuning(self) -> Iterator[Tuning]:
         """Within it shapes without figures are measured; at its end all are kept."""
         self._tuning = Tuning(str(self._path), [])
+        self._taken.clear()
         try:
             yield self._tuning
         finally:

@@ -58,8 +58,10 @@ class TritonProvider:
             with on(self.device):
                 function = self.prepare(bound)
 
+        attrs = bound.call.all_attrs()
+
         def run(frame: Frame) -> None:
-            function(Operands(bound, frame, self.device, self.cuts))
+            function(Operands(bound, frame, self.device, self.cuts, attrs))
 
         return run
 

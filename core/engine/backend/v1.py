@@ -198,6 +198,12 @@ class Call:
 
         return self.attrs.get(name, OPS[self.op].attrs.get(name))
 
+    def all_attrs(self) -> Mapping[str, Any]:
+        """All of the op's attributes (api 1.1)."""
+        from ..ops import OPS
+
+        return {**OPS[self.op].attrs, **self.attrs}
+
 
 def _at_once() -> None:
     """What was packed when it was asked for."""

@@ -3,6 +3,7 @@ steps."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -43,6 +44,9 @@ from .padding import Padding
 from .population import Population, Room
 from .transfers import Transfer, by_place, converted, transfers
 
+_SWITCH_S = 5e-5
+"""After which the interpreter's lock goes from one thread to another. The thread of steps lets go of it in each call of a
+driver, and would wait 5 ms for it, as Python has it, while others plan the next step and make text of the last."""
 _SETTLED_S = 0.1  # after a step: then no other is likely to follow at once
 RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
 """Outputs of the head that a step gives."""
@@ -110,6 +114,8 @@ class StepSession:
         self._inputs = {v.name: v for segment in (*segments, *plan.embedding) for v in segment.inputs}
         ahead = any(device.describe().max_in_flight > 1 for device in self._devices.values())
         self._lane: Executor | None = ThreadPoolExecutor(1, thread_name_prefix="engine-step") if ahead else Lane()
+        if ahead:
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._population: Population | None = None
         self._idle_since: float | None = -inf
 

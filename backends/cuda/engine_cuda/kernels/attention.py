@@ -8,7 +8,7 @@ are not.
 import triton
 import triton.language as tl
 
-from .common import from_e4m3, put
+from .common import enter, from_e4m3, put
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -66,12 +66,13 @@ def attend(
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, PIECE: tl.constexpr,
-    AHEAD: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of tokens (DECODE: sequences), CHUNKS of the query heads of each KV head, parts. With WHOLE there is one
     part, and y is written; else what the parts sum up to, for ``merge``. LATENT: values are the first value_width columns of
     keys, which have REST more. PIECE: columns of a product of queries and keys, or 0 for all of them. AHEAD: blocks are known a
     step before their keys are read, which else wait for them each time."""
+    enter(EARLY)
     head = tl.program_id(1) // CHUNKS
     chunk = tl.program_id(1) % CHUNKS
     split = tl.program_id(2)
@@ -185,9 +186,10 @@ def attend(
 @triton.jit(do_not_specialize=["splits"])
 def merge(
     part_y, part_most, part_total, sinks, seq_starts, offsets, y, heads, value_width, window, splits,
-    WINDOWED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, WIDTH: tl.constexpr,
+    WINDOWED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of one head of a sequence with one token, in their order."""
+    enter(EARLY)
     seq = tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(offsets + seq)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..recording import Launch, submit
 
@@ -37,8 +40,22 @@ def only_compiled() -> Iterator[None]:
         _thread.compiles = False
 
 
+@cache
+def begins_early() -> bool:
+    """Whether a kernel's programs begin while the kernel before it ends: NVIDIA's GPUs from Hopper on do that."""
+    nvidia = torch.version.hip is None and torch.cuda.is_available()
+    return not INTERPRETED and nvidia and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def early(begins: bool) -> dict[str, bool]:
+    """How kernels with ``enter`` are launched."""
+    return {"EARLY": True, "launch_pdl": True} if begins else {"EARLY": False}
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """The kernel on a grid, or nothing where that is empty."""
+    if "EARLY" in kernel.arg_names:
+        meta |= early(begins_early())
     if _thread.compiles:
         kernel.warmup(*args, grid=grid, **meta, **OPTIONS)
     elif all(grid):
@@ -48,6 +65,16 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
 def power_of_two(count: int, least: int = 1) -> int:
     """The smallest power of two that is at least ``count`` and ``least``."""
     return 1 << (max(count, least) - 1).bit_length()
+
+
+@triton.jit
+def enter(EARLY: tl.constexpr):
+    """Lets the programs of the next kernel begin, and waits for the kernel before to end, where programs may begin earlier. Each
+    program of a kernel with EARLY calls it once, before it touches what others write, so that all kernels before the last one
+    have ended, too."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit

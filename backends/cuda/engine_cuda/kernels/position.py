@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .cache import store_heads
-from .common import put
+from .common import enter, put
 
 
 @triton.jit
@@ -68,9 +68,10 @@ def rope_kv_write(
     q, new_k, new_v, positions, slots, inv_freq, q_norm, k_norm, y, k, v, k_scale, v_scale,
     heads, kv_heads, width, rotary, scale, eps, offset,
     NORMED: tl.constexpr, INTERLEAVED: tl.constexpr, SCALED: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of a token, by the grid's second axis, the queries, the keys or the values."""
+    enter(EARLY)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     position = tl.load(positions + token)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .common import put, to_e4m3, to_nearest
+from .common import _INTERPRETED, put, to_e4m3, to_nearest
 
 
 @triton.jit
@@ -15,11 +15,26 @@ def _most(values):
 
 
 @triton.jit
+def _in_steps(values, step):
+    """values / step, rounded as one division: by the step's inverse and what that leaves, where neither nears a limit."""
+    if _INTERPRETED:
+        return tl.div_rn(values, step)
+    else:
+        if (step > 1e-30) & (step < 1e30):
+            inverse = tl.div_rn(1.0, step)
+            steps = values * inverse
+            steps = tl.fma(tl.fma(-steps, step, values), inverse, steps)
+        else:
+            steps = tl.div_rn(values, step)
+        return steps
+
+
+@triton.jit
 def _steps(values, kept, fixed):
     """The row's step, NaN where a value is not finite, and the values in steps, from -128 to 127."""
     finite, most = _most(tl.where(kept, values, 0.0))
     step = tl.where(fixed > 0, fixed, tl.where(most > 0, tl.div_rn(most, 127.5), 1.0))
-    steps = tl.minimum(tl.maximum(tl.div_rn(tl.where(finite, values, 0.0), step), -128.0), 127.0)
+    steps = tl.minimum(tl.maximum(_in_steps(tl.where(finite, values, 0.0), step), -128.0), 127.0)
     return tl.where(finite, step, float("nan")), to_nearest(steps)
 
 
@@ -44,7 +59,12 @@ def to_fp8(x, codes, scales, depth, BLOCK: tl.constexpr):
     values = tl.load(x + row * depth + k, mask=kept, other=0).to(tl.float32)
     finite, most = _most(values)
     scale = tl.where(most > 0, tl.div_rn(most, 448.0), 1.0)
-    tl.store(codes + row * depth + k, to_e4m3(tl.div_rn(tl.where(finite, values, 0.0), scale)), mask=kept)
+    steps = _in_steps(tl.where(finite, values, 0.0), scale)
+    if _INTERPRETED:
+        made = to_e4m3(steps)
+    else:
+        made = steps.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    tl.store(codes + row * depth + k, made, mask=kept)
     tl.store(scales + row, tl.where(finite, scale, float("nan")))
 
 

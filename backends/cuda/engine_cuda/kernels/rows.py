@@ -3,13 +3,27 @@
 import triton
 import triton.language as tl
 
-from .common import put
+from .common import enter, put
 
 
 @triton.jit
-def rms_norm(x, residual, total, weight, y, width, weights, eps, offset, ADDED: tl.constexpr, WIDTH: tl.constexpr):
+def rms_norm(
+    x,
+    residual,
+    total,
+    weight,
+    y,
+    width,
+    weights,
+    eps,
+    offset,
+    ADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """A slice of ``width`` a program, x [rows * slices, width]; with ADDED first x + residual, which goes to total. Slices take
     ``weights`` weights in turn."""
+    enter(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     kept = columns < width
@@ -50,8 +64,11 @@ def _tanh(x):
 
 
 @triton.jit
-def gated_act(gate, up, y, count, alpha, limit, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
+def gated_act(
+    gate, up, y, count, alpha, limit, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """Elements by blocks. KIND: silu, gelu, gelu_tanh, relu, sigmoid or clamped_swiglu."""
+    enter(EARLY)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kept = place < count
     g = tl.load(gate + place, mask=kept, other=0).to(tl.float32)

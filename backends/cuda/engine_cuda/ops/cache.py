@@ -142,6 +142,7 @@ def decode_attention(step: Attention) -> None:
 def attention(o: Operands, decode: Callable[[Attention], None] = decode_attention) -> None:
     """Sequences with one token, and the others if there are any."""
     step = Attention.of(o)
-    decode(step)
+    if not (step.several and len(o["page_table"]) == 1):
+        decode(step)
     if step.several:
         step.launch(decode=False)

@@ -26,6 +26,9 @@ ROWS_OF_EXPERT = 16
 MOST_JOINED = 3
 MOST_JOINED_BYTES = 256 << 20
 """What is joined needs as much again meanwhile."""
+CALLED = 24 << 20
+"""Bytes of a weight that are called for before the kernel begins: half of what the cache of a large GPU holds."""
+FEW_CALLED = 64
 IDLE_OUTPUTS = 64 * PROGRAMS
 """Of fewer, the programs of a few rows leave multiprocessors idle."""
 
@@ -195,14 +198,17 @@ def by_tiles(
     first, second = widths[:2] if widths else (0, 0)
     kind = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}.get(x.dtype, dot.name)
 
+    # More than the cache holds would drive out what comes first.
+    called = min(depth, CALLED // (outputs * x.itemsize)) if rows <= FEW_CALLED else 0
+
     def start(cut: Tiles) -> None:
         operands = (_descriptor(x, cut.bm, cut.bk), _descriptor(weight, cut.bn, cut.bk))
         given = (*(scales or (y, y)), *(y if end is None else end for end in ends))
-        launch(
-            tiled.tiled, (programs(cut, rows, outputs, x.itemsize),), *operands, *given, rows, outputs, depth, first, second,
-            SCALED=scales is not None, BIASED=bias is not None, ADDED=residual is not None, JOINED=bool(widths), DOT=dot,
-            BM=cut.bm, BN=cut.bn, BK=cut.bk, num_warps=cut.warps, num_stages=cut.stages,
-        )  # fmt: skip
+        grid, sizes = (programs(cut, rows, outputs, x.itemsize),), (rows, outputs, depth, called, first, second)
+        meta: dict[str, Any] = {"SCALED": scales is not None, "BIASED": bias is not None, "ADDED": residual is not None}
+        meta |= {"JOINED": bool(widths), "DOT": dot, "BM": cut.bm, "BN": cut.bn, "BK": cut.bk}
+        meta |= {"num_warps": cut.warps, "num_stages": cut.stages}
+        launch(tiled.tiled, grid, *operands, weight, *given, *sizes, **meta)
 
     cuts.launch(Shape(f"tiled.{kind}", rows, outputs, depth, x.itemsize), start)
 
@@ -211,11 +217,12 @@ def _descriptor(array: torch.Tensor, rows: int, columns: int) -> TensorDescripto
     return TensorDescriptor(array, list(array.shape), list(array.stride()), [rows, columns])
 
 
-def _by_codes(
+def by_codes(
     packed: tuple[torch.Tensor, torch.Tensor], weight: Coded, y: torch.Tensor,
     bias: torch.Tensor | None, residual: torch.Tensor | None, cuts: Cuts,
 ) -> None:  # fmt: skip
-    """Products of codes of 8 bits: int8 by int8, or E4M3 by E4M3."""
+    """Products of codes of 8 bits, int8 by int8 or E4M3 by E4M3: ``packed`` are those of x [rows, depth], E4M3 as u8, with a
+    factor a row."""
     (x, x_scale), (outputs, depth), codes = packed, weight.shape, weight.codes
     e4m3 = x.dtype != torch.int8
     if weight.one_scale and in_tiles(x, codes):
@@ -254,7 +261,7 @@ def _linears(o: Operands, members: list[tuple[str, str]], multiply: Multiply) ->
     for n, (weight, (_, bias)) in enumerate(zip(weights, members, strict=True)):
         y = o.result(n, len(x), weight.shape[-2])
         if packed is not None and (by_bytes[n] or by_fp8[n]):
-            _by_codes(packed, weight, y, o.vector(bias), residual, o.cuts)
+            by_codes(packed, weight, y, o.vector(bias), residual, o.cuts)
         else:
             multiply(Product(x, weight, y, o.cuts, o.vector(bias), residual))
 
