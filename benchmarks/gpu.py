@@ -199,13 +199,14 @@ class Run:
         more = {}
         if PRODUCTS[name][1]:
             more = {"tops_with_quantizing_x": self._tops(once)}
-            once = self._of_bytes(x, weight)
-        tops = self._tops(once)
+            tops = self._tops(self._of_bytes(x, weight))
+        else:
+            tops = self._tops(once)
         beside = found.get(f"torch {precision}")
         of_torch = {} if beside is None else {"of_torch": tops / beside["tops"]}
         return {"error": error, "tops": tops, **more} | self._of_dense(tops, precision) | of_torch
 
-    def _of_bytes(self, x: torch.Tensor, weight: Any) -> Callable[[], None]:
+    def _of_bytes(self, x: torch.Tensor, weight: Any) -> Callable[[], Any]:
         """The product with an x that is already quantized, as torch's own takes it."""
         from engine_cuda.ops.dense import by_codes
 

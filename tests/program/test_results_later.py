@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import defaultdict
 from dataclasses import replace
@@ -93,3 +94,17 @@ def test_a_fault_that_shows_when_results_are_waited_for_ends_the_request(folder,
         monkeypatch.setattr(engine_cpu.device.CpuDevice, "copy_out_all", begun)
         assert len(llm.generate([[3, 4, 5]], PARAMS)[0].outputs[0].token_ids) == 8
     assert ahead.steps
+
+
+def test_the_thread_of_steps_waits_little_for_the_interpreters_lock(folder, monkeypatch):
+    """It lets go of it in each call of a driver; by itself Python would let it wait for 5 ms."""
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(5e-3)
+        with LLM(folder, **SETTINGS):
+            assert sys.getswitchinterval() == pytest.approx(5e-3)  # steps run on the thread that waits for them
+        Ahead(monkeypatch)
+        with LLM(folder, **SETTINGS):
+            assert sys.getswitchinterval() <= 1e-4
+    finally:
+        sys.setswitchinterval(before)

@@ -50,7 +50,7 @@ class Shape:
 
     def usual(self) -> Tiles:
         if self._tiled:
-            return of_tiled(self.rows, self.outputs, self.bytes_)
+            return of_tiled(self.rows, self.outputs, self.bytes_, self.kernel == "tiled.int8")
         if self._few_group:
             return of_few(self.rows, self.outputs, self._few_group, self.block)
         columns = FP8_GROUP if self.kernel == "e4m3" else None

@@ -159,9 +159,10 @@ def _busy(
     return Tiles(bm, bn, columns, warps, min(4, shared // (one * columns)))
 
 
-def of_tiled(rows: int, outputs: int, bytes_: int) -> Tiles:
+def of_tiled(rows: int, outputs: int, bytes_: int, whole: bool) -> Tiles:
     """Of tiles that the copy engine brings. Few rows want much of the weight on its way, many the largest tile of which all
-    multiprocessors have one. Outputs are 64 or more, since narrower tiles are multiplied by other instructions, which may give
+    multiprocessors have one, but for whole numbers (``whole``) two programs on each, of which one multiplies while the other waits
+    for its products. Outputs are 64 or more, since narrower tiles are multiplied by other instructions, which may give
     sums other bits."""
     if INTERPRETED:
         return Tiles(power_of_two(min(rows, 64), 16), power_of_two(min(outputs, 256), 64), 128, 4, 1)
@@ -170,7 +171,7 @@ def of_tiled(rows: int, outputs: int, bytes_: int) -> Tiles:
         alone = -(-outputs // 64) <= PROGRAMS
         step = 512 if alone and bm == 16 else 256
         return _deep(Tiles(bm, 64, step // bytes_, 4, 1), bytes_, TILED if alone else SHARED)
-    shapes = ((128, 128), (256, 128), (128, 64)) if bytes_ == 1 else ((256, 128), (128, 128), (128, 64))
+    shapes = ((128, 128), (128, 64)) if whole else ((256, 128), (128, 128), (128, 64))
     bm, bn = next((s for s in shapes if -(-rows // s[0]) * -(-outputs // s[1]) >= PROGRAMS * 3 // 4), shapes[-1])
     usual = Tiles(bm, bn, 128 // bytes_, 8 if bm == 256 else 4, 1)
     return _deep(usual, bytes_, TILED if bm == 256 else SHARED)
