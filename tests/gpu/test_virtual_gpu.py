@@ -26,7 +26,7 @@ memory = virtual_memory_of(device)
 assert memory is not None, "cuda-bindings is not installed, or the GPU has no virtual memory management"
 check_virtual_memory(device, np.random.default_rng())
 
-free = lambda: (gc.collect(), torch.cuda.synchronize(), torch.cuda.mem_get_info()[0])[2]
+free = lambda: (gc.collect(), torch.cuda.synchronize(), torch.cuda.empty_cache(), torch.cuda.mem_get_info()[0])[3]
 mib, before = 1 << 20, free()
 state = memory.reserve((1 << 16, 8 * mib), "u8")  # half a tebibyte
 address, reserved = state.data_ptr(), free()
