@@ -162,7 +162,7 @@ def _busy(
 def of_tiled(rows: int, outputs: int, bytes_: int, whole: bool) -> Tiles:
     """Of tiles that the copy engine brings. Few rows want much of the weight on its way, many the largest tile of which all
     multiprocessors have one, but whole numbers two programs on each, of which one multiplies while the other waits for its
-    products. Outputs are 64 or more, since narrower tiles are multiplied by other instructions, which may give sums other bits."""
+    products. Outputs are 64 or more, since narrower ones are multiplied by other instructions, which may give sums other bits."""
     if INTERPRETED:
         return Tiles(power_of_two(min(rows, 64), 16), power_of_two(min(outputs, 256), 64), 128, 4, 1)
     bm = power_of_two(min(rows, 128), 16)
