@@ -128,6 +128,9 @@ class PagedAllocator:
 
     def allocate(self, seq_id: int, count: int, hit: PrefixHit | None = None) -> bool:
         sequence = self._sequences[seq_id]
+        if hit is None and self._lies_in_last(sequence, count):
+            sequence.length += count
+            return True
         if any(self._needed(i, sequence, count, hit) > g.pool.available for i, g in enumerate(self._groups)):
             return False
         if hit and hit.num_tokens:
@@ -143,6 +146,17 @@ class PagedAllocator:
                 table.extend(group.pool.allocate() for _ in range(missing))
                 sequence.snapshot = None
         sequence.length = end
+        return True
+
+    def _lies_in_last(self, sequence: _Allocation, count: int) -> bool:
+        """Whether ``count`` more tokens lie in blocks that are there, and nothing is given back: most decode steps' case."""
+        length = sequence.length
+        for group, table, freed in zip(self._groups, sequence.tables, sequence.freed, strict=True):
+            spec = group.spec
+            if spec.blocks(length + count) != len(table) or spec.behind(length) != freed:
+                return False
+            if self._copies_on_write(group, sequence, table):
+                return False
         return True
 
     def _free_behind(self, i: int, sequence: _Allocation) -> None:

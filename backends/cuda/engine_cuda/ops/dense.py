@@ -198,8 +198,12 @@ def by_tiles(
     first, second = widths[:2] if widths else (0, 0)
     kind = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}.get(x.dtype, dot.name)
 
-    # More than the cache holds would drive out what comes first.
-    called = min(depth, CALLED // (outputs * x.itemsize)) if rows <= FEW_CALLED else 0
+    # More than the cache holds would drive out what comes first; 512 bytes of a row at a time.
+    called = (
+        min(depth, CALLED // (outputs * x.itemsize)) * x.itemsize // 512 * 512 // x.itemsize
+        if rows <= FEW_CALLED
+        else 0
+    )
 
     def start(cut: Tiles) -> None:
         operands = (_descriptor(x, cut.bm, cut.bk), _descriptor(weight, cut.bn, cut.bk))
