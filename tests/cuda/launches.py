@@ -2,7 +2,8 @@
 
 Run as a script: ``launches.py TARGET [KERNEL ...]`` prints one line of JSON a kernel, or only for those named, with its
 instructions, a program's registers, those spilled, shared memory, the reductions in its loops, what these copy from registers to
-shared memory, the reads that they wait for and how many are on their way when it begins a round of one. ``launches.py TARGET
+shared memory, the reads that they wait for and how many are on their way when it begins a round of one, whether it begins
+early and whether the copy engine brings it tiles. ``launches.py TARGET
 again`` prints the kernels that steps of other counts would have compiled once more. It must not run where TRITON_INTERPRET is
 set.
 """
@@ -436,6 +437,8 @@ def main(target, *names):
             "reduced": _within_loops(compiled.asm["ttir"], '"tt.reduce"'),
             "copied": _within_loops(compiled.asm["ttgir"], r"local_alloc %|local_store"),
             "awaited": _awaited(compiled.asm["ttgir"]),
+            "early": "griddepcontrol.wait" in text and "griddepcontrol.launch_dependents" in text,
+            "brought": "cp.async.bulk.tensor" in text,
             "ahead": max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", text)), default=0),
         }
         print(json.dumps(about), flush=True)

@@ -20,7 +20,16 @@ KERNELS = {
 }  # fmt: skip
 FEW = {"few_coded"}  # for matrix instructions of NVIDIA's
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken
-PRODUCTS = {"dense", "quantized", "few_coded", "bytes_by_bytes", "fp8_by_fp8"}
+TILED = {"tiled"}  # where the copy engine brings tiles, those of int8, too
+EARLY = {
+    "attend",
+    "gated_act",
+    "merge",
+    "rms_norm",
+    "rope_kv_write",
+    "tiled",
+}  # begin while the kernel before them ends
+PRODUCTS = {"dense", "quantized", "few_coded", "bytes_by_bytes", "fp8_by_fp8", "tiled"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
     "sm_80": (r"mma\.sync", 166_912),
@@ -35,6 +44,8 @@ TARGETS = {
 }
 PARTLY = {"sm_89", "sm_120"}  # of which only what needs much shared memory is compiled
 HAS_FP8 = {"sm_90", "sm_100", "sm_120"}
+HAS_COPIES = {"sm_90", "sm_100"}
+BEGINS_EARLY = {"sm_90", "sm_100", "sm_120"}
 RDNA = {"gfx1100", "gfx1201"}  # no matrix instructions for f32
 REGISTERS = 65_536  # of a multiprocessor of NVIDIA's
 MEASURED = {"sm_90", "gfx942"}  # where the kernels in which most of a step's time goes may spill nothing
@@ -47,6 +58,8 @@ def test_every_kernel_compiles(target, tmp_path):
     pytest.importorskip("triton")
     wanted, shared = TARGETS[target]
     wants = (KERNELS | FP8 if target in HAS_FP8 else KERNELS) | (FEW if target.startswith("sm_") else set())
+    if target in HAS_COPIES:
+        wants = wants - {"bytes_by_bytes"} | TILED
     if target in PARTLY:
         wants = wants & (PRODUCTS | {"attend"})
     kernels = _compiled(target, tmp_path, *(sorted(wants) if target in PARTLY else ()))
@@ -54,6 +67,7 @@ def test_every_kernel_compiles(target, tmp_path):
     for kernel in kernels:
         where = f"{target}: {kernel['label']}"
         assert kernel["shared"] <= shared, where
+        assert kernel["early"] == (kernel["kernel"] in EARLY and target in BEGINS_EARLY), where
         if kernel["kernel"] in PRODUCTS and not (kernel["dot"] == "fp32" and target in RDNA):
             few = (
                 kernel["kernel"] in FEW or "BM=16" in kernel["label"] or "BM=32" in kernel["label"]
@@ -63,15 +77,21 @@ def test_every_kernel_compiles(target, tmp_path):
             assert any("e4m3" in found or "f8f6f4" in found for found in kernel["matrix"]), where
         if kernel["kernel"] == "attend" and kernel["dot"] != "fp32":
             assert kernel["matrix"], where
-        if kernel["kernel"] in PRODUCTS and target.startswith("sm_") and kernel["dot"] != "fp32":
+        if kernel["kernel"] == "tiled":
+            assert kernel["brought"], where
+        elif kernel["kernel"] in PRODUCTS and target.startswith("sm_") and kernel["dot"] != "fp32":
             assert kernel["ahead"], where
         deep = kernel["kernel"] == "attend" and kernel["width"] <= 128 and target in ("sm_80", "sm_90", "sm_100")
         if deep and kernel["dot"] != "fp32" and "DECODE=True" in kernel["label"]:
             assert kernel["ahead"], where
         if kernel["kernel"] in ("quantized", "few_coded", "fp8_by_fp8") and target == "sm_90":
             assert kernel["awaited"] == 0, where  # factors, too, are read a step before they are needed
-        if kernel["kernel"] == "dense" and target == "sm_90" and kernel["dot"] != "fp32":
-            assert kernel["registers"] <= REGISTERS // 2, where
+        if (
+            kernel["kernel"] in ("dense", "tiled")
+            and target == "sm_90"
+            and (kernel["dot"], kernel["kernel"]) != ("fp32", "dense")
+        ):
+            assert kernel["registers"] <= REGISTERS // (1 if "BM=256" in kernel["label"] else 2), where
         near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] == "attend" and kernel["width"] <= 128)
         assert kernel["spilled"] <= (0 if near and target in MEASURED else 16), where
 
@@ -114,7 +134,9 @@ def test_logits_may_be_of_either_type_of_activations(tmp_path):
 def test_products_of_int8_leave_room_for_another_program(tmp_path):
     """With a residual, too: its compiler waits for each step's products, and only another program would multiply meanwhile."""
     pytest.importorskip("triton")
-    for kernel in _compiled("sm_90", tmp_path, "bytes_by_bytes"):
+    kernels = [kernel for kernel in _compiled("sm_90", tmp_path, "tiled") if kernel["dot"] == "int32"]
+    assert len(kernels) > 1
+    for kernel in kernels:
         assert kernel["registers"] <= REGISTERS // 2, kernel["label"]
 
 
