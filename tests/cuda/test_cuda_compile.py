@@ -18,17 +18,11 @@ KERNELS = {
     "layer_norm", "leave_tail", "log_sum", "merge", "order_choices", "quantized", "report", "rms_norm", "rope", "rope_kv_write",
     "rounded", "route", "scale_softcap", "ssm_scan", "sum_parts", "to_bytes", "wants",
 }  # fmt: skip
-FEW = {"few_coded"}  # for matrix instructions of NVIDIA's
+FEW = {"few_coded", "attend_words"}  # for matrix instructions of NVIDIA's
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken
 TILED = {"tiled"}  # where the copy engine brings tiles, those of int8, too
-EARLY = {
-    "attend",
-    "gated_act",
-    "merge",
-    "rms_norm",
-    "rope_kv_write",
-    "tiled",
-}  # begin while the kernel before them ends
+ATTENTION = {"attend", "attend_words"}
+EARLY = ATTENTION | TILED | {"gated_act", "merge", "rms_norm", "rope_kv_write"}  # begin while the kernel before them ends
 PRODUCTS = {"dense", "quantized", "few_coded", "bytes_by_bytes", "fp8_by_fp8", "tiled"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
@@ -61,7 +55,7 @@ def test_every_kernel_compiles(target, tmp_path):
     if target in HAS_COPIES:
         wants = wants - {"bytes_by_bytes"} | TILED
     if target in PARTLY:
-        wants = wants & (PRODUCTS | {"attend"})
+        wants = wants & (PRODUCTS | ATTENTION)
     kernels = _compiled(target, tmp_path, *(sorted(wants) if target in PARTLY else ()))
     assert {kernel["kernel"] for kernel in kernels} == wants
     for kernel in kernels:
@@ -75,7 +69,7 @@ def test_every_kernel_compiles(target, tmp_path):
             assert any(re.match(rf"{wanted}|mma\.sync" if few else wanted, found) for found in kernel["matrix"]), where
         if kernel["kernel"] == "fp8_by_fp8":
             assert any("e4m3" in found or "f8f6f4" in found for found in kernel["matrix"]), where
-        if kernel["kernel"] == "attend" and kernel["dot"] != "fp32":
+        if kernel["kernel"] in ATTENTION and kernel["dot"] != "fp32":
             assert kernel["matrix"], where
         if kernel["kernel"] == "tiled":
             assert kernel["brought"], where
@@ -86,13 +80,10 @@ def test_every_kernel_compiles(target, tmp_path):
             assert kernel["ahead"], where
         if kernel["kernel"] in ("quantized", "few_coded", "fp8_by_fp8") and target == "sm_90":
             assert kernel["awaited"] == 0, where  # factors, too, are read a step before they are needed
-        if (
-            kernel["kernel"] in ("dense", "tiled")
-            and target == "sm_90"
-            and (kernel["dot"], kernel["kernel"]) != ("fp32", "dense")
-        ):
+        of_f32 = kernel["kernel"] == "dense" and kernel["dot"] == "fp32"
+        if kernel["kernel"] in ("dense", "tiled") and target == "sm_90" and not of_f32:
             assert kernel["registers"] <= REGISTERS // (1 if "BM=256" in kernel["label"] else 2), where
-        near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] == "attend" and kernel["width"] <= 128)
+        near = kernel["kernel"] in PRODUCTS or (kernel["kernel"] in ATTENTION and kernel["width"] <= 128)
         assert kernel["spilled"] <= (0 if near and target in MEASURED else 16), where
 
 
@@ -156,6 +147,18 @@ def test_codes_become_operands_where_they_are_multiplied(target, tmp_path):
     for kernel in kernels:
         assert (kernel["copied"], kernel["awaited"], kernel["spilled"]) == (0, 0, 0), kernel["label"]
         assert kernel["registers"] <= REGISTERS // 2, kernel["label"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_words_of_a_cache_become_operands_where_they_are_multiplied(target, tmp_path):
+    """Else memory would hold them a second time, and fewer programs be on a multiprocessor."""
+    pytest.importorskip("triton")
+    kernels = _compiled(target, tmp_path, "attend_words")
+    assert len(kernels) == (2 if target in HAS_FP8 else 1)
+    for kernel in kernels:
+        assert (kernel["copied"], kernel["awaited"], kernel["spilled"]) == (0, 0, 0), kernel["label"]
+        assert kernel["shared"] <= 12 << 10 and kernel["registers"] <= REGISTERS // 16, kernel["label"]
 
 
 @pytest.mark.timeout(300)

@@ -1,5 +1,5 @@
-"""The instructions by which few rows of codes are decoded, carried out here as the PTX ISA defines them (9.7.9.7 prmt, 9.7.8.6
-lop3), since Triton's interpreter knows none."""
+"""The instructions by which few rows of codes and cached bytes are decoded, carried out here as the PTX ISA defines them (9.7.9.7
+prmt, 9.7.8.6 lop3), since Triton's interpreter knows none."""
 
 from __future__ import annotations
 
@@ -45,10 +45,27 @@ def less(a, b):
     return int((one - other).view(np.uint32))
 
 
+def less_in_halves(a, b):
+    one, other = (np.array([bits & 0xFFFF, bits >> 16], np.uint16).view(np.float16) for bits in (a, b))
+    low, high = (one - other).view(np.uint16).tolist()
+    return low | high << 16
+
+
+def from_e4m3(two):
+    import torch
+
+    numbers = torch.tensor([two & 255, two >> 8], dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float16)
+    low, high = (int(bits) & 0xFFFF for bits in numbers.view(torch.int16))
+    return low | high << 16
+
+
 RUN = {
     "prmt.b32": prmt,
     "mov.b32": lambda a: a,
+    "xor.b32": lambda a, b: a ^ b,
     "sub.f32": less,
+    "sub.rn.f16x2": less_in_halves,
+    "cvt.rn.f16x2.e4m3x2": from_e4m3,
     "shr.u32": lambda a, b: a >> b,
     "and.b32": lambda a, b: a & b,
     "lop3.b32": lambda a, b, c, table: sum(  # bit a b c of the table
@@ -57,21 +74,29 @@ RUN = {
 }
 
 
-def carried_out(text, word, results):
-    """Its results $0 and so on for the operand behind them."""
+def carried_out(text, results, *words):
+    """Its results $0 and so on for the operands behind them."""
     import torch
 
     run = RUN | {"cvt.rn.bf16x2.f32": narrow(torch.bfloat16), "cvt.rn.f16x2.f32": narrow(torch.float16)}
-    registers = {f"${results}": word}
+    registers = {f"${results + n}": word for n, word in enumerate(words)}
     for statement in text.strip(" {}").split(";"):
         if not statement.strip() or ".reg" in statement:
             continue
         name, operands = statement.split(maxsplit=1)
-        target, *given = (operand.strip() for operand in operands.split(","))
-        given = [f"0x{one[2:]}" if one.startswith("0f") else one for one in given]
+        target, given = re.match(r"({.*?}|[^,]+), (.*)", operands).groups()
+        given = [f"0x{one[2:]}" if one.startswith("0f") else one for one in given.split(", ")]
         values = [registers[one] if re.match(r"[a-z$]", one) else int(one, 0) for one in given]
-        registers[target] = run[name](*values) & 0xFFFFFFFF
+        found = run[name](*values) & 0xFFFFFFFF
+        if target.startswith("{"):
+            registers |= zip(target[1:-1].split(", "), (found & 0xFFFF, found >> 16), strict=True)
+        else:
+            registers[target] = found
     return [registers[f"${n}"] for n in range(results)]
+
+
+def halves_of(word):
+    return np.array([word & 0xFFFF, word >> 16], np.uint16).view(np.float16).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -86,7 +111,7 @@ def test_nibbles_become_the_numbers_of_their_table(name, dtype, device):
     wanted = torch.from_numpy(table).to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]).view(torch.int16)
     bits = wanted.numpy().astype(np.uint16)
     for word in np.random.default_rng().integers(0, 1 << 32, 50).tolist():
-        for n, found in enumerate(carried_out(text, word, 4)):
+        for n, found in enumerate(carried_out(text, 4, word)):
             low, high = (int(bits[word >> 4 * place & 15]) for place in (n, n + 4))
             assert found == low | high << 16, (hex(word), n)
 
@@ -102,7 +127,7 @@ def test_bytes_become_their_numbers(name, dtype, device):
     zero = REPACKED[name].zero
     text = widened(zero, dtype)
     for word in [*np.random.default_rng().integers(0, 1 << 32, 100).tolist(), 0x00FF80FF, 0xFF00FF7F]:
-        for n, found in enumerate(carried_out(text, word, 2)):
+        for n, found in enumerate(carried_out(text, 2, word)):
             halves = torch.tensor([found & 0xFFFF, found >> 16], dtype=torch.int32).to(torch.int16).view(kind)
             assert halves.tolist() == [(word >> 8 * place & 255) - zero for place in (n, n + 2)], hex(word)
 
@@ -117,6 +142,23 @@ def test_codes_are_or_ed_below_what_they_begin_with(bits, dtype, kind, device):
     for code in range(16 if bits == 4 else 128):
         other = code ^ 5
         word = code | other << 16 | (0xFFF0FFF0 if bits == 4 else 0xFF80FF80)
-        [found] = carried_out(added(bits, dtype), word, 1)
+        [found] = carried_out(added(bits, dtype), 1, word)
         halves = torch.tensor([found & 0xFFFF, found >> 16], dtype=torch.int32).to(torch.int16)
         assert halves.view(getattr(torch, kind)).tolist() == [BEGUN[dtype] + code, BEGUN[dtype] + other]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_cached_bytes_become_their_numbers(signed, device):
+    import torch
+
+    from engine_cuda.kernels.words import of_two, of_word
+
+    kind = torch.int8 if signed else torch.float8_e4m3fn
+    numbers = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(kind).float().tolist()
+    rng = np.random.default_rng()
+    for one, other in zip(*(rng.permutation(256).astype(np.uint8).view("<u4").tolist() for _ in range(2)), strict=True):
+        ones, others = ([numbers[word >> 8 * n & 255] for n in range(4)] for word in (one, other))
+        found = [halves_of(word) for word in carried_out(of_word(signed), 2, one)]
+        np.testing.assert_equal(found, [ones[:2], ones[2:]])
+        found = [halves_of(word) for word in carried_out(of_two(signed), 4, one, other)]
+        np.testing.assert_equal(found, [list(both) for both in zip(ones, others, strict=True)])

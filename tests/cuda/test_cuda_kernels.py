@@ -202,36 +202,61 @@ def test_int8_weights_with_one_scale_a_row_meet_int8_activations(device):
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_long_contexts_are_cut_into_parts(stages, device, monkeypatch):
-    """One query over more cached tokens than a part has, with a window and without."""
+    """One query over more cached tokens than the first parts have, with a window and without."""
+    attention_with(monkeypatch, stages=stages)
+    for window in (0, 700):
+        _check_long(device, 1700, "f16", window=window)
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+@pytest.mark.parametrize("together", [2, 4])
+def test_words_of_a_cache_become_operands(together, kv, device, monkeypatch):
+    """As either of Triton's compilers arranges them, of the widths that there are, in parts and in one."""
+    from engine_cuda.ops import cache
+
+    monkeypatch.setattr(cache, "together", lambda: together)
+    for cached, width, features in ((5, 64, {}), (1150, 64, {"window": 700}), (330, 128, {"softcap": 5.0})):
+        launched = _check_long(device, cached, kv, width=width, **features)
+        assert "attend_words" in launched and "attend" not in launched
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_words_have_the_range_of_queries_and_values(kv, device):
+    """Which f16 has not: bf16 is wider, and so are the scales of int8."""
+    for size in (1e-30, 1e30):
+        _check_long(device, 40, kv, width=64, scale=1 / size, queries=size, values=size if kv == "int8" else 1.0)
+
+
+def _check_long(device, cached, kv, **features):
+    """One query over cached tokens; what was launched."""
     from engine.testing.cases import Case  # the kit's cases are shorter than a part
+    from engine_cuda.recording import Arena, recorded
 
     rng = np.random.default_rng()
-    attention_with(monkeypatch, stages=stages)
     [provider] = device.providers()["attention"]
-    for window in (0, 700):
-        case = _long_case(rng, 1300, window, Case)
-        check_case(Bench(device, OPS["attention"], case), provider, None, rng)
+    with recorded(Arena(device.copy_in(np.zeros(1, np.float32)).device)) as recording:
+        check_case(Bench(device, OPS["attention"], _long_case(rng, cached, kv, Case, **features)), provider, None, rng)
+    return {one.name for one in recording.launches}
 
 
-def _long_case(rng, cached, window, make):
+def _long_case(rng, cached, kv, make, width=32, queries=2.0, values=1.0, scale=None, **features):
     from engine.backend.v1 import Dims, KVSpec
 
-    size, heads, kv_heads, width = 16, 4, 2, 32
+    size, heads, kv_heads = 16, 4, 2
     blocks = -(-(cached + 1) // size)
-    kv = KVSpec(blocks + 1, size, kv_heads, width, "f16")
+    spec = KVSpec(blocks + 1, size, kv_heads, width, kv)
     table = (1 + rng.permutation(blocks)).astype(np.int32)[None]
     states = {name: rng.standard_normal((blocks + 1, size, kv_heads, width), np.float32) for name in ("k", "v")}
+    states["v"] *= np.float32(values)
     inputs = {
-        "q": rng.standard_normal((1, heads * width), np.float32) * np.float32(2),
+        "q": rng.standard_normal((1, heads * width), np.float32) * np.float32(queries),
         "seq_starts": np.array([cached], np.int32),
         "query_offsets": np.array([0, 1], np.int32),
         "page_table": table,
     }
-    attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": width, "scale": width**-0.5, "block_size": size}
+    attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": width, "scale": scale or width**-0.5, "block_size": size}
     dims = Dims(T=1, S=1, P=blocks)
-    return make(
-        f"{cached} cached, window {window}", dims, inputs, states=states, attrs={**attrs, "window": window}, kv=kv
-    )
+    return make(f"{cached} cached, {kv}, {features}", dims, inputs, states=states, attrs={**attrs, **features}, kv=spec)
 
 
 def test_no_kernel_leaves_its_rounding_to_tritons_default(device):

@@ -301,8 +301,10 @@ def of_attention(group: int, width: int, bytes_: int, scaled: bool) -> tuple[Att
     chunks = -(-group // rows)
     # Each warp has all queries of a product in its registers, and of f32 in several parts.
     piece = 64 if width * bytes_ > 1024 or (wide and _rdna()) else 0
+    # With fewer cached tokens a step a multiprocessor has another program of one query.
+    short = bn // 2 if deep > 2 and bn == 64 and width * bytes_ > 128 else bn
     few = AttentionTiles(
-        1, max(rows, 16), chunks, bn, 2 if width * bytes_ <= 128 and not _rdna() else warps, deep, piece
+        1, max(rows, 16), chunks, short, 2 if width * bytes_ <= 128 and not _rdna() else warps, deep, piece
     )
     # Of registers four warps have too few for the sums of 64 rows of 128 columns.
     warps = 8 if _registers_hold_sums() else warps
@@ -323,6 +325,10 @@ def dot_type(x: torch.dtype, weight: torch.dtype | None) -> tuple[tl.dtype, str]
     if weight is None or weight == x:
         return (tl.bfloat16 if x == torch.bfloat16 else tl.float16), "ieee"
     return tl.float32, precise() if _amd() else "tf32"
+
+
+WORDS = {"num_warps": 1, "num_stages": 2, "maxnreg": 128}
+"""How attention by words is compiled: so that a multiprocessor has sixteen programs, each of which reads a step ahead."""
 
 
 def precise() -> str:

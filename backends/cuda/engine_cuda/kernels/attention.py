@@ -1,8 +1,8 @@
 """Attention over the paged cache: one kernel for prefill and decode, and one that merges the parts of long contexts.
 
 A program has a block of tokens of one sequence with all query heads of one KV head (of a large group a chunk), so that keys
-and values are read once for them. Sequences with a single token are cut into parts of SPLIT cached tokens (DECODE); the others
-are not.
+and values are read once for them. Sequences with a single token are cut into parts of SPLIT cached tokens (DECODE), at first into
+SHORT shorter ones of FIRST, since few short contexts would leave multiprocessors idle; the others are not cut.
 """
 
 import triton
@@ -11,6 +11,20 @@ import triton.language as tl
 from .common import enter, from_e4m3, put
 
 LOG2E = tl.constexpr(1.4426950408889634)
+SHORT = tl.constexpr(4)
+"""Parts of a context that may be shorter than the others."""
+
+
+@triton.jit
+def begin_of(split, FIRST: tl.constexpr, SPLIT: tl.constexpr):
+    """The first cached token of a part."""
+    return tl.minimum(split, SHORT) * FIRST + tl.maximum(split - SHORT, 0) * SPLIT
+
+
+@triton.jit
+def _part_of(token, FIRST: tl.constexpr, SPLIT: tl.constexpr):
+    """The part that has a cached token."""
+    return tl.minimum(token // FIRST, SHORT) + tl.maximum(token - SHORT * FIRST, 0) // SPLIT
 
 
 @triton.jit
@@ -38,7 +52,7 @@ def _read(pointers, mask, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _softcapped(scores, cap):
+def softcapped(scores, cap):
     return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
 
 
@@ -64,7 +78,7 @@ def attend(
     sequences, table_width, kv_heads, key_width, value_width, scale, softcap, window, splits,
     DECODE: tl.constexpr, WHOLE: tl.constexpr, LATENT: tl.constexpr, SCALED: tl.constexpr, CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, FIRST: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, PIECE: tl.constexpr,
     AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -92,8 +106,8 @@ def attend(
     if WINDOWED:
         begin = tl.maximum(0, start + token + 1 - window)
     if not WHOLE:
-        begin = tl.maximum(begin, split * SPLIT)
-        end = tl.minimum(end, (split + 1) * SPLIT)
+        begin = tl.maximum(begin, begin_of(split, FIRST, SPLIT))
+        end = tl.minimum(end, begin_of(split + 1, FIRST, SPLIT))
         if begin >= end:
             return
 
@@ -149,7 +163,7 @@ def attend(
             key_scales = tl.load(k_scale + slot, mask=seen, other=0)
             scores = scores * key_scales[None, :]
         if CAPPED:
-            scores = _softcapped(scores, softcap)
+            scores = softcapped(scores, softcap)
         position = start + query[:, None]
         visible = seen[None, :] & (place[None, :] <= position)
         if WINDOWED:
@@ -186,7 +200,8 @@ def attend(
 @triton.jit(do_not_specialize=["splits"])
 def merge(
     part_y, part_most, part_total, sinks, seq_starts, offsets, y, heads, value_width, window, splits,
-    WINDOWED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+    WINDOWED: tl.constexpr, SINKS: tl.constexpr, FIRST: tl.constexpr, SPLIT: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The parts of one head of a sequence with one token, in their order."""
     enter(EARLY)
@@ -207,7 +222,7 @@ def merge(
         most = tl.load(sinks + head).to(tl.float32) * LOG2E
         total = 1.0
     mixed = tl.zeros([WIDTH], tl.float32)
-    for split in range(begin // SPLIT, (end + SPLIT - 1) // SPLIT):
+    for split in range(_part_of(begin, FIRST, SPLIT), _part_of(end - 1, FIRST, SPLIT) + 1):
         part = (seq * heads + head).to(tl.int64) * splits + split
         level = tl.load(part_most + part)
         higher = tl.maximum(most, level)

@@ -9,16 +9,20 @@ import torch
 import triton.language as tl
 
 from ..kernels import attention as kernels
-from ..kernels import cache, position
+from ..kernels import cache, position, words
 from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Operands
-from ..tiles import has_fp8, of_attention, precise
+from ..tiles import WORDS, has_fp8, of_attention, precise, together
 
 ELEMENTS = 1024
 BYTES = (torch.int8, torch.uint8)
 """A cache of int8 with scales, and one of fp8."""
+FIRST = 256
 SPLIT = 512
-"""Cached tokens of a part of a sequence with one query: a fixed size, so that a context is always cut alike."""
+"""Cached tokens of one of the first parts of a sequence with one query, and of another: fixed sizes, so that a context is always
+cut alike. All parts of words are as short as the first ones."""
+FEW_QUERIES = 8
+"""Of a group of heads that ``words.attend_words`` takes."""
 
 
 def kv_write(o: Operands) -> None:
@@ -65,13 +69,32 @@ def _dot_type(q: torch.Tensor, k: torch.Tensor) -> tuple[tl.dtype, str]:
     return tl.float16, "ieee"
 
 
+def _parts(cached: int, split: int) -> int:
+    """In how many parts so many tokens are cut."""
+    short: int = kernels.SHORT.value * FIRST
+    return max(1, -(-min(cached, short) // FIRST) - (-max(0, cached - short) // split))
+
+
+def _by_words(o: Operands) -> bool:
+    """Whether there is a kernel for the cache's words: of int8 or E4M3, in heads of a width that it has."""
+    q, k, width = o["q"], o.state("k"), o.attr("head_dim")
+    assert k is not None
+    if o.state("v") is None or k.dtype not in BYTES or not (INTERPRETED or (together() and q.dtype != torch.float32)):
+        return False
+    known = INTERPRETED or k.dtype == torch.int8 or has_fp8()
+    fits = width in (64, 128) and o.attr("v_head_dim") in (0, width) and o.attr("block_size") % words.PAGE.value == 0
+    return bool(known and fits and o.attr("heads") // o.attr("kv_heads") <= FEW_QUERIES)
+
+
 @dataclass(frozen=True)
 class Attention:
     """An attention call in one step. ``parts``: memory for what ``splits`` parts of each context sum up to, if there are
-    several: values [sequences, heads, splits, width], and the greatest score and the total [sequences, heads, splits]."""
+    several: values [sequences, heads, splits, width], and the greatest score and the total [sequences, heads, splits].
+    ``by_words``: whether sequences with one token have a kernel that decodes words of the cache in registers."""
 
     o: Operands
     y: torch.Tensor
+    by_words: bool
     splits: int
     parts: tuple[torch.Tensor, ...]
 
@@ -79,11 +102,17 @@ class Attention:
     def of(cls, o: Operands) -> Attention:
         heads, width = o.attr("heads"), o.attr("v_head_dim") or o.attr("head_dim")
         q, (sequences, blocks) = o["q"], o["page_table"].shape
-        splits = max(1, -(-blocks * o.attr("block_size") // SPLIT))
+        by_words = _by_words(o)
+        splits = _parts(blocks * o.attr("block_size"), FIRST if by_words else SPLIT)
         parts: tuple[torch.Tensor, ...] = (q, q, q)
         if splits > 1:
             parts = (o.new(sequences, heads, splits, width), *(o.new(sequences, heads, splits) for _ in range(2)))
-        return cls(o, o.result(0, len(q), heads * width), splits, parts)
+        return cls(o, o.result(0, len(q), heads * width), by_words, splits, parts)
+
+    @property
+    def split(self) -> int:
+        """Tokens of a part but the first ones."""
+        return FIRST if self.by_words else SPLIT
 
     @property
     def several(self) -> bool:
@@ -93,6 +122,22 @@ class Attention:
     @property
     def lists(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.o["seq_starts"], self.o["query_offsets"], self.o["page_table"]
+
+    def launch_words(self) -> None:
+        """Sequences with one token."""
+        o, none, sinks, scales = self.o, self.o["q"], self.o.vector("sinks"), self.o.state("k_scale")
+        kv_heads, window, scaled = o.attr("kv_heads"), o.attr("window"), scales is not None
+        starts, offsets, table = self.lists
+        launch(
+            words.attend_words, (len(table), kv_heads, self.splits),
+            o["q"], o.state("k"), o.state("v"), scales if scaled else none, o.state("v_scale") if scaled else none,
+            none if sinks is None else sinks, starts, offsets, table, self.y, *self.parts,
+            table.shape[1], kv_heads, o.attr("scale"), o.attr("softcap"), window, self.splits,
+            WHOLE=self.splits == 1, SCALED=scaled, CAPPED=o.attr("softcap") != 0, WINDOWED=window > 0,
+            SINKS=sinks is not None, DOT=tl.float32 if INTERPRETED else tl.float16, TOGETHER=together(),
+            KEYS_BY=words.of_word(scaled), VALUES_BY=words.of_two(scaled), BLOCK_SIZE=o.attr("block_size"), FIRST=FIRST,
+            SPLIT=self.split, GROUP=o.attr("heads") // kv_heads, ROWS=FEW_QUERIES, WIDTH=o.attr("head_dim"), **WORDS,
+        )  # fmt: skip
 
     def launch(self, decode: bool) -> None:
         """Sequences with one token, or the others."""
@@ -117,7 +162,8 @@ class Attention:
             sequences, width, kv_heads, key_width, value_width, o.attr("scale"), o.attr("softcap"), window, self.splits,
             LATENT=latent, SCALED=scales is not None, CAPPED=o.attr("softcap") != 0, WINDOWED=window > 0,
             SINKS=sinks is not None, DOT=dot, PRECISION=precision, NATIVE=has_fp8(), BLOCK_SIZE=o.attr("block_size"),
-            SPLIT=SPLIT, GROUP=group, WIDTH=power_of_two(value_width, 16), REST=power_of_two(key_width - value_width, 16),
+            FIRST=FIRST, SPLIT=self.split, GROUP=group, WIDTH=power_of_two(value_width, 16),
+            REST=power_of_two(key_width - value_width, 16),
             **tiles.meta(), DECODE=decode, WHOLE=not decode or self.splits == 1,
         )  # fmt: skip
 
@@ -127,14 +173,17 @@ class Attention:
         heads, width = self.parts[0].shape[1], self.parts[0].shape[3]
         launch(
             kernels.merge, (len(table), heads), *self.parts, self.y if sinks is None else sinks, starts, offsets, self.y,
-            heads, width, window, self.splits, WINDOWED=window > 0, SINKS=sinks is not None, SPLIT=SPLIT,
-            WIDTH=power_of_two(width, 16),
+            heads, width, window, self.splits, WINDOWED=window > 0, SINKS=sinks is not None, FIRST=FIRST,
+            SPLIT=self.split, WIDTH=power_of_two(width, 16),
         )  # fmt: skip
 
 
 def decode_attention(step: Attention) -> None:
     """Sequences with one token, whose contexts are cut into parts."""
-    step.launch(decode=True)
+    if step.by_words:
+        step.launch_words()
+    else:
+        step.launch(decode=True)
     if step.splits > 1:
         step.merge()
 
