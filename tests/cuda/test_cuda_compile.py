@@ -22,7 +22,9 @@ FEW = {"few_coded", "attend_words"}  # for matrix instructions of NVIDIA's
 FP8 = {"fp8_by_fp8", "to_fp8"}  # where products of E4M3 are taken
 TILED = {"tiled"}  # where the copy engine brings tiles, those of int8, too
 ATTENTION = {"attend", "attend_words"}
-EARLY = ATTENTION | TILED | {"gated_act", "merge", "rms_norm", "rope_kv_write"}  # begin while the kernel before them ends
+EARLY = (
+    ATTENTION | TILED | {"gated_act", "merge", "rms_norm", "rope_kv_write"}
+)  # begin while the kernel before them ends
 PRODUCTS = {"dense", "quantized", "few_coded", "bytes_by_bytes", "fp8_by_fp8", "tiled"}
 # The instructions that products must use, and the bytes of memory that a program's warps may share.
 TARGETS = {
