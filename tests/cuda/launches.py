@@ -76,13 +76,16 @@ def matrix(format_, *shape):
         return Coded(
             form, shape, tensor(total, depth, dtype="int8"), tensor(total, 1, dtype="f16"), None, None, None, None
         )
+    together = tiles.together() if form.few else 0
+    if together:  # tiles of 32 rows
+        total, depth = int(np.prod(shape[:-2])) * -(-shape[-2] // 32), 32 * depth
     fine = tensor(total, depth // form.group, dtype="u8") if form.group != form.super else None
     least = name in ("Q4_1", "Q4_K", "Q5_K")
     scale = tensor(total, depth // form.super, dtype="f32" if name in ("NF4", "FP8") else "f16")
     table = None if form.table is None else tensor(len(form.table), dtype="f32")
     codes = tensor(total, depth * form.bits // 8, dtype="u8")
     least, fine_least = (scale, fine) if least else (None, None)
-    return Coded(form, shape, codes, scale, fine, least, fine_least, table, tiles.together() if form.few else 0)
+    return Coded(form, shape, codes, scale, fine, least, fine_least, table, together)
 
 
 @dataclass
@@ -407,8 +410,11 @@ def _within_loops(text, what):
 
 def _awaited(text):
     """Reads within loops that a round needs itself, and for which it waits: others are for the next one."""
-    yielded = set(re.findall(r"%[\w]+", "".join(line for line in text.splitlines() if "scf.yield" in line)))
-    reads = [line.split()[0] for line in text.splitlines() if "= tt.load" in line and line.startswith(" " * 6)]
+    lines = text.splitlines()
+    yielded = set(re.findall(r"%[\w]+", "".join(line for line in lines if "scf.yield" in line)))
+    joins = [re.findall(r"%[\w]+", line) for line in lines if "= tt.join" in line]
+    yielded |= {value for joined, *values in joins if joined in yielded for value in values}
+    reads = [line.split()[0] for line in lines if "= tt.load" in line and line.startswith(" " * 6)]
     return sum(read not in yielded for read in reads)
 
 

@@ -162,3 +162,42 @@ def test_cached_bytes_become_their_numbers(signed, device):
         np.testing.assert_equal(found, [ones[:2], ones[2:]])
         found = [halves_of(word) for word in carried_out(of_two(signed), 4, one, other)]
         np.testing.assert_equal(found, [list(both) for both in zip(ones, others, strict=True)])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_bytes_become_the_numbers_that_factors_are(dtype, device):
+    from engine_cuda.kernels.few import COUNTED, SIGNED
+
+    text = (SIGNED if dtype == np.int8 else COUNTED).value
+    for word in [*np.random.default_rng().integers(0, 1 << 32, 50).tolist(), 0x00FF80FF, 0xFF00FF7F]:
+        found = np.array(carried_out(text, 4, word), np.uint32).view(np.float32)
+        np.testing.assert_array_equal(found, np.array([word], np.uint32).view(dtype))
+
+
+@pytest.mark.parametrize("kernel", ["few4g32.bf16", "few4g64.bf16", "few8g16.bf16"])
+def test_each_way_sums_the_same_spans_in_the_same_order(kernel, device, monkeypatch):
+    """Those of each warp, of which there are as many whatever the tiles; and each thread reads the factors it needs itself."""
+    from engine_cuda import tiles
+    from engine_cuda.cuts import Shape
+    from engine_cuda.kernels.few import WARPS
+
+    monkeypatch.setattr(tiles, "INTERPRETED", False)
+    monkeypatch.setattr(tiles, "architecture", lambda: "sm_90")
+    group = 16 if "g16" in kernel else 32
+    for rows in (1, 8, 9, 17, 32):
+        ways = Shape(kernel, rows, 4096, 4096, 2).ways()
+        assert len(set(ways)) == len(ways) > 4
+        for one in ways:
+            assert one.warps == WARPS and one.bk in (32 * WARPS, 64 * WARPS) and tiles.FEW_STEP % one.bk == 0
+            assert one.bn * one.bm <= 2048 and one.bk // group * one.bn // 4 < 32 * WARPS
+
+
+@pytest.mark.parametrize("format_", ["Q4_K", "Q6_K", "NF4", "Q3_K", "Q8_0"])
+def test_codes_and_factors_come_back_from_their_tiles(format_, device):
+    """Of matrices whose rows are no whole tiles."""
+    from engine.testing.cases import CaseWeight, random_weight
+
+    weight = CaseWeight("w", random_weight(np.random.default_rng(), format_, (3, 40, 512)))
+    [provider] = device.providers()["linear"]
+    packed = provider.pack(weight, ("linear",), lambda _: None)
+    np.testing.assert_array_equal(packed.unpack(), weight.dense())

@@ -72,7 +72,8 @@ CASES = [
     ([("BF16", 96), ("BF16", 32), ("BF16", 17)], (), [(96, 32, 17)], 1),
     ([("F16", 64), ("F16", 130)], (0, 1), [(64, 130)], 1),
     ([("Q4_K", 64), ("Q4_K", 48), ("Q6_K", 33)], (0, 1, 2), [(64, 48), ()], 2),
-    ([("Q8_0", 64), ("Q4_K", 48), ("Q4_K", 33)], (), [(), (48, 33)], 2),
+    ([("Q8_0", 64), ("Q4_K", 96), ("Q4_K", 33)], (), [(), (96, 33)], 2),
+    ([("Q4_K", 48), ("Q4_K", 64)], (), [(), ()], 2),  # the first one's last tile of rows is not whole
     ([("F32", 8), ("F32", 9), ("F32", 10), ("F32", 11)], (), [(8, 9, 10), ()], 2),
     ([("BF16", 40), ("BF16", 40)], (1,), [(), ()], 2),  # one bias
 ]
@@ -98,11 +99,11 @@ def test_members_alike_are_one_product(members, biases, runs, memories, device, 
 
 def test_long_columns_of_codes_are_joined_and_in_parts(device, products):
     rng = np.random.default_rng()
-    group = Group(device, rng, [("Q4_K", 40), ("Q4_K", 24), ("Q4_K", 8)], 4096, (0, 1, 2))
+    group = Group(device, rng, [("Q4_K", 64), ("Q4_K", 32), ("Q4_K", 8)], 4096, (0, 1, 2))
     fn, x = group.bind(), rng.standard_normal((3, 4096), np.float32)
     for got, want in zip(group.run(fn, x), group.wanted(x), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
-    assert products == [(40, 24, 8)]
+    assert products == [(64, 32, 8)]
 
 
 def test_memory_is_kept_until_the_last_value_in_it_dies():

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from engine.formats import FORMATS
 from engine.testing.cases import CaseWeight, random_weight
-from engine_cuda.repack import REPACKED, packed_codes, plain_codes
+from engine_cuda.repack import REPACKED, packed_codes, plain_codes, tiled, untiled
 
 
 def numbers_of(form, parts):
@@ -48,10 +48,23 @@ def test_parts_are_the_decoder_s_numbers(name):
 @pytest.mark.parametrize("depth", [32, 96, 256, 288])
 def test_codes_come_back(together, depth):
     for bits in (4, 8):
-        codes = np.random.default_rng().integers(0, 1 << bits, (5, depth), np.uint8)
-        packed = packed_codes(codes, bits, together)
-        assert packed.shape[1] % (128 * bits // 8 if together else 32) == 0
-        np.testing.assert_array_equal(plain_codes(packed, bits, depth, together), codes)
+        for rows in (5, 32, 70):
+            codes = np.random.default_rng().integers(0, 1 << bits, (rows, depth), np.uint8)
+            packed = packed_codes(codes, bits, together)
+            assert packed.shape == (-(-rows // 32), depth * bits * 4) if together else packed.shape[1] % 32 == 0
+            np.testing.assert_array_equal(plain_codes(packed, bits, rows, depth, together), codes)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float16, np.float32])
+def test_a_lane_has_the_factors_of_its_four_rows_beside_each_other(dtype):
+    factors = np.random.default_rng().integers(0, 100, (70, 5)).astype(dtype)
+    tiles = tiled(factors)
+    assert tiles.shape == (3, 5 * 32) and tiles.dtype == dtype
+    np.testing.assert_array_equal(untiled(tiles, 70), factors)
+    for group in range(5):
+        for row in range(8):
+            lane = tiles[1, group * 32 + row * 4 :][:4]
+            np.testing.assert_array_equal(lane, factors[32 + row : 64 : 8, group])
 
 
 @pytest.mark.parametrize("together", [2, 4])
@@ -62,8 +75,9 @@ def test_a_lane_has_the_columns_of_its_operands(together):
     for bits in (4, 8):
         for column in columns:
             words = packed_codes((columns == column).astype(np.uint8)[None], bits, together).view("<u4")[0]
-            [word] = np.nonzero(words)[0]
-            found[bits, word, (int(words[word]).bit_length() - 1) // bits] = column
+            [place] = np.nonzero(words)[0]
+            word = place // 4 * (bits // 4) + place % 4
+            found[bits, word, (int(words[place]).bit_length() - 1) // bits] = column
     for lane in range(4):
         nibbles = [(found[4, lane, n], found[4, lane, n + 4]) for n in range(4)]
         octets = [(found[8, 2 * lane + hi, n], found[8, 2 * lane + hi, n + 2]) for hi in (0, 1) for n in (0, 1)]

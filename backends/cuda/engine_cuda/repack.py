@@ -397,41 +397,65 @@ REPACKED: Mapping[str, Form] = {
 }
 
 
+TILE = 32
+"""Rows and columns of codes that lie together, where they lie as NVIDIA's matrix instructions take them."""
 # Of 32 columns' numbers 16 hi + 4 lane + 2 pair + next (4 together) or 16 hi + 8 pair + 2 lane + next (2 together): how many of
-# hi, pair, lane and next there are, in that order, and which of them a nibble's place has: lane, next, hi, pair. A byte's has
-# lane, hi, next, pair.
+# hi, pair, lane and next there are, in that order, and where among them lane, next, hi and pair are.
 _PLACES = {4: ((2, 4, 2, 2), (1, 3, 0, 2)), 2: ((2, 2, 4, 2), (2, 3, 0, 1))}
 
 
 def _order(bits: int, together: int) -> list[int]:
-    lane, next_, hi, pair = (2 + axis for axis in _PLACES[together][1])
-    return [0, 1, lane, next_, hi, pair] if bits == 4 else [0, 1, lane, hi, next_, pair]
+    """Of axes [tiles, upper, pair of rows, 8 rows, parts of columns, the four of _PLACES] those of memory."""
+    lane, next_, hi, pair = (5 + axis for axis in _PLACES[together][1])
+    return [0, 4, 3, lane, 1, 2, next_, hi, pair] if bits == 4 else [0, 4, 1, 3, lane, 2, hi, next_, pair]
 
 
 def packed_codes(codes: Array, bits: int, together: int = 0) -> Array:
     """Codes u8 [rows, K] as bytes, zeros beyond K. Of 4 bits a byte has those of columns 64 i + j, low, and 64 i + 32 + j. Or
-    with ``together``, 2 or 4, 32 bits have those of a lane of NVIDIA's matrix instructions, which has as many columns beside
-    each other: two that are neighbours are 16 bits apart, and rows are of whole 128 columns."""
+    with ``together``, 2 or 4, [tiles of 32 rows, bytes]: 32 columns after the other, and of these each of 32 lanes of NVIDIA's
+    matrix instructions has its part of rows r, r + 8, r + 16 and r + 24 beside each other, as 16 bytes or twice as many. It has
+    as many columns ``together``, of which two that are neighbours are 16 bits apart in a word."""
     if bits == 8 and not together:
         return codes
     rows, depth = codes.shape
-    whole = 128 if together else 64
-    padded = np.zeros((rows, -(-depth // whole) * whole), np.uint8)
-    padded[:, :depth] = codes
+    height, width = (TILE, TILE) if together else (1, 64)
+    padded = np.zeros((-(-rows // height) * height, -(-depth // width) * width), np.uint8)
+    padded[:rows, :depth] = codes
     if together:
-        groups = padded.reshape(rows, -1, *_PLACES[together][0]).transpose(_order(bits, together))
-        return np.ascontiguousarray(groups if bits == 8 else groups[..., 0] | groups[..., 1] << 4).reshape(rows, -1)
+        lanes = padded.reshape(-1, 2, 2, 8, padded.shape[1] // TILE, *_PLACES[together][0]).transpose(
+            _order(bits, together)
+        )
+        packed = lanes if bits == 8 else lanes[..., 0] | lanes[..., 1] << 4
+        return np.ascontiguousarray(packed).reshape(len(lanes), -1)
     pairs = padded.reshape(rows, -1, 2, 32)
     return np.ascontiguousarray(pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)
 
 
-def plain_codes(packed: Array, bits: int, depth: int, together: int = 0) -> Array:
+def plain_codes(packed: Array, bits: int, rows: int, depth: int, together: int = 0) -> Array:
     """What ``packed_codes`` was given."""
     if bits == 8 and not together:
         return packed
     if together:
         codes = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1)
-        back = codes.reshape(len(packed), -1, 4, 2, 2, 2).transpose(np.argsort(_order(bits, together)))
-        return np.ascontiguousarray(back.reshape(len(packed), -1)[:, :depth])
+        order = _order(bits, together)
+        sizes = np.array([len(packed), 2, 2, 8, -(-depth // TILE), *_PLACES[together][0]])
+        plain = codes.reshape(sizes[order]).transpose(np.argsort(order))
+        return np.ascontiguousarray(plain.reshape(len(packed) * TILE, -1)[:rows, :depth])
     bytes_ = packed.reshape(len(packed), -1, 1, 32)
     return np.concatenate([bytes_ & 15, bytes_ >> 4], axis=2).reshape(len(packed), -1)[:, :depth]
+
+
+def tiled(factors: Array) -> Array:
+    """Factors [rows, groups] of codes that lie in tiles, [tiles, groups * 32]: a group after the other, of which each lane has
+    those of its four rows beside each other. Zeros beyond the last row."""
+    rows, groups = factors.shape
+    padded = np.zeros((-(-rows // TILE) * TILE, groups), factors.dtype)
+    padded[:rows] = factors
+    return np.ascontiguousarray(padded.reshape(-1, 4, 8, groups).transpose(0, 3, 2, 1)).reshape(-1, groups * TILE)
+
+
+def untiled(factors: Array, rows: int) -> Array:
+    """What ``tiled`` was given."""
+    groups = factors.shape[1] // TILE
+    plain = factors.reshape(-1, groups, 8, 4).transpose(0, 3, 2, 1)
+    return np.ascontiguousarray(plain.reshape(-1, groups)[:rows])

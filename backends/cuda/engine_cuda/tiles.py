@@ -97,8 +97,10 @@ PART = 1024
 """The fewest columns of a part of a product."""
 FEW = 32
 """Rows that count as few."""
-FEW_STEP = 128
-"""Columns of a step of few rows with codes, and outputs of its widest program."""
+FEW_OUTPUTS = 32
+"""Outputs of the narrowest program of few rows with codes."""
+FEW_STEP = 256
+"""Columns of its longest step, of which parts have whole ones: the same for all that are few."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def of_matmul(
     weight is decoded in registers. ``columns``: of a step, where they are given; fewer are read further ahead."""
     if INTERPRETED:  # each program costs the same, however large it is
         bm = block or power_of_two(min(rows, 64), 16)
-        return Tiles(bm, power_of_two(min(outputs, 256), 16), 128, 4, 1)
+        return Tiles(bm, power_of_two(min(outputs, 256), 32 if codes else 16), 128, 4, 1)
     most = _most_rows(bytes_, codes)
     bm = block or power_of_two(min(rows, most), 16)
     bn = 64 if bm <= 32 and not (codes and bm == most) else 128
@@ -207,16 +209,13 @@ def near_tiled(usual: Tiles, rows: int, bytes_: int) -> list[Tiles]:
 
 def of_few(rows: int, outputs: int, group: int, block: int | None = None) -> Tiles:
     """Of few rows with codes, groups of 16 or of more. Each of the warps has groups of columns of its own, and all the
-    program's outputs."""
+    program's outputs; of a few rows it has two at a time, since many narrow programs wait less for each other's warps."""
     bm = block or power_of_two(min(rows, FEW), 8)
     if INTERPRETED:
-        return Tiles(bm, power_of_two(min(outputs, 256), 16), FEW_STEP, 4, 1)
-    return Tiles(bm, min(FEW_STEP, _most_of_few(group) // bm), FEW_STEP, 4, 4)
-
-
-def _most_of_few(group: int) -> int:
-    """Of a program's outputs and rows, so that a thread has 64 sums, and as many products; each group of a step has some."""
-    return 1024 if group == 16 else 2048
+        return Tiles(bm, power_of_two(min(outputs, 256), 32), FEW_STEP if group > 16 and bm == 8 else 128, 4, 1)
+    if group == 16:
+        return Tiles(bm, FEW_OUTPUTS, 128, 4, 4)
+    return Tiles(bm, FEW_OUTPUTS, FEW_STEP, 4, 4) if bm == 8 else Tiles(bm, 2 * FEW_OUTPUTS, 128, 4, 4)
 
 
 def parts_of(width: int, rows: int, outputs: int, depth: int) -> int:
@@ -239,10 +238,12 @@ def _most_rows(bytes_: int, codes: bool) -> int:
 
 
 def near_few(usual: Tiles, group: int) -> list[Tiles]:
-    """The usual tiles, and others worth a try; their sums have the same order."""
+    """The usual tiles, and others worth a try; their sums have the same order. A step has fewer factors than would fill a
+    thread's read each."""
     found = [
-        replace(usual, bn=bn, stages=stages)
-        for bn in (32, 64, 128) for stages in (2, 3, 4, 5, 6) if bn * usual.bm <= _most_of_few(group)
+        replace(usual, bn=bn, bk=bk, stages=stages)
+        for bn in (32, 64) for bk in (128, FEW_STEP) for stages in (2, 3, 4, 5, 6)
+        if bn * bk < 512 * min(group, 32) and bn * usual.bm <= 2048
     ]  # fmt: skip
     return [usual, *(tiles for tiles in found if tiles != usual)]
 

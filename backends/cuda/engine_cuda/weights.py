@@ -13,7 +13,7 @@ import torch
 from engine.backend.v1 import Array, Packed, WeightRef
 
 from .arrays import from_host, to_host
-from .repack import REPACKED, Form, Parts, packed_codes, plain_codes
+from .repack import REPACKED, TILE, Form, Parts, packed_codes, plain_codes, tiled, untiled
 from .tiles import multiplies_fp8
 
 STORED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -46,8 +46,8 @@ class Dense:
 @dataclass(frozen=True)
 class Coded:
     """A matrix [..., N, K] as ``repack`` has it: rows of bytes, and rows of factors beside them. With ``one_scale`` a row has
-    a single factor, as products of bytes need it, and codes that are not E4M3 are int8. ``together``: how codes lie,
-    as ``repack.packed_codes`` says."""
+    a single factor, as products of bytes need it, and codes that are not E4M3 are int8. ``together``: how codes lie, as
+    ``repack.packed_codes`` says; where that is in tiles, each matrix has whole ones, and factors lie so, too."""
 
     form: Form
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Coded:
 
     @property
     def rows(self) -> tuple[torch.Tensor | None, ...]:
-        """What there is of each row."""
+        """What there is of each row, or of each tile."""
         return self.codes, self.scale, self.fine_scale, self.least, self.fine_least
 
     @property
@@ -78,8 +78,7 @@ class Coded:
         return sum(part.nbytes for part in self.rows if part is not None)
 
     def decoded(self) -> Array:
-        depth = self.shape[-1]
-        codes = plain_codes(to_host(self.codes), self.form.bits, depth, self.together)
+        codes = self.plain_codes()
         numbers = codes.astype(np.float32) - self.form.zero
         if self.form.table is not None:
             numbers = self.form.table[codes]
@@ -92,15 +91,32 @@ class Coded:
         depth = self.shape[-1]
         if self.one_scale:
             return to_host(scale).astype(np.float32)
-        whole = np.repeat(to_host(scale).astype(np.float32), self.form.super, axis=1)[:, :depth]
+        whole = np.repeat(self.plain(scale).astype(np.float32), self.form.super, axis=1)[:, :depth]
         if fine is None:
             return whole
-        return whole * np.repeat(to_host(fine).astype(np.float32), self.form.group, axis=1)[:, :depth]
+        return whole * np.repeat(self.plain(fine).astype(np.float32), self.form.group, axis=1)[:, :depth]
+
+    def plain_codes(self) -> Array:
+        """A row's beside each other."""
+        bits, (rows, depth), matrices = self.form.bits, self.shape[-2:], self._matrices(self.codes)
+        return np.concatenate([plain_codes(one, bits, rows, depth, self.together) for one in matrices])
+
+    def plain(self, factors: torch.Tensor) -> Array:
+        """A row's beside each other."""
+        matrices = self._matrices(factors)
+        return np.concatenate([untiled(one, self.shape[-2]) if self.together else one for one in matrices])
+
+    def _matrices(self, parts: torch.Tensor) -> Array:
+        """Of each matrix its rows or tiles."""
+        array = to_host(parts)
+        return array.reshape(prod(self.shape[:-2]), -1, array.shape[1])
 
 
 def joinable(weights: Sequence[Dense | Coded]) -> bool:
     """Whether matrices [N, K] may be parts of one: decoded alike, by kernels that take codes as they are."""
     first, *others = weights
+    if any(isinstance(one, Coded) and one.together and one.shape[0] % TILE for one in weights[:-1]):
+        return False
     if isinstance(first, Dense):
         return all(isinstance(one, Dense) and one.array.dtype == first.array.dtype for one in others)
     plain = not first.one_scale and not first.multiplies_fp8
@@ -153,18 +169,18 @@ def pack(ref: WeightRef, progress: Callable[[int], None], device: torch.device, 
 
 def packed_bytes(ref: WeightRef, together: int) -> int:
     """At most so many bytes does ``pack`` make of a weight; factors that turn out to be alike take less."""
-    total, depth = prod(ref.shape[:-1]), ref.shape[-1]
     if ref.format not in REPACKED:
-        return total * depth * np.dtype(STORED.get(ref.format, np.float32)).itemsize
-    if (ref.format, depth, together) not in _row_bytes:
-        form = REPACKED[ref.format]
-        arrays = _arrays(form.split(np.ascontiguousarray(ref.rows(0, 1))), form, together if form.few else 0)
-        _row_bytes[ref.format, depth, together] = sum(array.nbytes for array in arrays if array is not None)
-    return total * _row_bytes[ref.format, depth, together]
+        return prod(ref.shape) * np.dtype(STORED.get(ref.format, np.float32)).itemsize
+    form, (*matrices, rows, depth) = REPACKED[ref.format], ref.shape
+    together = together if form.few else 0
+    if (ref.format, depth, together) not in _first_bytes:
+        arrays = _arrays(form.split(np.ascontiguousarray(ref.rows(0, 1))), form, together)
+        _first_bytes[ref.format, depth, together] = sum(array.nbytes for array in arrays if array is not None)
+    return prod(matrices) * -(-rows // (TILE if together else 1)) * _first_bytes[ref.format, depth, together]
 
 
-_row_bytes: dict[tuple[str, int, int], int] = {}
-"""Of a row of so many columns in a format, as codes and factors."""
+_first_bytes: dict[tuple[str, int, int], int] = {}
+"""Of a row of so many columns in a format, or of a tile of rows, as codes and factors."""
 
 
 def _dense(ref: WeightRef, progress: Callable[[int], None], device: torch.device) -> Dense:
@@ -178,25 +194,35 @@ def _dense(ref: WeightRef, progress: Callable[[int], None], device: torch.device
 
 
 def _coded(ref: WeightRef, progress: Callable[[int], None], device: torch.device, together: int) -> Coded:
-    form, depth, total = REPACKED[ref.format], ref.shape[-1], prod(ref.shape[:-1])
+    form, (*matrices, rows, depth) = REPACKED[ref.format], ref.shape
     together = together if form.few else 0
-    step = max(1, CHUNK // depth)
+    step = -(-max(1, CHUNK // depth) // TILE) * TILE
     chunks = []
-    for first in range(0, total, step):
-        raw = np.ascontiguousarray(ref.rows(first, min(first + step, total)))
-        arrays = _arrays(form.split(raw), form, together)
-        chunks.append(tuple(None if array is None else from_host(array, device) for array in arrays))
-        progress(raw.nbytes)
+    for begin in range(0, prod(matrices) * rows, rows):
+        for first in range(begin, begin + rows, step):
+            raw = np.ascontiguousarray(ref.rows(first, min(first + step, begin + rows)))
+            arrays = _arrays(form.split(raw), form, together)
+            chunks.append(tuple(None if array is None else from_host(array, device) for array in arrays))
+            progress(raw.nbytes)
     codes, scale, fine_scale, least, fine_least = (_joined(column) for column in zip(*chunks, strict=True))
     assert codes is not None and scale is not None
     table = None if form.table is None else from_host(form.table, device)
-    if form.zero == 128 and bool((scale == scale[:, :1]).all()):
+    weight = Coded(form, ref.shape, codes, scale, fine_scale, least, fine_least, table, together)
+    if form.zero == 128 and _same(scale, TILE if together else 1):
+        natural = from_host(weight.plain_codes(), device)
         form = replace(form, group=WHOLE_ROW, super=WHOLE_ROW, zero=0)
-        natural = from_host(plain_codes(to_host(codes), form.bits, depth, together), device)
-        codes, scale, together = (natural ^ 128).view(torch.int8), scale[:, :1].contiguous(), 0
+        scale = from_host(np.ascontiguousarray(weight.plain(scale)[:, :1]), device)
+        return Coded(form, ref.shape, (natural ^ 128).view(torch.int8), scale, None, None, None, table)
     if form.e4m3 and multiplies_fp8():
         form, scale = _with_few_scales(form, scale)
-    return Coded(form, ref.shape, codes, scale, fine_scale, least, fine_least, table, together)
+        return replace(weight, form=form, scale=scale)
+    return weight
+
+
+def _same(scale: torch.Tensor, each: int) -> bool:
+    """Whether all that a row has are, of rows or tiles with ``each`` rows."""
+    groups = scale.view(len(scale), -1, each)
+    return bool((groups == groups[:, :1]).all())
 
 
 def _with_few_scales(form: Form, scale: torch.Tensor) -> tuple[Form, torch.Tensor]:
@@ -211,7 +237,10 @@ def _with_few_scales(form: Form, scale: torch.Tensor) -> tuple[Form, torch.Tenso
 
 
 def _arrays(parts: Parts, form: Form, together: int) -> tuple[Array | None, ...]:
-    return packed_codes(parts.codes, form.bits, together), parts.scale, parts.fine_scale, parts.least, parts.fine_least
+    factors: tuple[Array | None, ...] = (parts.scale, parts.fine_scale, parts.least, parts.fine_least)
+    if together:
+        factors = tuple(None if one is None else tiled(one) for one in factors)
+    return packed_codes(parts.codes, form.bits, together), *factors
 
 
 def _joined(chunks: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:

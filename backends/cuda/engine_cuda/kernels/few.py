@@ -3,7 +3,8 @@
 Memory is what takes the time of such products, as long as a weight costs no more than some three instructions. So codes become
 operands in the registers of the lane that multiplies them, two in one instruction where they have up to seven bits (they are
 or-ed below the bits of 128, or in f16 of 1,024, whose ulp is one), and factors are applied to the sums of a group of columns.
-Each warp has groups of its own.
+Each warp has groups of its own. Codes and factors lie in memory as lanes take them (``repack.packed_codes``, ``repack.tiled``): a
+lane reads 16 bytes of codes at a time and the factors of its four rows of a tile at once, and none of it changes places.
 """
 
 from functools import cache
@@ -14,6 +15,10 @@ import triton.language as tl
 
 from .common import _INTERPRETED
 from .matmul import finish, meant, rows_of
+
+WARPS = 4
+"""Of a program. So many spans of 32 columns have sums of their own, every fourth the same, whatever a step's columns are."""
+_WARPS = tl.constexpr(WARPS)
 
 
 def _instructions(low: list[int], high: list[int]) -> str:
@@ -57,6 +62,20 @@ def widened(zero: int, dtype: str) -> str:
     )
     kind = "bf16x2" if dtype == "bf16" else "f16x2"
     return f"{begin}{taken} cvt.rn.{kind}.f32 $0, number2, number0; cvt.rn.{kind}.f32 $1, number3, number1; }}"
+
+
+def _counted(zero: int) -> tl.constexpr:
+    """The instructions for a word's four bytes, less ``zero``, in f32: 0, or 128 for those of int8."""
+    begin = f"{{ .reg .b32 word, bits; .reg .f32 number; xor.b32 word, $4, {0x01010101 * zero:#x};"
+    taken = "".join(
+        f" prmt.b32 bits, word, 0x4B000000, {0x7650 + n:#x}; mov.b32 number, bits;"
+        f" sub.f32 ${n}, number, 0f{0x4B000000 + zero:08X};"
+        for n in range(4)
+    )
+    return tl.constexpr(f"{begin}{taken} }}")
+
+
+COUNTED, SIGNED = _counted(0), _counted(128)
 
 
 @cache
@@ -141,14 +160,16 @@ def _spread(
     MORE: tl.constexpr, DECODED_BY: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     SPANS: tl.constexpr,
 ):  # fmt: skip
-    """[SPANS * 32 / GROUP, ROWS, GROUP] of words [ROWS, SPANS * BITS] as ``repack.packed_codes`` has them, groups of 16 the first
-    of each span before the second. In this order of steps all of it stays in its lane, for the compiler carries the layout of
-    an operand through them to where words are read."""
+    """[SPANS * 32 / GROUP, ROWS, GROUP] of words [ROWS / 32, SPANS * BITS * 32] as ``repack.packed_codes`` has them, groups of 16
+    the first of each span before the second. In this order of steps all of it stays in its lane, for the compiler carries the
+    layout of an operand through them to where words are read."""
     if BITS == 4:
-        words = tl.permute(tl.reshape(words, [ROWS, SPANS, 4]), (2, 1, 0))
+        words = tl.permute(tl.reshape(words, [ROWS // 32, SPANS, 8, 4, 4]), (3, 1, 0, 4, 2))
+        words = tl.reshape(words, [4, SPANS, ROWS])
         numbers = _nibbles(words, MEANING, TABLE, DECODED_BY, HALF)  # lane, span, row, next, pair, hi
     else:
-        words = tl.permute(tl.reshape(words, [ROWS, SPANS, 4, 2]), (2, 1, 0, 3))
+        words = tl.permute(tl.reshape(words, [ROWS // 32, SPANS, 2, 8, 4, 2, 2]), (4, 1, 0, 2, 5, 3, 6))
+        words = tl.reshape(words, [4, SPANS, ROWS, 2])
         numbers = tl.permute(_octets(words, ZERO, MORE, DECODED_BY, HALF), (0, 1, 2, 4, 5, 3))
     if GROUP == 16:
         numbers = tl.permute(numbers, (0, 4, 3, 5, 1, 2) if TOGETHER == 4 else (4, 0, 3, 5, 1, 2))
@@ -158,25 +179,90 @@ def _spread(
 
 
 @triton.jit
-def _read(pointer, n, there, group, count, SPAN: tl.constexpr):
-    """What every SPAN groups have, [groups, outputs]: 0 beyond the last."""
-    place = group // SPAN
-    return tl.load(
-        pointer + n[None, :] * count + place[:, None], mask=there[None, :] & (place < count)[:, None], other=0
-    )
+def _read(pointer, tile, group, count, SPAN: tl.constexpr):
+    """What every SPAN groups have, of a lane's four rows in a word or two, [groups, tiles, 8(, 2)]. Beyond the last it is the
+    last's, for columns that are 0. They are fewer words than threads, which therefore each read their own."""
+    place = tl.minimum(group // SPAN, count - 1)
+    at = (tile[None, :, None] * count + place[:, None, None]) * 8 + tl.arange(0, 8)[None, None, :]
+    if pointer.dtype.element_ty.primitive_bitwidth == 8:
+        return tl.load(pointer.to(tl.pointer_type(tl.uint32), bitcast=True) + at)
+    elif pointer.dtype.element_ty.primitive_bitwidth == 16:
+        return tl.load(pointer.to(tl.pointer_type(tl.uint64), bitcast=True) + at)
+    else:
+        wide = pointer.to(tl.pointer_type(tl.uint64), bitcast=True) + 2 * at
+        return tl.join(tl.load(wide), tl.load(wide + 1))
+
+
+@triton.jit
+def _counts(words, KIND: tl.constexpr):
+    """The bytes of words, f32 [..., 4]."""
+    if _INTERPRETED:
+        low = tl.join((words & 255).to(tl.uint8), ((words >> 16) & 255).to(tl.uint8))
+        high = tl.join(((words >> 8) & 255).to(tl.uint8), (words >> 24).to(tl.uint8))
+        return tl.join(low, high).to(KIND, bitcast=True).to(tl.float32)
+    else:
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            SIGNED if tl.int8 == KIND else COUNTED,
+            "=f,=f,=f,=f,r",
+            [words],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+        return tl.join(tl.join(first, third), tl.join(second, fourth))
+
+
+@triton.jit
+def _of_rows(words, KIND: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):
+    """f32 [GROUPS, ROWS] of what ``_read`` has read."""
+    if KIND.primitive_bitwidth == 8:
+        four = _counts(words, KIND)
+    elif KIND.primitive_bitwidth == 16:
+        four = _two(tl.join(words.to(tl.uint32), (words >> 32).to(tl.uint32)), KIND).to(tl.float32)
+    else:
+        four = tl.join(words.to(tl.uint32), (words >> 32).to(tl.uint32)).to(tl.float32, bitcast=True)
+    four = tl.reshape(four, [GROUPS, ROWS // 32, 8, 4])
+    return tl.reshape(tl.permute(four, (0, 1, 3, 2)), [GROUPS, ROWS])
 
 
 @triton.jit
 def _read_factors(
-    pointer, fine, n, there, group, supers, groups, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr
+    pointer, fine, tile, group, supers, groups, GROUP: tl.constexpr, SUPER: tl.constexpr, FINE: tl.constexpr
 ):
-    value = _read(pointer, n, there, group, supers, SUPER // GROUP)
-    return value, _read(fine, n, there, group, groups, 1) if FINE else value
+    value = _read(pointer, tile, group, supers, SUPER // GROUP)
+    return value, _read(fine, tile, group, groups, 1) if FINE else value
 
 
 @triton.jit
-def _factor(value, fine, FINE: tl.constexpr):
-    return value.to(tl.float32) * fine.to(tl.float32) if FINE else value.to(tl.float32)
+def _factor(
+    value,
+    fine,
+    KIND: tl.constexpr,
+    FINE_KIND: tl.constexpr,
+    FINE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """f32 [GROUPS, ROWS, 1]"""
+    factor = _of_rows(value, KIND, GROUPS, ROWS)
+    if FINE:
+        factor *= _of_rows(fine, FINE_KIND, GROUPS, ROWS)
+    return factor[:, :, None]
+
+
+@triton.jit
+def _rounds(x, HALVES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of x [HALVES * 2 * WARPS, ROWS, COLUMNS] the first WARPS of each half, and the second."""
+    x = tl.permute(tl.reshape(x, [HALVES, 2, _WARPS, ROWS, COLUMNS]), (0, 2, 3, 4, 1))
+    return tl.split(tl.reshape(x, [HALVES * _WARPS, ROWS, COLUMNS, 2]))
+
+
+@triton.jit
+def _summed(sums, products, by, totals, less, LEAST: tl.constexpr):
+    sums += products * by
+    if LEAST:
+        sums -= totals * less
+    return sums
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -188,11 +274,15 @@ def few_coded(
     FINE: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, JOINED: tl.constexpr, GROUPED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """As ``matmul.quantized``, of GROUP 16 or 32 columns, or of 32 of a larger group. BK is 32 for each warp; ``part`` is of
-    whole BK. DECODED_BY: the instructions that decode a word, by which numbers come out MORE than they are."""
+    """As ``matmul.quantized``, of GROUP 16 or 32 columns, or of 32 of a larger group. BK is 32 or 64 for each warp; ``part`` is
+    of whole BK. DECODED_BY: the instructions that decode a word, by which numbers come out MORE than they are."""
     HALF: tl.constexpr = tl.float16 if tl.float16 == DOT else tl.bfloat16
     STEP: tl.constexpr = BK // GROUP
     SPANS: tl.constexpr = BK // 32
+    HALVES: tl.constexpr = 32 // GROUP
+    WORDS: tl.constexpr = BITS * 32
+    KIND: tl.constexpr = scale.dtype.element_ty
+    FINE_KIND: tl.constexpr = fine_scale.dtype.element_ty
     expert = tl.cast(0, tl.int64)
     if GROUPED:
         expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
@@ -200,28 +290,30 @@ def few_coded(
             return
     m, row_there = rows_of(order, tl.program_id(0), rows, GROUPED, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
-    there = n < outputs
+    tiles = (outputs + 31) // 32
+    tile = tl.minimum(tl.program_id(1) * (BN // 32) + tl.arange(0, BN // 32), tiles - 1)
     words = codes.to(tl.pointer_type(tl.uint32), bitcast=True)
-    words += (expert * outputs + tl.minimum(n, outputs - 1).to(tl.int64))[:, None] * (code_row // 4)
+    words += (expert * tiles + tile.to(tl.int64))[:, None] * (code_row // 4)
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row
     k = tl.arange(0, BK)
-    word = tl.arange(0, BK * BITS // 32)
-    scale, least = scale + expert * outputs * supers, least + expert * outputs * supers
-    fine_scale, fine_least = fine_scale + expert * outputs * groups, fine_least + expert * outputs * groups
+    word = tl.arange(0, SPANS * WORDS)
+    scale, least = scale + expert * tiles * 32 * supers, least + expert * tiles * 32 * supers
+    fine_scale, fine_least = fine_scale + expert * tiles * 32 * groups, fine_least + expert * tiles * 32 * groups
     begin = tl.program_id(2) * part if PARTS else 0
     group = tl.arange(0, STEP)
     if GROUP == 16:
         group = group % SPANS * 2 + group // SPANS
     group += begin // GROUP
-    scales, fine_scales = _read_factors(scale, fine_scale, n, there, group, supers, groups, GROUP, SUPER, FINE)
+    scales, fine_scales = _read_factors(scale, fine_scale, tile, group, supers, groups, GROUP, SUPER, FINE)
     leasts, fine_leasts = scales, fine_scales
     if LEAST:
-        leasts, fine_leasts = _read_factors(least, fine_least, n, there, group, supers, groups, GROUP, SUPER, FINE)
+        leasts, fine_leasts = _read_factors(least, fine_least, tile, group, supers, groups, GROUP, SUPER, FINE)
     ones = tl.full([STEP, 16, GROUP // 2], 1.0, DOT)
     ones = tl.reshape(tl.join(ones, ones), [STEP, 16, GROUP])  # a join, or this product's operands lie otherwise
-    sums = tl.zeros([STEP, BN, BM], tl.float32)
+    sums = tl.zeros([HALVES * _WARPS, BN, BM], tl.float32)
     for column in range(begin, tl.minimum(begin + part, depth), BK):
-        a = tl.load(words + (column * BITS // 32 + word)[None, :])
+        here = column // 32 * WORDS + word
+        a = tl.load(words + here[None, :], mask=(here < code_row // 4)[None, :], other=0)
         a = _spread(a, BITS, TOGETHER, MEANING, TABLE, ZERO, MORE, DECODED_BY, HALF, GROUP, BN, SPANS).to(DOT)
         columns = (column + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
@@ -238,15 +330,26 @@ def few_coded(
             products = tl.dot(a, b, totals * -MORE, input_precision=PRECISION)
         else:
             products = tl.dot(a, b, input_precision=PRECISION)
-        by, less = _factor(scales, fine_scales, FINE), _factor(leasts, fine_leasts, FINE)
+        by = _factor(scales, fine_scales, KIND, FINE_KIND, FINE, STEP, BN)
+        less = by
+        if LEAST:
+            less = _factor(leasts, fine_leasts, KIND, FINE_KIND, FINE, STEP, BN)
+        else:
+            totals = products
+        if SPANS == _WARPS:
+            sums = _summed(sums, products, by, totals, less, LEAST)
+        else:
+            products, later_products = _rounds(products, HALVES, BN, BM)
+            totals, later_totals = _rounds(totals, HALVES, BN, BM)
+            by, later_by = _rounds(by, HALVES, BN, 1)
+            less, later_less = _rounds(less, HALVES, BN, 1)
+            sums = _summed(sums, products, by, totals, less, LEAST)
+            sums = _summed(sums, later_products, later_by, later_totals, later_less, LEAST)
         group += STEP
-        # A step before they are needed, which else waits for memory.
-        scales, fine_scales = _read_factors(scale, fine_scale, n, there, group, supers, groups, GROUP, SUPER, FINE)
+        # A step ahead, into the registers of those that are no longer needed: what is copied from others waits for memory.
+        scales, fine_scales = _read_factors(scale, fine_scale, tile, group, supers, groups, GROUP, SUPER, FINE)
         if LEAST:
-            leasts, fine_leasts = _read_factors(least, fine_least, n, there, group, supers, groups, GROUP, SUPER, FINE)
-        sums += products * by[:, :, None]
-        if LEAST:
-            sums -= totals * less[:, :, None]
+            leasts, fine_leasts = _read_factors(least, fine_least, tile, group, supers, groups, GROUP, SUPER, FINE)
     if PARTS:
         y += tl.program_id(2).to(tl.int64) * rows * outputs
     finish(

@@ -117,20 +117,27 @@ def _spread(values, ROWS: tl.constexpr, COUNT: tl.constexpr, EACH: tl.constexpr)
 
 
 @triton.jit
-def _of_groups(pointer, rows, there, first, groups, GROUP: tl.constexpr, COUNT: tl.constexpr):
+def _of_groups(pointer, rows, there, first, groups, TOGETHER: tl.constexpr, GROUP: tl.constexpr, COUNT: tl.constexpr):
     """What the COUNT groups of columns from ``first`` on have, [ROWS, COUNT]: 0 beyond the last."""
     group = (first // GROUP + tl.arange(0, COUNT))[None, :]
     mask = there[:, None] & (group < groups)
-    return tl.load(pointer + rows[:, None] * groups + group, mask=mask, other=0)
+    rows = rows[:, None]
+    if TOGETHER == 0:
+        place = rows * groups + group
+    else:  # as repack.tiled has them
+        place = (rows // 32 * groups + group) * 32 + rows % 8 * 4 + rows % 32 // 8
+    return tl.load(pointer + place, mask=mask, other=0)
 
 
 @triton.jit
-def _read_factors(pointer, fine, rows, there, first, groups, supers, GROUP: tl.constexpr, SUPER: tl.constexpr,
-                  FINE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+def _read_factors(pointer, fine, rows, there, first, groups, supers, TOGETHER: tl.constexpr, GROUP: tl.constexpr,
+                  SUPER: tl.constexpr, FINE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Of COLUMNS columns from ``first`` on what each SUPER have, and where FINE says so the integer that each GROUP have."""
-    value = _of_groups(pointer, rows, there, first, supers, SUPER, COLUMNS // SUPER if COLUMNS > SUPER else 1)
+    supers_count: tl.constexpr = COLUMNS // SUPER if COLUMNS > SUPER else 1
+    groups_count: tl.constexpr = COLUMNS // GROUP if COLUMNS > GROUP else 1
+    value = _of_groups(pointer, rows, there, first, supers, TOGETHER, SUPER, supers_count)
     if FINE:
-        return value, _of_groups(fine, rows, there, first, groups, GROUP, COLUMNS // GROUP if COLUMNS > GROUP else 1)
+        return value, _of_groups(fine, rows, there, first, groups, TOGETHER, GROUP, groups_count)
     else:
         return value, tl.zeros([1, 1], tl.int8)
 
@@ -191,26 +198,25 @@ def decoded(
 
 
 @triton.jit
-def _nibbles(packed, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Codes [ROWS, COLUMNS] of bytes as ``repack.packed_codes`` has them."""
-    both = tl.join(packed & 15, packed >> 4)
-    if TOGETHER == 0:
-        both = tl.permute(tl.reshape(both, [ROWS, COLUMNS // 64, 32, 2]), (0, 1, 3, 2))
-    else:  # lane, next, hi, pair
-        both = tl.reshape(both, [ROWS, COLUMNS // 32, 4, 2, 2, 2])
-        both = tl.permute(both, (0, 1, 4, 2, 5, 3) if TOGETHER == 4 else (0, 1, 4, 5, 2, 3))
-    return tl.reshape(both, [ROWS, COLUMNS])
+def _nibbles(packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Codes [ROWS, COLUMNS] of bytes of rows as ``repack.packed_codes`` has them."""
+    both = tl.reshape(tl.join(packed & 15, packed >> 4), [ROWS, COLUMNS // 64, 32, 2])
+    return tl.reshape(tl.permute(both, (0, 1, 3, 2)), [ROWS, COLUMNS])
 
 
 @triton.jit
-def _bytes(packed, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Codes [ROWS, COLUMNS] of 8 bits, likewise."""
-    if TOGETHER == 0:
-        return packed
-    else:  # lane, hi, next, pair
-        packed = tl.reshape(packed, [ROWS, COLUMNS // 32, 4, 2, 2, 2])
-        packed = tl.permute(packed, (0, 1, 3, 2, 5, 4) if TOGETHER == 4 else (0, 1, 3, 5, 2, 4))
-        return tl.reshape(packed, [ROWS, COLUMNS])
+def _untiled(packed, BITS: tl.constexpr, TOGETHER: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr,
+             COLUMNS: tl.constexpr):  # fmt: skip
+    """Codes [TILES * ROWS, COLUMNS] of bytes of tiles, likewise, of which ROWS is 32, or 1 where there are those of one row."""
+    EIGHT: tl.constexpr = 8 if ROWS == 32 else 1
+    TWO: tl.constexpr = 2 if ROWS == 32 else 1
+    if BITS == 4:  # row, lane, upper, pair of rows, next, hi, pair
+        codes = tl.reshape(tl.join(packed & 15, packed >> 4), [TILES, COLUMNS // 32, EIGHT, 4, TWO * TWO, 2, 2, 2])
+        codes = tl.permute(codes, (0, 4, 2, 1, 6, 3, 7, 5) if TOGETHER == 4 else (0, 4, 2, 1, 6, 7, 3, 5))
+    else:  # upper, row, lane, pair of rows, hi, next, pair
+        codes = tl.reshape(packed, [TILES, COLUMNS // 32, TWO, EIGHT, 4, TWO, 2, 2, 2])
+        codes = tl.permute(codes, (0, 2, 5, 3, 1, 6, 4, 8, 7) if TOGETHER == 4 else (0, 2, 5, 3, 1, 6, 8, 4, 7))
+    return tl.reshape(codes, [TILES * ROWS, COLUMNS])
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -233,37 +239,46 @@ def quantized(
     m, row_there = rows_of(order, tl.program_id(0), rows, GROUPED, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     there = n < outputs
-    w_rows = expert * outputs + n.to(tl.int64)
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row + batch * depth
     k = tl.arange(0, BK)
-    bytes_ = tl.arange(0, BK * BITS // 8)
+    HEIGHT: tl.constexpr = 32 if TOGETHER else 1  # rows that lie together
+    bytes_ = tl.arange(0, HEIGHT * BK * BITS // 8)
+    tiles = (outputs + HEIGHT - 1) // HEIGHT
+    tile = tl.program_id(1) * (BN // HEIGHT) + tl.arange(0, BN // HEIGHT)
+    tile_there = (tile < tiles)[:, None]
+    code_rows = codes + (expert * tiles + tile.to(tl.int64))[:, None] * code_row
     sums = tl.zeros([BN, BM], tl.float32)
     begin = tl.program_id(2) * part if PARTS else 0
     # Factors are read a step before they are needed, which else waits for memory each time, and by 32-bit offsets.
-    scale, least = scale + expert * outputs * supers, least + expert * outputs * supers
-    fine_scale, fine_least = fine_scale + expert * outputs * groups, fine_least + expert * outputs * groups
-    scales, fine_scales = _read_factors(scale, fine_scale, n, there, begin, groups, supers, GROUP, SUPER, FINE, BK)
+    before = expert * tiles * HEIGHT
+    scale, least = scale + before * supers, least + before * supers
+    fine_scale, fine_least = fine_scale + before * groups, fine_least + before * groups
+    scales, fine_scales = _read_factors(
+        scale, fine_scale, n, there, begin, groups, supers, TOGETHER, GROUP, SUPER, FINE, BK
+    )
     leasts, fine_leasts = scales, fine_scales
     if LEAST:
-        leasts, fine_leasts = _read_factors(least, fine_least, n, there, begin, groups, supers, GROUP, SUPER, FINE, BK)
+        leasts, fine_leasts = _read_factors(
+            least, fine_least, n, there, begin, groups, supers, TOGETHER, GROUP, SUPER, FINE, BK
+        )
     for column in range(begin, tl.minimum(begin + part, depth), BK):  # without a branch, or nothing of it is read ahead
-        byte = (column * BITS // 8 + bytes_)[None, :]
-        taken = tl.load(codes + w_rows[:, None] * code_row + byte, mask=there[:, None] & (byte < code_row), other=0)
-        if BITS == 4:
-            taken = _nibbles(taken, TOGETHER, BN, BK)
-        else:
-            taken = _bytes(taken, TOGETHER, BN, BK)
+        byte = (column * BITS // 8 * HEIGHT + bytes_)[None, :]
+        taken = tl.load(code_rows + byte, mask=tile_there & (byte < code_row), other=0)
+        if TOGETHER:
+            taken = _untiled(taken, BITS, TOGETHER, BN // 32, 32, BK)
+        elif BITS == 4:
+            taken = _nibbles(taken, BN, BK)
         a = decoded(
             taken, scales, fine_scales, leasts, fine_leasts,
             MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, BN, BK,
         )  # fmt: skip
         following = column + BK
         scales, fine_scales = _read_factors(
-            scale, fine_scale, n, there, following, groups, supers, GROUP, SUPER, FINE, BK
+            scale, fine_scale, n, there, following, groups, supers, TOGETHER, GROUP, SUPER, FINE, BK
         )
         if LEAST:
             leasts, fine_leasts = _read_factors(
-                least, fine_least, n, there, following, groups, supers, GROUP, SUPER, FINE, BK
+                least, fine_least, n, there, following, groups, supers, TOGETHER, GROUP, SUPER, FINE, BK
             )
         columns = (column + k)[None, :]
         b = tl.load(x_rows + columns, mask=row_there[:, None] & (columns < depth), other=0)
@@ -372,16 +387,23 @@ def embed_quantized(
     k = tl.arange(0, 32)[None, :]
     rows = tl.load(ids + token).to(tl.int64) + tl.zeros([1], tl.int64)
     there = rows >= 0
-    if BITS == 4 and TOGETHER == 0:
+    if TOGETHER:
+        byte, eighth = tl.arange(0, BITS * 4)[None, :], rows[:, None] % 32 // 8
+        place = rows[:, None] % 8 * 64 + byte // BITS * 16 + byte % BITS
+        place += eighth * 4 if BITS == 4 else eighth // 2 * 512 + eighth % 2 * 8
+        at = codes + rows[:, None] // 32 * code_row + column * BITS * 4
+        taken = _untiled(tl.load(at + place), BITS, TOGETHER, 1, 1, 32)
+    elif BITS == 4:
         packed = tl.load(codes + rows[:, None] * code_row + column // 64 * 32 + k)
         taken = (packed >> (column % 64 // 8)) & 15
-    elif BITS == 4:
-        packed = tl.load(codes + rows[:, None] * code_row + column // 2 + tl.arange(0, 16)[None, :])
-        taken = _nibbles(packed, TOGETHER, 1, 32)
     else:
-        taken = _bytes(tl.load(codes + rows[:, None] * code_row + column + k), TOGETHER, 1, 32)
-    scales, fine_scales = _read_factors(scale, fine_scale, rows, there, column, groups, supers, GROUP, SUPER, FINE, 32)
-    leasts, fine_leasts = _read_factors(least, fine_least, rows, there, column, groups, supers, GROUP, SUPER, FINE, 32)
+        taken = tl.load(codes + rows[:, None] * code_row + column + k)
+    scales, fine_scales = _read_factors(
+        scale, fine_scale, rows, there, column, groups, supers, TOGETHER, GROUP, SUPER, FINE, 32
+    )
+    leasts, fine_leasts = _read_factors(
+        least, fine_least, rows, there, column, groups, supers, TOGETHER, GROUP, SUPER, FINE, 32
+    )
     numbers = decoded(
         taken, scales, fine_scales, leasts, fine_leasts,
         MEANING, TABLE, NATIVE, ZERO, LEAST, GROUP, SUPER, FINE, 1, 32,

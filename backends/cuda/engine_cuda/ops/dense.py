@@ -17,8 +17,10 @@ from ..kernels import few, matmul, moe, quantize, tiled
 from ..kernels.common import INTERPRETED, launch, power_of_two
 from ..operands import Op, Operands
 from ..recording import empty
-from ..repack import Form
-from ..tiles import FEW, FEW_STEP, PROGRAMS, Tiles, copies_tiles, dot_type, has_fp8, most_registers, parts_of, programs
+from ..repack import TILE, Form
+from ..tiles import (
+    FEW, FEW_OUTPUTS, FEW_STEP, PROGRAMS, Tiles, copies_tiles, dot_type, has_fp8, most_registers, parts_of, programs,
+)  # fmt: skip
 from ..weights import Coded, Dense, joinable, joined
 
 ELEMENTS = 1024
@@ -99,7 +101,7 @@ class Product:
         grouping, rows = self.grouping, self.rows
         plain = grouping is None and self.heads == 1 and isinstance(self.weight, Coded)
         few_rows = self._few_coded(types["DOT"].primitive_bitwidth)
-        parts = parts_of(FEW_STEP if few_rows else max(tiles.bn, 64), rows, outputs, depth) if plain else 1
+        parts = parts_of(FEW_OUTPUTS if few_rows else max(tiles.bn, 64), rows, outputs, depth) if plain else 1
         blocks = -(-rows // tiles.bm) if grouping is None else grouping.blocks
         grid = (blocks, -(-outputs // tiles.bn), self.heads * parts)
         order, experts = (self.y, self.y) if grouping is None else (grouping.order, grouping.experts)
@@ -118,7 +120,8 @@ class Product:
             launch(matmul.dense, grid, self.x, self.weight.array, *ends, *strides, **meta, **most_registers(tiles))
             return
         arrays, sizes, form = coded_arguments(self.weight)
-        part = -(-depth // (parts * tiles.bk)) * tiles.bk
+        step = FEW_STEP if few_rows else tiles.bk
+        part = -(-depth // (parts * step)) * step
         kernel = few.few_coded if few_rows else matmul.quantized
         if few_rows:
             form |= {"GROUP": min(form["GROUP"], 32), **_decoding(self.weight.form, types["DOT"].name)}
@@ -143,11 +146,16 @@ def _decoding(form: Form, dtype: str) -> dict[str, Any]:
 
 
 def coded_arguments(weight: Coded) -> tuple[tuple[torch.Tensor, ...], tuple[int, int, int], dict[str, Any]]:
-    """A coded weight as the kernels take it: its arrays, the lengths of rows of codes, groups and supers, and its form."""
+    """A coded weight as the kernels take it: its arrays, the lengths of rows (or tiles) of codes, how many groups and supers a
+    row has, and its form."""
     form, depth = weight.form, weight.shape[-1]
     some = weight.scale  # in the place of what the form does not have
     arrays = [weight.scale, weight.fine_scale, weight.least, weight.fine_least]
-    sizes = weight.codes.shape[1], max(1, depth // form.group), weight.scale.shape[1]
+    sizes = (
+        weight.codes.shape[1],
+        max(1, depth // form.group),
+        weight.scale.shape[1] // (TILE if weight.together else 1),
+    )
     meta = {
         "BITS": form.bits, "TOGETHER": weight.together, "MEANING": form.meaning, "TABLE": form.constant, "NATIVE": has_fp8(),
         "ZERO": form.zero, "LEAST": weight.least is not None, "GROUP": form.group, "SUPER": form.super,
