@@ -19,7 +19,17 @@ from ..operands import Op, Operands
 from ..recording import empty
 from ..repack import TILE, Form
 from ..tiles import (
-    FEW, FEW_OUTPUTS, FEW_STEP, PROGRAMS, Tiles, copies_tiles, dot_type, has_fp8, most_registers, parts_of, programs,
+    FEW,
+    FEW_OUTPUTS,
+    FEW_STEP,
+    PROGRAMS,
+    Tiles,
+    copies_tiles,
+    dot_type,
+    has_fp8,
+    most_registers,
+    parts_of,
+    programs,
 )  # fmt: skip
 from ..weights import Coded, Dense, joinable, joined
 
