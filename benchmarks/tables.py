@@ -10,9 +10,12 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from gpu_bars import BARS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -248,6 +251,34 @@ def variants(name: str) -> str:
     return "\n".join([*lines, "", f"{how} {origin(result)}"])
 
 
+def gpu(name: str) -> str:
+    """The newest figure of each section that a card has, and the first one beside it."""
+    result = load(name)
+    lines = ["| work | first | now | bar |", "|---|---|---|---|"]
+    for section, title, key, pattern in GPU_ROWS:
+        runs = [run[section] for run in result["runs"] if section in run]
+        for work in (work for work in runs[-1] if re.fullmatch(pattern, work)):
+            first, now = (figures.get(work, {}).get(key) for figures in (runs[0], runs[-1]))
+            least = next((b for s, w, k, b in BARS if (s, k) == (section, key) and fnmatchcase(work, w)), None)
+            judged = "" if least is None else f"{least:.0%}: {'met' if now >= least else '**missed**'}"
+            lines.append(f"| {title.format(work)} | {first:.1%} | {now:.1%} | {judged} |")
+    where, card = result["machine"], result["runs"][0]
+    versions = ", ".join(f"{name} {card['details'][name]}" for name in ("torch", "triton"))
+    how = f"{where['gpu']}, {card['copy_gb_s']:.0f} GB/s of copies, {versions}"
+    commits = ", ".join(run["commit"] for run in result["runs"])
+    return "\n".join([*lines, "", f"{how}; {result['date'][:10]}, commits {commits}."])
+
+
+GPU_ROWS = (
+    ("attention", "decode attention, {}, of the copy bandwidth", "of_copy", ".*"),
+    ("matmul", "4,096^3, {}, of the data sheet's dense rate", "of_dense", "w8a8|fp8"),
+    ("matmul", "... {}, of torch's own", "of_torch", "bf16|w8a8|fp8"),
+    ("weights", "4-bit weights, {}, of the copy bandwidth", "of_copy", ".*"),
+    ("model", "8B in bf16, {}, of what reading takes", "of_floor", "decode.*"),
+    ("model", "8B in bf16, {}, of the dense rate", "of_dense", "prompt.*"),
+)
+"""A section of gpu.py, what its figures are called, the figure, and which works have it."""
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "cpu-peers": partial(peers, "cpu-peers"),
@@ -262,6 +293,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "stages": stages,
         "speculation": speculation,
         "serving-soak": soak,
+        "gpu-h200": partial(gpu, "gpu-h200"),
     },
     "docs/performance-machines.md": {
         "cpu-peers-zen4": partial(peers, "cpu-peers-zen4"),
