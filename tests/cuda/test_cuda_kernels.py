@@ -292,3 +292,49 @@ def test_only_rows_with_penalties_are_counted(device):
             check_case(Bench(device, OPS["process_logits"], case), provider, None, rng)
         [counts, *_] = [one.args[-2] for one in recording.launches if one.name == "clear_counts"]
         assert counts.numel() == case.inputs["logits"].size and bool((counts == 0x5A5A5A5A).all()) != counted
+
+
+def test_tiles_are_brought_where_rows_begin_as_the_copy_engine_wants_them(device, monkeypatch):
+    """At multiples of 16 bytes; other products go by pointers."""
+    import torch
+
+    from engine_cuda.ops import dense
+    from engine_cuda.weights import Dense
+
+    launched, launch = [], dense.launch
+    monkeypatch.setattr(
+        dense, "launch", lambda kernel, *args, **meta: (launched.append(kernel), launch(kernel, *args, **meta))
+    )
+    for depth, kernel in ((48, dense.tiled.tiled), (44, dense.matmul.dense)):
+        x, weight = (torch.randn(rows, depth).to(torch.float16) for rows in (70, 300))
+        y = torch.full((70, 300), float("nan"), dtype=torch.float16)
+        dense.Product(x, Dense(weight), y, device._cuts).run()
+        assert launched.pop() is kernel and not launched
+        want = x.double() @ weight.double().T
+        assert float((y.double() - want).abs().max()) < 2e-2
+
+
+def test_kernels_that_begin_early_are_launched_so(device, monkeypatch):
+    """And no others, which would not wait for the kernel before them."""
+    from types import SimpleNamespace
+
+    from engine_cuda.kernels import common
+
+    submitted = []
+    monkeypatch.setattr(common, "submit", submitted.append)
+
+    class Kernel:
+        def __init__(self, *names):
+            self.arg_names, self.fn = names, SimpleNamespace(__name__="kernel")
+
+        def __getitem__(self, grid):
+            return None
+
+    for begins in (True, False):
+        monkeypatch.setattr(common, "begins_early", lambda begins=begins: begins)
+        common.launch(Kernel("x", "EARLY"), (1,), 5)
+        common.launch(Kernel("x"), (1,), 5)
+        early, plain = (one.meta for one in submitted)
+        assert early["EARLY"] is begins and early.get("launch_pdl", False) is begins
+        assert not {"EARLY", "launch_pdl"} & plain.keys()
+        submitted.clear()
