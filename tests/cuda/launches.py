@@ -83,7 +83,8 @@ def matrix(format_, *shape):
     least = name in ("Q4_1", "Q4_K", "Q5_K")
     scale = tensor(total, depth // form.super, dtype="f32" if name in ("NF4", "FP8") else "f16")
     table = None if form.table is None else tensor(len(form.table), dtype="f32")
-    codes = tensor(total, depth * form.bits // 8, dtype="u8")
+    halves = 2 if together else 1
+    codes = tensor(halves * total, depth * form.bits // 8 // halves, dtype="u8")
     least, fine_least = (scale, fine) if least else (None, None)
     return Coded(form, shape, codes, scale, fine, least, fine_least, table, together)
 

@@ -51,7 +51,7 @@ def test_codes_come_back(together, depth):
         for rows in (5, 32, 70):
             codes = np.random.default_rng().integers(0, 1 << bits, (rows, depth), np.uint8)
             packed = packed_codes(codes, bits, together)
-            assert packed.shape == (-(-rows // 32), depth * bits * 4) if together else packed.shape[1] % 32 == 0
+            assert packed.shape == (-(-rows // 32) * 2, depth * bits * 2) if together else packed.shape[1] % 32 == 0
             np.testing.assert_array_equal(plain_codes(packed, bits, rows, depth, together), codes)
 
 
@@ -76,7 +76,7 @@ def test_a_lane_has_the_columns_of_its_operands(together):
         for column in columns:
             words = packed_codes((columns == column).astype(np.uint8)[None], bits, together).view("<u4")[0]
             [place] = np.nonzero(words)[0]
-            word = place // 4 * (bits // 4) + place % 4
+            word = place // (bits // 2) * (bits // 4) + place % (bits // 2)
             found[bits, word, (int(words[place]).bit_length() - 1) // bits] = column
     for lane in range(4):
         nibbles = [(found[4, lane, n], found[4, lane, n + 4]) for n in range(4)]

@@ -398,33 +398,31 @@ REPACKED: Mapping[str, Form] = {
 
 
 TILE = 32
-"""Rows and columns of codes that lie together, where they lie as NVIDIA's matrix instructions take them."""
+"""Rows of which there are whole tiles, where codes and factors lie as NVIDIA's matrix instructions take them."""
 # Of 32 columns' numbers 16 hi + 4 lane + 2 pair + next (4 together) or 16 hi + 8 pair + 2 lane + next (2 together): how many of
 # hi, pair, lane and next there are, in that order, and where among them lane, next, hi and pair are.
 _PLACES = {4: ((2, 4, 2, 2), (1, 3, 0, 2)), 2: ((2, 2, 4, 2), (2, 3, 0, 1))}
 
 
 def _order(bits: int, together: int) -> list[int]:
-    """Of axes [tiles, upper, pair of rows, 8 rows, parts of columns, the four of _PLACES] those of memory."""
-    lane, next_, hi, pair = (5 + axis for axis in _PLACES[together][1])
-    return [0, 4, 3, lane, 1, 2, next_, hi, pair] if bits == 4 else [0, 4, 1, 3, lane, 2, hi, next_, pair]
+    """Of axes [tiles, 2 times, 8 rows, parts of columns, the four of _PLACES] those of memory."""
+    lane, next_, hi, pair = (4 + axis for axis in _PLACES[together][1])
+    return [0, 3, 2, lane, 1, next_, hi, pair] if bits == 4 else [0, 3, 2, lane, 1, hi, next_, pair]
 
 
 def packed_codes(codes: Array, bits: int, together: int = 0) -> Array:
     """Codes u8 [rows, K] as bytes, zeros beyond K. Of 4 bits a byte has those of columns 64 i + j, low, and 64 i + 32 + j. Or
-    with ``together``, 2 or 4, [tiles of 32 rows, bytes]: 32 columns after the other, and of these each of 32 lanes of NVIDIA's
-    matrix instructions has its part of rows r, r + 8, r + 16 and r + 24 beside each other, as 16 bytes or twice as many. It has
-    as many columns ``together``, of which two that are neighbours are 16 bits apart in a word."""
+    with ``together``, 2 or 4, [tiles of 16 rows, bytes], an even number of them: 32 columns after the other, of which each of 32
+    lanes of NVIDIA's matrix instructions has its part of rows r and r + 8 beside each other. It has as many columns
+    ``together``, of which two that are neighbours are 16 bits apart in a word."""
     if bits == 8 and not together:
         return codes
     rows, depth = codes.shape
-    height, width = (TILE, TILE) if together else (1, 64)
+    height, width = (TILE, 32) if together else (1, 64)
     padded = np.zeros((-(-rows // height) * height, -(-depth // width) * width), np.uint8)
     padded[:rows, :depth] = codes
     if together:
-        lanes = padded.reshape(-1, 2, 2, 8, padded.shape[1] // TILE, *_PLACES[together][0]).transpose(
-            _order(bits, together)
-        )
+        lanes = padded.reshape(-1, 2, 8, padded.shape[1] // 32, *_PLACES[together][0]).transpose(_order(bits, together))
         packed = lanes if bits == 8 else lanes[..., 0] | lanes[..., 1] << 4
         return np.ascontiguousarray(packed).reshape(len(lanes), -1)
     pairs = padded.reshape(rows, -1, 2, 32)
@@ -438,9 +436,9 @@ def plain_codes(packed: Array, bits: int, rows: int, depth: int, together: int =
     if together:
         codes = packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1)
         order = _order(bits, together)
-        sizes = np.array([len(packed), 2, 2, 8, -(-depth // TILE), *_PLACES[together][0]])
+        sizes = np.array([len(packed), 2, 8, -(-depth // 32), *_PLACES[together][0]])
         plain = codes.reshape(sizes[order]).transpose(np.argsort(order))
-        return np.ascontiguousarray(plain.reshape(len(packed) * TILE, -1)[:rows, :depth])
+        return np.ascontiguousarray(plain.reshape(len(packed) * 16, -1)[:rows, :depth])
     bytes_ = packed.reshape(len(packed), -1, 1, 32)
     return np.concatenate([bytes_ & 15, bytes_ >> 4], axis=2).reshape(len(packed), -1)[:, :depth]
 

@@ -4,7 +4,7 @@ Memory is what takes the time of such products, as long as a weight costs no mor
 operands in the registers of the lane that multiplies them, two in one instruction where they have up to seven bits (they are
 or-ed below the bits of 128, or in f16 of 1,024, whose ulp is one), and factors are applied to the sums of a group of columns.
 Each warp has groups of its own. Codes and factors lie in memory as lanes take them (``repack.packed_codes``, ``repack.tiled``): a
-lane reads 16 bytes of codes at a time and the factors of its four rows of a tile at once, and none of it changes places.
+lane reads its codes of two rows at a time and the factors of its four rows of a tile at once, and none of it changes places.
 """
 
 from functools import cache
@@ -160,15 +160,15 @@ def _spread(
     MORE: tl.constexpr, DECODED_BY: tl.constexpr, HALF: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     SPANS: tl.constexpr,
 ):  # fmt: skip
-    """[SPANS * 32 / GROUP, ROWS, GROUP] of words [ROWS / 32, SPANS * BITS * 32] as ``repack.packed_codes`` has them, groups of 16
+    """[SPANS * 32 / GROUP, ROWS, GROUP] of words [ROWS / 16, SPANS * BITS * 16] as ``repack.packed_codes`` has them, groups of 16
     the first of each span before the second. In this order of steps all of it stays in its lane, for the compiler carries the
     layout of an operand through them to where words are read."""
     if BITS == 4:
-        words = tl.permute(tl.reshape(words, [ROWS // 32, SPANS, 8, 4, 4]), (3, 1, 0, 4, 2))
+        words = tl.permute(tl.reshape(words, [ROWS // 16, SPANS, 8, 4, 2]), (3, 1, 0, 4, 2))
         words = tl.reshape(words, [4, SPANS, ROWS])
         numbers = _nibbles(words, MEANING, TABLE, DECODED_BY, HALF)  # lane, span, row, next, pair, hi
     else:
-        words = tl.permute(tl.reshape(words, [ROWS // 32, SPANS, 2, 8, 4, 2, 2]), (4, 1, 0, 2, 5, 3, 6))
+        words = tl.permute(tl.reshape(words, [ROWS // 16, SPANS, 8, 4, 2, 2]), (3, 1, 0, 4, 2, 5))
         words = tl.reshape(words, [4, SPANS, ROWS, 2])
         numbers = tl.permute(_octets(words, ZERO, MORE, DECODED_BY, HALF), (0, 1, 2, 4, 5, 3))
     if GROUP == 16:
@@ -280,7 +280,7 @@ def few_coded(
     STEP: tl.constexpr = BK // GROUP
     SPANS: tl.constexpr = BK // 32
     HALVES: tl.constexpr = 32 // GROUP
-    WORDS: tl.constexpr = BITS * 32
+    WORDS: tl.constexpr = BITS * 16  # of 16 rows and 32 columns
     KIND: tl.constexpr = scale.dtype.element_ty
     FINE_KIND: tl.constexpr = fine_scale.dtype.element_ty
     expert = tl.cast(0, tl.int64)
@@ -293,7 +293,8 @@ def few_coded(
     tiles = (outputs + 31) // 32
     tile = tl.minimum(tl.program_id(1) * (BN // 32) + tl.arange(0, BN // 32), tiles - 1)
     words = codes.to(tl.pointer_type(tl.uint32), bitcast=True)
-    words += (expert * tiles + tile.to(tl.int64))[:, None] * (code_row // 4)
+    sixteen = tl.minimum(tl.program_id(1) * (BN // 16) + tl.arange(0, BN // 16), 2 * tiles - 1)
+    words += (expert * tiles * 2 + sixteen.to(tl.int64))[:, None] * (code_row // 4)
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row
     k = tl.arange(0, BK)
     word = tl.arange(0, SPANS * WORDS)

@@ -119,14 +119,14 @@ def _spread(values, ROWS: tl.constexpr, COUNT: tl.constexpr, EACH: tl.constexpr)
 @triton.jit
 def _of_groups(pointer, rows, there, first, groups, TOGETHER: tl.constexpr, GROUP: tl.constexpr, COUNT: tl.constexpr):
     """What the COUNT groups of columns from ``first`` on have, [ROWS, COUNT]: 0 beyond the last."""
-    group = (first // GROUP + tl.arange(0, COUNT))[None, :]
-    mask = there[:, None] & (group < groups)
-    rows = rows[:, None]
+    group = first // GROUP + tl.arange(0, COUNT)
     if TOGETHER == 0:
-        place = rows * groups + group
-    else:  # as repack.tiled has them
+        mask = there[:, None] & (group < groups)[None, :]
+        return tl.load(pointer + rows[:, None] * groups + group[None, :], mask=mask, other=0)
+    else:  # as repack.tiled has them; read so that threads with a row's groups are neighbours, as those with its codes are
+        group, rows = group[:, None], rows[None, :]
         place = (rows // 32 * groups + group) * 32 + rows % 8 * 4 + rows % 32 // 8
-    return tl.load(pointer + place, mask=mask, other=0)
+        return tl.trans(tl.load(pointer + place, mask=there[None, :] & (group < groups), other=0))
 
 
 @triton.jit
@@ -207,15 +207,16 @@ def _nibbles(packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def _untiled(packed, BITS: tl.constexpr, TOGETHER: tl.constexpr, TILES: tl.constexpr, ROWS: tl.constexpr,
              COLUMNS: tl.constexpr):  # fmt: skip
-    """Codes [TILES * ROWS, COLUMNS] of bytes of tiles, likewise, of which ROWS is 32, or 1 where there are those of one row."""
-    EIGHT: tl.constexpr = 8 if ROWS == 32 else 1
-    TWO: tl.constexpr = 2 if ROWS == 32 else 1
-    if BITS == 4:  # row, lane, upper, pair of rows, next, hi, pair
-        codes = tl.reshape(tl.join(packed & 15, packed >> 4), [TILES, COLUMNS // 32, EIGHT, 4, TWO * TWO, 2, 2, 2])
+    """Codes [TILES * ROWS, COLUMNS] of bytes of tiles, likewise, of which ROWS is 16, or 1 where there are those of one row."""
+    EIGHT: tl.constexpr = 8 if ROWS == 16 else 1
+    TWO: tl.constexpr = 2 if ROWS == 16 else 1
+    if BITS == 4:
+        packed = tl.join(packed & 15, packed >> 4)
+    codes = tl.reshape(packed, [TILES, COLUMNS // 32, EIGHT, 4, TWO, 2, 2, 2])
+    if BITS == 4:  # row, lane, 8 rows, next, hi, pair
         codes = tl.permute(codes, (0, 4, 2, 1, 6, 3, 7, 5) if TOGETHER == 4 else (0, 4, 2, 1, 6, 7, 3, 5))
-    else:  # upper, row, lane, pair of rows, hi, next, pair
-        codes = tl.reshape(packed, [TILES, COLUMNS // 32, TWO, EIGHT, 4, TWO, 2, 2, 2])
-        codes = tl.permute(codes, (0, 2, 5, 3, 1, 6, 4, 8, 7) if TOGETHER == 4 else (0, 2, 5, 3, 1, 6, 8, 4, 7))
+    else:  # row, lane, 8 rows, hi, next, pair
+        codes = tl.permute(codes, (0, 4, 2, 1, 5, 3, 7, 6) if TOGETHER == 4 else (0, 4, 2, 1, 5, 7, 3, 6))
     return tl.reshape(codes, [TILES * ROWS, COLUMNS])
 
 
@@ -241,9 +242,9 @@ def quantized(
     there = n < outputs
     x_rows = x + (m // choices).to(tl.int64)[:, None] * x_row + batch * depth
     k = tl.arange(0, BK)
-    HEIGHT: tl.constexpr = 32 if TOGETHER else 1  # rows that lie together
+    HEIGHT: tl.constexpr = 16 if TOGETHER else 1  # rows that lie together
     bytes_ = tl.arange(0, HEIGHT * BK * BITS // 8)
-    tiles = (outputs + HEIGHT - 1) // HEIGHT
+    tiles = (outputs + 31) // 32 * 2 if TOGETHER else outputs
     tile = tl.program_id(1) * (BN // HEIGHT) + tl.arange(0, BN // HEIGHT)
     tile_there = (tile < tiles)[:, None]
     code_rows = codes + (expert * tiles + tile.to(tl.int64))[:, None] * code_row
@@ -265,7 +266,7 @@ def quantized(
         byte = (column * BITS // 8 * HEIGHT + bytes_)[None, :]
         taken = tl.load(code_rows + byte, mask=tile_there & (byte < code_row), other=0)
         if TOGETHER:
-            taken = _untiled(taken, BITS, TOGETHER, BN // 32, 32, BK)
+            taken = _untiled(taken, BITS, TOGETHER, BN // 16, 16, BK)
         elif BITS == 4:
             taken = _nibbles(taken, BN, BK)
         a = decoded(
@@ -388,10 +389,9 @@ def embed_quantized(
     rows = tl.load(ids + token).to(tl.int64) + tl.zeros([1], tl.int64)
     there = rows >= 0
     if TOGETHER:
-        byte, eighth = tl.arange(0, BITS * 4)[None, :], rows[:, None] % 32 // 8
-        place = rows[:, None] % 8 * 64 + byte // BITS * 16 + byte % BITS
-        place += eighth * 4 if BITS == 4 else eighth // 2 * 512 + eighth % 2 * 8
-        at = codes + rows[:, None] // 32 * code_row + column * BITS * 4
+        byte, row = tl.arange(0, BITS * 4)[None, :], rows[:, None] % 16
+        place = row % 8 * 8 * BITS + byte // BITS * 2 * BITS + row // 8 * BITS + byte % BITS
+        at = codes + rows[:, None] // 16 * code_row + column * BITS * 2
         taken = _untiled(tl.load(at + place), BITS, TOGETHER, 1, 1, 32)
     elif BITS == 4:
         packed = tl.load(codes + rows[:, None] * code_row + column // 64 * 32 + k)
