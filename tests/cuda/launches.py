@@ -413,8 +413,8 @@ def _awaited(text):
     """Reads within loops that a round needs itself, and for which it waits: others are for the next one."""
     lines = text.splitlines()
     yielded = set(re.findall(r"%[\w]+", "".join(line for line in lines if "scf.yield" in line)))
-    joins = [re.findall(r"%[\w]+", line) for line in lines if "= tt.join" in line]
-    yielded |= {value for joined, *values in joins if joined in yielded for value in values}
+    moves = [re.findall(r"%[\w]+", line) for line in lines if re.search(r"= tt\.(join|trans)\b", line)]
+    yielded |= {value for moved, *values in moves if moved in yielded for value in values}
     reads = [line.split()[0] for line in lines if "= tt.load" in line and line.startswith(" " * 6)]
     return sum(read not in yielded for read in reads)
 
