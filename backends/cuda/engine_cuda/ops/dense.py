@@ -213,6 +213,8 @@ def by_tiles(
     """``kernels.tiled``. ``scales``: a factor a row of x and of the weight, where these have 8 bits."""
     bias, residual, y = ends
     rows, (outputs, depth) = len(x), weight.shape
+    if not rows:
+        return  # of nothing there is no descriptor
     first, second = widths[:2] if widths else (0, 0)
     kind = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}.get(x.dtype, dot.name)
 
