@@ -93,6 +93,8 @@ ALONE = 128 << 10
 """The same for a program that has a multiprocessor to itself, since there are no more of them."""
 TILED = 200 << 10
 """And for one whose tiles the copy engine brings, on GPUs that have so much."""
+MOST_BROUGHT = 256
+"""Numbers of a row that the copy engine brings at once."""
 PART = 1024
 """The fewest columns of a part of a product."""
 FEW = 32
@@ -170,8 +172,8 @@ def of_tiled(rows: int, outputs: int, bytes_: int, whole: bool) -> Tiles:
     bm = power_of_two(min(rows, 128), 16)
     if bm <= 64:
         alone = -(-outputs // 64) <= PROGRAMS
-        step = 512 if alone and bm == 16 else 256
-        return _deep(Tiles(bm, 64, step // bytes_, 4, 1), bytes_, TILED if alone else SHARED)
+        step = min((512 if alone and bm == 16 else 256) // bytes_, MOST_BROUGHT)
+        return _deep(Tiles(bm, 64, step, 4, 1), bytes_, TILED if alone else SHARED)
     shapes = ((128, 128), (128, 64)) if whole else ((256, 128), (128, 128), (128, 64))
     bm, bn = next((s for s in shapes if -(-rows // s[0]) * -(-outputs // s[1]) >= PROGRAMS * 3 // 4), shapes[-1])
     usual = Tiles(bm, bn, 128 // bytes_, 8 if bm == 256 else 4, 1)
