@@ -56,10 +56,14 @@ def idle():
     return assert_idle
 
 
+def _busy(stats):
+    return stats.waiting or stats.running or stats.steps_in_flight
+
+
 def assert_idle(llm):
-    """A sequence that a stop string ended may be in one step more."""
+    """A sequence that a stop string ended may be in one step more, and between two until the loop has heard of its end."""
     deadline = time.monotonic() + 5
-    while (stats := llm.engine._core.scheduler.stats()).steps_in_flight and time.monotonic() < deadline:
+    while _busy(stats := llm.engine._core.scheduler.stats()) and time.monotonic() < deadline:
         time.sleep(0.001)
     assert (stats.waiting, stats.running, stats.steps_in_flight) == (0, 0, 0)
     assert all(pool.used == 0 for pool in stats.pools)
