@@ -174,7 +174,7 @@ class Recorder:
         frame = Frame(dims or Dims(), {values[n].id: t for n, t in inputs.items()}, states)
         provider, bound = self.ops[op], BoundCall(call, None, packed)
         function = provider.prepare(bound) if provider.prepare else provider.function
-        function(providers.Operands(bound, frame, META, CUTS, call.all_attrs()))
+        function(providers.Operands(bound, frame, META, CUTS))
 
 
 def vector(*shape):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,12 @@ from .cuts import Cuts
 @dataclass(frozen=True)
 class Operands:
     """One call in one step. Weights are ``weights.Coded`` or ``weights.Dense``. ``device`` is where results are made,
-    ``cuts`` how products are cut there, ``attrs`` the op's defaults and what the call has in their place."""
+    ``cuts`` how products are cut there."""
 
     bound: BoundCall
     frame: Frame
     device: torch.device
     cuts: Cuts
-    attrs: Mapping[str, Any]
 
     @property
     def dims(self) -> Dims:
@@ -53,7 +52,7 @@ class Operands:
         return self.weight(name).array if name in self.bound.call.weights else None
 
     def attr(self, name: str) -> Any:
-        return self.attrs[name]
+        return self.bound.call.attr(name)
 
     def state(self, name: str) -> torch.Tensor | None:
         """A state that may be absent."""

@@ -58,10 +58,8 @@ class TritonProvider:
             with on(self.device):
                 function = self.prepare(bound)
 
-        attrs = bound.call.all_attrs()
-
         def run(frame: Frame) -> None:
-            function(Operands(bound, frame, self.device, self.cuts, attrs))
+            function(Operands(bound, frame, self.device, self.cuts))
 
         return run
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -194,12 +195,11 @@ class Call:
 
     def attr(self, name: str) -> Any:
         """The attribute, or the op's default."""
-        from ..ops import OPS
+        return self._all_attrs.get(name)
 
-        return self.attrs.get(name, OPS[self.op].attrs.get(name))
-
-    def all_attrs(self) -> Mapping[str, Any]:
-        """All of the op's attributes (api 1.1)."""
+    @cached_property
+    def _all_attrs(self) -> Mapping[str, Any]:
+        """Looked up once, since each launch of a step asks for several."""
         from ..ops import OPS
 
         return {**OPS[self.op].attrs, **self.attrs}
