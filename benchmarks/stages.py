@@ -93,7 +93,7 @@ def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) 
         core, processor = llm.engine._core, llm.engine._output_processor
         for number in range(rounds + 1):
             for beside in (True, False) if number % 2 else (False, True):
-                core._emit = processor.put if beside else processor._take
+                core._emit = processor.put if beside else processor.process
                 watch.steps.clear()
                 rate = streamed(llm, rng)
                 if number:  # the first round warms up

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from .engine import Engine, Params, check_kind
 from .load import Progress, load
 from .outputs import RequestOutput
 from .pooling import PoolingParams, stacked
+from .prepared import Latest, Post, Prepared
 from .prompt import Prompt, listed, numbered, plain
 from .request import Request
 
@@ -36,6 +36,7 @@ class AsyncLLM:
         if not isinstance(engine, Engine):
             raise RequestError(f"AsyncLLM is made of an engine, and not of {engine!r}; use await AsyncLLM.load(model).")
         self.engine = engine
+        self._post: Post | None = None
 
     @classmethod
     async def load(cls, model: str | Path, *, progress: Progress | None = None, **settings: Any) -> AsyncLLM:
@@ -131,7 +132,7 @@ class AsyncLLM:
         gate: asyncio.Semaphore | None = None,
     ) -> Prepared:
         """``prepare`` for an embedding. Raises RequestError or AdmissionError."""
-        latest = _Latest()
+        latest = self._latest()
         make = partial(self.engine.embedding, plain(prompt), params, latest.put, priority, salt)
         return Prepared(self.engine, await asyncio.to_thread(make), latest, gate)
 
@@ -150,7 +151,7 @@ class AsyncLLM:
         """A request whose prompt is tokenized and whose parameters are checked, on one of ``threads``; ``outputs`` admits
         it. ``add_special`` as in ``Engine.encode``. Requests of different ``salt`` share no cached prefix. ``gate``: held
         while it is in the engine. Raises RequestError."""
-        latest = _Latest()
+        latest = self._latest()
         given = plain(prompt)
 
         def make() -> Request:
@@ -161,6 +162,12 @@ class AsyncLLM:
         made = await asyncio.get_running_loop().run_in_executor(threads, make)
         return Prepared(self.engine, made, latest, gate)
 
+    def _latest(self) -> Latest:
+        loop = asyncio.get_running_loop()
+        if self._post is None or self._post.loop is not loop:
+            self._post = Post(loop)
+        return Latest(self._post)
+
     async def abort(self, request_id: str) -> None:
         await asyncio.to_thread(self.engine.abort, request_id)
 
@@ -170,133 +177,3 @@ class AsyncLLM:
     async def close(self) -> None:
         """End all requests and free the device."""
         await asyncio.to_thread(self.engine.close)
-
-
-class Prepared:
-    """A checked request that is not admitted yet; with a ``gate`` it is admitted when that lets it in."""
-
-    def __init__(
-        self, engine: Engine, request: Request, latest: _Latest, gate: asyncio.Semaphore | None = None
-    ) -> None:
-        self.request = request
-        self._engine = engine
-        self._latest = latest
-        self._gate = gate
-
-    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        """Admits the request and gives its outputs; may be called once. Leaving the iterator aborts the request. Raises
-        AdmissionError if it can never fit."""
-        leave = await self._enter()
-        try:
-            async with aclosing(self._outputs()) as outputs:
-                async for output in outputs:
-                    yield output
-        finally:
-            leave()
-
-    async def _enter(self) -> Callable[[], None]:
-        """Passes the gate. Others may once the engine has done the request, whoever reads its outputs, or the caller leaves."""
-        if self._gate is None:
-            return lambda: None
-        await self._gate.acquire()
-        held = [self._gate]
-
-        def leave() -> None:
-            while held:
-                held.pop().release()
-
-        self._latest.when_ended = leave
-        return leave
-
-    async def ended(self) -> None:
-        """Waits until the engine has done all of it, whether or not its outputs are taken."""
-        await self._latest.ended.wait()
-
-    async def last(self) -> RequestOutput:
-        """The last of ``outputs``."""
-        async with aclosing(self.outputs()) as outputs:
-            found = [output async for output in outputs]
-        return found[-1]
-
-    async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        finished = False
-        await self._admit()
-        try:
-            while not finished:
-                output = await self._next()
-                finished = output.finished
-                yield output
-        finally:
-            if not finished:
-                self._engine.abandon(self.request)
-
-    async def _admit(self) -> None:
-        loop = asyncio.get_running_loop()
-        admitted: asyncio.Future[None] = loop.create_future()
-
-        def done(error: BaseException | None) -> None:
-            with suppress(RuntimeError):  # the event loop is closed: nobody waits
-                loop.call_soon_threadsafe(partial(_settle, admitted, error))
-
-        self._engine.check_progress()
-        self._engine.admit_soon(self.request, done)
-        try:
-            while not (await asyncio.wait({admitted}, timeout=1.0))[0]:
-                self._engine.check_progress()
-        except BaseException:  # it may be admitted yet
-            if not admitted.done() or admitted.exception() is None:
-                admitted.cancel()  # nobody would take what it is refused with
-                self._engine.abandon(self.request)
-            raise
-        admitted.result()
-
-    async def _next(self) -> RequestOutput:
-        while True:
-            try:
-                async with asyncio.timeout(1.0):  # wait_for loses a cancellation that comes with an output
-                    return await self._latest.get()
-            except TimeoutError:
-                self._engine.check_progress()
-
-
-def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
-    if future.done():  # cancelled
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
-
-class _Latest:
-    """Where stage 3 leaves a request's output for the event loop that made this: the latest alone, so that a slow reader
-    keeps no memory."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._there = asyncio.Event()
-        self.ended = asyncio.Event()
-        self.when_ended: Callable[[], None] = lambda: None
-        self._lock = threading.Lock()
-        self._output: RequestOutput | None = None
-
-    def put(self, output: RequestOutput) -> None:
-        """On any thread."""
-        with self._lock:
-            waking, self._output = self._output is None, output
-        if waking:
-            self._loop.call_soon_threadsafe(self._there.set)
-        if output.finished:
-            self._loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        self.ended.set()
-        self.when_ended()
-
-    async def get(self) -> RequestOutput:
-        await self._there.wait()
-        self._there.clear()
-        with self._lock:
-            output, self._output = self._output, None
-        assert output is not None
-        return output

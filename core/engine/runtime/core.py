@@ -59,11 +59,13 @@ class _InFlight:
 
 
 class EngineCore:
-    """Takes requests, runs steps, and passes tokens on as events. All public methods may be called from any thread."""
+    """Takes requests, runs steps, and passes tokens on as events, all of a step at a time. All public methods may be called
+    from any thread."""
 
-    def __init__(self, loaded: Loaded, emit: Callable[[TokenEvent], None]) -> None:
+    def __init__(self, loaded: Loaded, emit: Callable[[list[TokenEvent]], None]) -> None:
         self._loaded = loaded
         self._emit = emit
+        self._events: list[TokenEvent] = []
         self._groups = len(loaded.program.groups)
         self._head_inputs = HeadInputs((loaded.program.vocab + 31) // 32)
         self.scheduler = loaded.scheduler()
@@ -174,13 +176,20 @@ class EngineCore:
     def _end_all(self) -> None:
         for request in {id(m.request): m.request for m in self._members.values()}.values():
             self._end(request, "error" if self._failure else "abort", str(self._failure or "shut down"))
+        self._hand_over()
 
     def _turn(self) -> None:
         self._session = self._session or self._loaded.session()
         self._take_commands()
         self._submit()
+        self._hand_over()  # text is made of them while the device computes, and not beside what is done above
         if self._in_flight:
             self._finish_step()
+
+    def _hand_over(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._emit(events)
 
     def _close_session(self) -> None:
         """Frees the device's state; what is in flight is lost."""
@@ -216,7 +225,8 @@ class EngineCore:
 
     def _take_commands(self) -> None:
         while not self._stopping:
-            idle = not self._members and not self._in_flight
+            if idle := not self._members and not self._in_flight:
+                self._hand_over()
             command = self._commands.take(wait=idle)
             if command is None:
                 return
@@ -399,7 +409,7 @@ class EngineCore:
         reason: str | None = None,
         why: str | int | None = None,
     ) -> None:
-        self._emit(TokenEvent(request, index, token, logprobs, is_stop, reason, why, time.monotonic()))
+        self._events.append(TokenEvent(request, index, token, logprobs, is_stop, reason, why, time.monotonic()))
 
     # -- on the loop's thread --------------------------------------------------------------------------------------
 

@@ -32,15 +32,15 @@ class OutputProcessor:
     """The thread that turns tokens into text and hands outputs to their sinks."""
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[TokenEvent | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[list[TokenEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="engine-detokenize", daemon=True)
 
     def start(self, finish: Finish) -> None:
         self._finish: Finish | None = finish
         self._thread.start()
 
-    def put(self, event: TokenEvent) -> None:
-        self._events.put(event)
+    def put(self, events: list[TokenEvent]) -> None:
+        self._events.put(events)
 
     def close(self) -> None:
         self._events.put(None)
@@ -49,7 +49,12 @@ class OutputProcessor:
         self._finish = None  # it refers to the loop, and the loop to this: Python would not free them at once
 
     def _main(self) -> None:
-        while (event := self._events.get()) is not None:
+        while (events := self._events.get()) is not None:
+            self.process(events)
+
+    def process(self, events: list[TokenEvent]) -> None:
+        """What the thread does with a step's tokens."""
+        for event in events:
             try:
                 self._take(event)
             except Exception as error:  # one request's sink or text must not end the others

@@ -42,7 +42,8 @@ class Chat:
 
     def parts(self, completion: CompletionOutput) -> Parts:
         """What has come, taken apart."""
-        reading = self._readings.setdefault(completion.index, Reading(self.reader))
+        if (reading := self._readings.get(completion.index)) is None:
+            reading = self._readings[completion.index] = Reading(self.reader)
         return reading.read(completion.text, completion.finish_reason is not None)
 
 

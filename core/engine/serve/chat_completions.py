@@ -70,7 +70,8 @@ async def _events(chat: Chat, head: dict[str, Any], with_usage: bool, outputs: O
     choices: dict[int, _Choice] = {}
     async for _, output in outputs:
         for completion in output.outputs:
-            choice = choices.setdefault(completion.index, _Choice(chat))
+            if (choice := choices.get(completion.index)) is None:
+                choice = choices[completion.index] = _Choice(chat)
             for chunk in choice.advance(completion):
                 yield {**head, "choices": [chunk]}
     if with_usage:

@@ -143,7 +143,8 @@ async def _events(work: Work, head: dict[str, Any], with_usage: bool, outputs: O
     async for prompt, output in outputs:
         last[prompt] = output
         for completion in output.outputs:
-            choice = choices.setdefault((prompt, completion.index), _Choice(work, prompt))
+            if (choice := choices.get((prompt, completion.index))) is None:
+                choice = choices[prompt, completion.index] = _Choice(work, prompt)
             for chunk in choice.advance(output, completion):
                 yield {**head, "choices": [chunk]}
     if with_usage:

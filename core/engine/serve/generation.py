@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
 from engine.errors import EngineStoppedError, RequestError
-from engine.runtime.async_llm import Prepared
 from engine.runtime.core import NO_TOKEN, STATUS
 from engine.runtime.outputs import CompletionOutput, RequestOutput
+from engine.runtime.prepared import Prepared
 from engine.runtime.turns import Turns
 from engine.sampling import SamplingParams, StructuredOutputs
 
@@ -144,13 +144,17 @@ class Generation:
         """Outputs as they come, each with all before it, and one of each prompt at least. Leaving the iterator aborts the
         request. ApiError 504 when the deadline has passed, and 400 or 500 when the engine ends a sequence by a fault."""
         source = self._single() if len(self._prepared) == 1 else self._merged()
+        deadline: asyncio.TimerHandle | None = None
         first = self._prepared[0].request
         if trace := current.get():
             trace.begun(self._model.name, first.params, first.stream, self._place)
         unfinished: dict[int, RequestOutput] = {}
         ending = asyncio.ensure_future(self._leave_when_done())
-        async with aclosing(source), aclosing(self._timed(source)) as outputs:
+        async with aclosing(source) as outputs:
             try:
+                async with _in_time(self._model, self._start):
+                    await self._place.turn()
+                deadline = self._interrupt_late()
                 async for index, output in outputs:
                     if trace:
                         trace.take(index, output)
@@ -170,6 +174,8 @@ class Generation:
                         raise _shut_down() from error
                 raise
             finally:
+                if deadline is not None:
+                    deadline.cancel()
                 ending.cancel()
                 self.close()  # before the last event is sent: who has it may ask again at once
                 if self._remember is not None:
@@ -190,16 +196,17 @@ class Generation:
                 found[index] = output
         return [found[index] for index in sorted(found)]
 
-    async def _timed(self, source: AsyncGenerator[Output, None]) -> AsyncGenerator[Output, None]:
-        async with _in_time(self._model, self._start):
-            await self._place.turn()
-        while True:
-            async with _in_time(self._model, self._start):
-                try:
-                    item = await anext(source)
-                except StopAsyncIteration:
-                    return
-            yield item
+    def _interrupt_late(self) -> asyncio.TimerHandle | None:
+        """Has prompts interrupted when the deadline has passed: a clock for each output would take as long as all else."""
+        limit = self._model.deadline_s
+        if limit is None:
+            return None
+
+        def interrupt() -> None:
+            for prepared in self._prepared:
+                prepared.interrupt(_late(limit))
+
+        return asyncio.get_running_loop().call_later(self._start + limit - time.monotonic(), interrupt)
 
     async def _single(self) -> AsyncGenerator[Output, None]:
         async with aclosing(self._prepared[0].outputs()) as outputs:
@@ -237,7 +244,12 @@ async def _in_time(model: ServedModel, start: float) -> AsyncGenerator[None, Non
         async with asyncio.timeout(left):
             yield
     except TimeoutError as error:
-        raise ApiError(504, f"The request took longer than {limit:g} s.", code="deadline") from error
+        assert limit is not None
+        raise _late(limit) from error
+
+
+def _late(limit: float) -> ApiError:
+    return ApiError(504, f"The request took longer than {limit:g} s.", code="deadline")
 
 
 def _check(completion: CompletionOutput) -> None:

@@ -318,7 +318,7 @@ def _in_memory(model: ServedModel) -> dict[str, Any]:
 
 def _line(event: Event) -> bytes:
     """An object on a line of its own."""
-    return f"{line(event)}\n".encode("utf-8", "replace")
+    return line(event) + b"\n"
 
 
 class _Form:

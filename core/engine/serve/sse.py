@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +21,7 @@ T = TypeVar("T")
 Event = dict[str, Any] | str
 _WRITE_S = 120.0
 """A client that takes nothing for so long has gone."""
-_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+_LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029"]
 """Those of Unicode that JSON may have as they are: clients that read a text by lines would cut an event there."""
 
 
@@ -39,64 +41,77 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._encode = encode
+        self._sending: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(scope["path"], send))
+            await _unless(self._send(scope["path"], send), _gone(receive), self._blocked())
         except ClientGoneError:
             scope["state"]["figures"]["gone"] = True
         finally:
             self._close()
 
     async def _send(self, path: str, send: Send) -> None:
-        await _sent(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._sent(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._events):
             try:
                 async for event in self._events:
-                    await _sent(send, {"type": "http.response.body", "body": self._encode(event), "more_body": True})
+                    body = self._encode(event)
+                    await self._sent(send, {"type": "http.response.body", "body": body, "more_body": True})
             except (ClientGoneError, OSError):
                 raise
             except Exception as error:
                 log_defect(error)
                 body = self._encode(api_error(error).body(path))
-                await _sent(send, {"type": "http.response.body", "body": body, "more_body": True})
-        await _sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
+                await self._sent(send, {"type": "http.response.body", "body": body, "more_body": True})
+        await self._sent(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-
-async def _sent(send: Send, message: dict[str, Any]) -> None:
-    try:
-        async with asyncio.timeout(_WRITE_S):
+    async def _sent(self, send: Send, message: dict[str, Any]) -> None:
+        self._sending = time.monotonic()
+        try:
             await send(message)
-    except (TimeoutError, OSError) as error:
-        raise ClientGoneError from error
+        except OSError as error:
+            raise ClientGoneError from error
+        self._sending = None
+
+    async def _blocked(self) -> None:
+        """Returns when the client has taken nothing for too long."""
+        while self._sending is None or time.monotonic() - self._sending < _WRITE_S:
+            await asyncio.sleep(_WRITE_S / 10)
 
 
-def line(event: Event) -> str:
+def line(event: Event) -> bytes:
     """An event as JSON on a line of its own."""
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+    try:
+        text = to_json(event)
+    except PydanticSerializationError:  # half a surrogate pair
+        text = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    for end, written in _LINE_ENDS:
+        text = text.replace(end, written)
+    return text
 
 
 def encoded(event: Event) -> bytes:
     """An event as bytes of the stream."""
-    text = event if isinstance(event, str) else line(event)
-    return f"data: {text}\n\n".encode("utf-8", "replace")
+    return b"data: " + (event.encode() if isinstance(event, str) else line(event)) + b"\n\n"
 
 
 async def answered(request: Request, work: Awaitable[T]) -> T:
     """``work``'s result; it is cancelled, and ClientGoneError raised, when the client leaves before."""
-    return await unless_gone(request.receive, work)
+    return await _unless(work, _gone(request.receive))
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+async def _unless(work: Awaitable[T], *leaving: Awaitable[None]) -> T:
+    """``work``'s result; it is cancelled, and ClientGoneError raised, when one of the others is done before."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_gone(receive))
+    tasks = [working, *map(asyncio.ensure_future, leaving)]
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGoneError
         return working.result()
     finally:
-        for task in (working, leaving):
+        for task in tasks:
             task.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await working
