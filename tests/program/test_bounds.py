@@ -12,7 +12,7 @@ from engine.errors import SchedulerError
 from engine.runtime.config import EngineConfig
 from engine.runtime.head_inputs import HeadInputs, RowParams
 from engine.runtime.load import load
-from engine.runtime.step_inputs import step_inputs
+from engine.runtime.step_inputs import StepArrays
 from engine.sampling import SamplingParams
 from engine.scheduler import ScheduledSequence, ScheduledStep
 
@@ -44,7 +44,7 @@ def inputs():
     copies = ((4, FULL - 1),), ((3, WINDOW - 1),)
     step = ScheduledStep(0, parts, 1, 6, copies, ((0, 1),), ((1, (5, tiny_models.VOCAB - 1)),))
     bias = np.array([tiny_models.VOCAB - 1], np.int32), np.ones(1, np.float32)
-    made, _ = step_inputs(step, lambda _: RowParams(SamplingParams(), 3, 0, 1, bias=bias), 2, HeadInputs(10))
+    made, _ = StepArrays(2, HeadInputs(10)).of(step, lambda _: RowParams(SamplingParams(), 3, 0, 1, bias=bias))
     return replace(made, arrays={name: array.copy() for name, array in made.arrays.items()})
 
 

@@ -15,7 +15,7 @@ from engine.errors import PlacementError
 from engine.ops.kv import PLAIN
 from engine.program.place import Placer
 from engine.runtime.head_inputs import HeadInputs, RowParams
-from engine.runtime.step_inputs import step_inputs
+from engine.runtime.step_inputs import StepArrays
 from engine.scheduler import ScheduledSequence, ScheduledStep
 
 HISTORY_OPS = ("step_expand", "process_logits", "sample")
@@ -360,7 +360,7 @@ def test_values_cross_a_border_once_a_step(run):
     segments = (*loaded.plan.body, *loaded.plan.head)
     part = ScheduledSequence(0, 0, 0, 3, (1, 2, 3), True, ((1,),))
     step = ScheduledStep(0, (part,), 0, 3, ((),), (), ())
-    inputs, _ = step_inputs(step, lambda _: RowParams(SamplingParams(), 3, 0, 1), 1, HeadInputs(10))
+    inputs, _ = StepArrays(1, HeadInputs(10)).of(step, lambda _: RowParams(SamplingParams(), 3, 0, 1))
     session = loaded.session()
     device.transfers = [0, 0]
     try:

@@ -19,7 +19,7 @@ from engine.program.execute import StepSession
 from engine.runtime.config import EngineConfig
 from engine.runtime.head_inputs import HeadInputs, RowParams
 from engine.runtime.load import load
-from engine.runtime.step_inputs import step_inputs
+from engine.runtime.step_inputs import StepArrays
 from engine.runtime.swap import remap
 from engine.sampling import SamplingParams as Params
 from engine.scheduler import ScheduledSequence, ScheduledStep
@@ -300,7 +300,7 @@ def session(llama, cpu):
 def step(table, copies=()):
     part = ScheduledSequence(0, 0, 4 * len(table) - 1, 1, (7,), True, (table,))
     made = ScheduledStep(0, (part,), 1, 1, (copies,), (), ())
-    return step_inputs(made, lambda _: RowParams(Params(), 3, 0, 1), 1, HeadInputs(10))[0]
+    return StepArrays(1, HeadInputs(10)).of(made, lambda _: RowParams(Params(), 3, 0, 1))[0]
 
 
 def test_a_step_in_memory_that_is_not_there_is_refused(session):

@@ -42,7 +42,7 @@ def run(scheduler: Scheduler, steps: int = 1) -> None:
 
 
 def parts(step: ScheduledStep) -> list[tuple[int, int, int, bool]]:
-    return [(part.seq_id, part.start, part.count, part.emits) for part in step.sequences]
+    return [(part.seq_id, part.start, part.num_tokens, part.emits) for part in step.sequences]
 
 
 def used(scheduler: Scheduler) -> int:

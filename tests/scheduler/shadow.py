@@ -168,7 +168,7 @@ class ShadowDevice:
         }
 
     def run(self, part: ScheduledSequence, sequence: Sequence) -> Given | None:
-        history, end = self.history[part.slot], part.start + part.count
+        history, end = self.history[part.slot], part.start + part.num_tokens
         tokens: list[int] = []  # of the last known token, and of each guess
         for position, known in enumerate(part.token_ids, start=part.start):
             assert known != FROM_HISTORY or not sequence.synchronous
@@ -204,13 +204,13 @@ class ShadowDevice:
         parts = step.sequences
         for part in parts:
             self.check_mapped(part.tables)
-        assert parts and step.num_tokens == sum(part.count for part in parts)
-        assert [part.count == 1 for part in parts] == [i < step.decode_count for i in range(len(parts))]
+        assert parts and step.num_tokens == sum(part.num_tokens for part in parts)
+        assert [part.num_tokens == 1 for part in parts] == [i < step.decode_count for i in range(len(parts))]
         assert len({part.slot for part in parts}) == len(parts) == len({part.seq_id for part in parts})
         for number, group in enumerate(self.groups):
             for part in parts:
-                end, table, behind = part.start + part.count, part.tables[number], group.behind(part.start)
-                assert len(part.token_ids) == part.count and len(table) == group.blocks(end)
+                end, table, behind = part.start + part.num_tokens, part.tables[number], group.behind(part.start)
+                assert len(part.token_ids) == part.num_tokens and len(table) == group.blocks(end)
                 assert not any(table[:behind]) and all(table[behind:]), (
                     "blocks behind the window, and no others, are null"
                 )
@@ -322,7 +322,9 @@ class Engine:
         if step is None:
             return False
         forks = {slot for _, slot in step.history_copies}
-        others = sum(part.count for part in step.sequences if part.seq_id not in decodes and part.slot not in forks)
+        others = sum(
+            part.num_tokens for part in step.sequences if part.seq_id not in decodes and part.slot not in forks
+        )
         if joining is not None and others < step.num_tokens:
             assert others <= joining
             self.seen["steps in which few tokens join"] += others == joining > 0
@@ -335,7 +337,7 @@ class Engine:
         self.seen["history copies"] += len(step.history_copies)
         self.seen["prefix hits"] += len(step.history_fills)
         self.seen["tokens from history"] += sum(FROM_HISTORY in part.token_ids for part in step.sequences)
-        self.seen["chunks"] += sum(part.count > 1 and not part.emits for part in step.sequences)
+        self.seen["chunks"] += sum(part.num_tokens > 1 and not part.emits for part in step.sequences)
         self.seen["swaps"] += len(step.swap_ins)
         self.seen["guesses"] += sum(part.guessed for part in step.sequences)
         self.seen["blocks behind a window"] += sum(0 in table for part in step.sequences for table in part.tables)
@@ -361,7 +363,7 @@ class Engine:
         emitted = {i for i in tokens if i in alive and i not in failed}
         for part in step.sequences:
             if part.scored[0] < part.scored[1]:
-                assert part.start <= part.scored[0] and part.scored[1] <= part.start + part.count
+                assert part.start <= part.scored[0] and part.scored[1] <= part.start + part.num_tokens
                 self.scored[part.seq_id].update(range(*part.scored))
         held = {part.seq_id: agreed(part, tokens[part.seq_id]) for part in step.sequences if part.guessed}
         flat = {i: token[held.get(i, 0)] if isinstance(token, tuple) else 0 for i, token in tokens.items()}

@@ -87,7 +87,7 @@ def test_each_position_once(depth: int) -> None:
             step = flights.popleft()
             for part in step.sequences:
                 start, stop = part.embedded
-                assert start == stop == 0 or part.start <= start < stop == part.start + part.count
+                assert start == stop == 0 or part.start <= start < stop == part.start + part.num_tokens
                 if part.seq_id in wanted:
                     got[part.seq_id] += range(*part.embedded)
             tokens = {part.seq_id: 7 for part in step.sequences if part.emits}

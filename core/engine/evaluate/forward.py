@@ -13,7 +13,7 @@ from ..kv import MappingAllocator
 from ..ops import STEP_INPUTS
 from ..runtime.head_inputs import HeadInputs, RowParams
 from ..runtime.load import Loaded
-from ..runtime.step_inputs import step_inputs
+from ..runtime.step_inputs import StepArrays
 from ..runtime.swap import remap
 from ..sampling import SamplingParams
 from ..scheduler import ScheduledSequence, ScheduledStep
@@ -31,7 +31,7 @@ class Forward:
         self._length = 0
         self._session = loaded.session()
         self._row = RowParams(SamplingParams(temperature=0.0), 1, 0, 0)
-        self._head_inputs = HeadInputs((loaded.program.vocab + 31) // 32)
+        self._arrays = StepArrays(len(loaded.program.groups), HeadInputs((loaded.program.vocab + 31) // 32))
         self._steps = 0
 
     def __enter__(self) -> Forward:
@@ -71,12 +71,12 @@ class Forward:
                 f"there is no room for {len(ids)} tokens after {start}; load the model with a longer context."
             )
         self._length = start + len(ids)
-        program, tables = self._loaded.program, self.allocator.tables(_SEQUENCE)
+        tables = self.allocator.tables(_SEQUENCE)
         part = ScheduledSequence(_SEQUENCE, 0, start, len(ids), tuple(ids), True, tables)
         copies = self.allocator.take_copies()
         remap(self._session, self.allocator.take_remaps() if isinstance(self.allocator, MappingAllocator) else ())
         step = ScheduledStep(self._steps, (part,), int(len(ids) == 1), len(ids), copies, (), ())
-        return step_inputs(step, lambda _: self._row, len(program.groups), self._head_inputs)[0]
+        return self._arrays.of(step, lambda _: self._row)[0]
 
 
 _SEQUENCE = 0

@@ -47,6 +47,11 @@ class CacheGroup:
         query, at position ``computed``, sees the last ``window`` positions up to its own."""
         return 0 if self.window is None else max(0, computed + 1 - self.window) // self.block_size
 
+    def steady(self, blocks: int, freed: int) -> int:
+        """Up to how many tokens so many blocks suffice, while no more than the first ``freed`` of them are behind."""
+        whole = blocks * self.block_size
+        return whole if self.window is None else min(whole, (freed + 1) * self.block_size + self.window - 1)
+
     def most_blocks(self, tokens: int, chunk: int | None = None) -> int:
         """The most blocks that a sequence of ``tokens`` tokens holds at a time, when a step computes at most ``chunk`` of
         them: behind a window blocks are given back, so what counts is the window and the chunk, wherever they begin in

@@ -21,13 +21,16 @@ from .prefix_index import HashChain
 @dataclass(eq=False)
 class _Allocation:
     """What one sequence holds. ``length``: tokens allocated, written or about to be. ``freed``: how many of each table's
-    first entries are the null block."""
+    first entries are the null block. ``steady``: up to so many tokens nothing but the length changes; ``full_at``: with so many
+    computed another block can be found by its tokens. Most decode steps are before both."""
 
     chains: dict[int, HashChain]
     tables: list[list[int]]
     freed: list[int]
     length: int = 0
     committed: int = 0
+    steady: int = 0
+    full_at: int = 0
     snapshot: tuple[BlockTable, ...] | None = None
 
 
@@ -128,8 +131,9 @@ class PagedAllocator:
 
     def allocate(self, seq_id: int, count: int, hit: PrefixHit | None = None) -> bool:
         sequence = self._sequences[seq_id]
-        if hit is None and self._lies_in_last(sequence, count):
-            sequence.length += count
+        end = sequence.length + count
+        if hit is None and end <= sequence.steady:
+            sequence.length = end
             return True
         if any(self._needed(i, sequence, count, hit) > g.pool.available for i, g in enumerate(self._groups)):
             return False
@@ -146,17 +150,8 @@ class PagedAllocator:
                 table.extend(group.pool.allocate() for _ in range(missing))
                 sequence.snapshot = None
         sequence.length = end
-        return True
-
-    def _lies_in_last(self, sequence: _Allocation, count: int) -> bool:
-        """Whether ``count`` more tokens lie in blocks that are there, and nothing is given back: most decode steps' case."""
-        length = sequence.length
-        for group, table, freed in zip(self._groups, sequence.tables, sequence.freed, strict=True):
-            spec = group.spec
-            if spec.blocks(length + count) != len(table) or spec.behind(length) != freed:
-                return False
-            if self._copies_on_write(group, sequence, table):
-                return False
+        tables = zip(self.groups, sequence.tables, sequence.freed, strict=True)
+        sequence.steady = min(spec.steady(len(table), freed) for spec, table, freed in tables)
         return True
 
     def _free_behind(self, i: int, sequence: _Allocation) -> None:
@@ -190,6 +185,7 @@ class PagedAllocator:
         sequence.tables, sequence.freed = [list(table) for table in source.tables], list(source.freed)
         sequence.chains = {size: chain.fork(source.length // size) for size, chain in source.chains.items()}
         sequence.length, sequence.committed, sequence.snapshot = source.length, source.committed, source.snapshot
+        source.steady = 0  # its last block is shared
 
     def take_copies(self) -> tuple[tuple[BlockCopy, ...], ...]:
         copies = tuple(tuple(group.copies) for group in self._groups)
@@ -202,6 +198,12 @@ class PagedAllocator:
 
     def commit(self, seq_id: int, token_ids: list[int], num_computed: int) -> None:
         sequence = self._sequences[seq_id]
+        if num_computed >= sequence.full_at:
+            self._index(sequence, token_ids, num_computed)
+        sequence.committed = num_computed
+
+    def _index(self, sequence: _Allocation, token_ids: list[int], num_computed: int) -> None:
+        """Has the blocks that are full found by their tokens."""
         for group, table in zip(self._groups, sequence.tables, strict=True):
             first, last = sequence.committed // group.block_size, num_computed // group.block_size
             if first < last:
@@ -210,7 +212,7 @@ class PagedAllocator:
                 for i in range(first, last):
                     if table[i] != NULL_BLOCK:  # else a later step has given it back already
                         group.pool.index.insert(chain.keys[i], table[i])
-        sequence.committed = num_computed
+        sequence.full_at = min((num_computed // group.block_size + 1) * group.block_size for group in self._groups)
 
     def rewind(self, seq_id: int, num_tokens: int) -> None:
         sequence = self._sequences[seq_id]
@@ -218,7 +220,7 @@ class PagedAllocator:
             while len(table) > group.spec.blocks(num_tokens):
                 group.pool.release(table.pop())
                 sequence.snapshot = None
-        sequence.length = num_tokens
+        sequence.length, sequence.steady = num_tokens, 0
 
     def free(self, seq_id: int) -> None:
         sequence = self._sequences[seq_id]
@@ -228,7 +230,7 @@ class PagedAllocator:
                 group.pool.release(block)
             table.clear()
             sequence.freed[i] = 0
-        sequence.length = sequence.committed = 0
+        sequence.length = sequence.committed = sequence.steady = sequence.full_at = 0
         sequence.snapshot = None
 
     def close(self, seq_id: int) -> None:
@@ -254,6 +256,8 @@ class PagedAllocator:
                 assert freed <= group.spec.behind(sequence.length), "a block was given back that a query still sees"
                 assert table[:freed] == [NULL_BLOCK] * freed and NULL_BLOCK not in table[freed:]
                 assert sequence.committed <= sequence.length, "more tokens committed than allocated"
+                if sequence.length < sequence.steady:
+                    assert freed == group.spec.behind(sequence.steady - 1) and not group.is_shared(table[-1])
                 for block in table[freed:]:
                     refs[block] += 1
             assert refs == group.pool.refs, "reference counts differ from the tables"

@@ -44,7 +44,7 @@ from .padding import Padding
 from .population import Population, Room
 from .transfers import Transfer, by_place, converted, transfers
 
-_SWITCH_S = 5e-5
+_SWITCH_S = 0.001
 """After which the interpreter's lock goes from one thread to another. The thread of steps lets go of it in each call of a
 driver, and would wait 5 ms for it, as Python has it, while others plan the next step and make text of the last."""
 _SETTLED_S = 0.1  # after a step: then no other is likely to follow at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..backend.v1 import StepResult
@@ -40,6 +41,15 @@ class BeamGroup:
         beams = scheduler.continue_beams(request_id, choices, first_id)
         self.ids = [beam.seq_id for beam in beams]
         return beams
+
+    def found(self, most: int) -> Iterator[tuple[int, int, float, str | None, str | int | None]]:
+        """Each token of the best finished sequences, in order: the sequence, the token, its logprob, and with the last one
+        why it ended."""
+        for index, hypothesis in enumerate(self.search.finished[:most]):
+            beam = hypothesis.beam
+            for n, (token, logprob) in enumerate(zip(beam.tokens, beam.logprobs, strict=True), start=1):
+                last = n == len(beam.tokens)
+                yield index, token, logprob, hypothesis.reason if last else None, hypothesis.why if last else None
 
 
 def make_search(request: Request, params: BeamSearchParams, max_tokens: int, tokenizer: Tokenizer | None) -> BeamSearch:

@@ -15,9 +15,9 @@ from ..sampling.speculation import PromptLookup
 from ..scheduler import ScheduledStep, Sequence, SequenceStatus, Update
 from .beams import BeamGroup, make_search
 from .commands import Command, Commands, Done
-from .head_inputs import HeadInputs, RowParams
+from .head_inputs import HeadInputs
 from .load import Loaded
-from .member import Member, logprobs, row_params
+from .member import Member, asked, logprobs, row_params
 from .output_processor import TokenEvent
 from .pace import Pace
 from .pooling import Pooler, take_states
@@ -25,7 +25,7 @@ from .prompt import numbered
 from .request import Request
 from .restarts import Restarts, let_go
 from .speculation import Speculation
-from .step_inputs import Row, step_inputs
+from .step_inputs import Row, Rows, StepArrays
 from .swap import HostBlocks, SwapTickets
 
 NO_TOKEN = 2
@@ -52,7 +52,7 @@ class Health:
 @dataclass
 class _InFlight:
     step: ScheduledStep
-    rows: tuple[Row, ...]
+    rows: Rows
     ticket: Ticket
     swaps: SwapTickets
     submitted: float
@@ -66,8 +66,7 @@ class EngineCore:
         self._loaded = loaded
         self._emit = emit
         self._events: list[TokenEvent] = []
-        self._groups = len(loaded.program.groups)
-        self._head_inputs = HeadInputs((loaded.program.vocab + 31) // 32)
+        self._arrays = StepArrays(len(loaded.program.groups), HeadInputs((loaded.program.vocab + 31) // 32))
         self.scheduler = loaded.scheduler()
         self._host = HostBlocks()
         self._session: Session | None = loaded.session()
@@ -237,14 +236,16 @@ class EngineCore:
     def _submit(self) -> None:
         assert self._session is not None
         while len(self._in_flight) < (1 if (suspect := self._suspect()) else self._max_in_flight):
-            decoding = self.scheduler.decoding
+            decoding = self.scheduler.decoding if self._pace is not None or self.speculation.most else []
             joining = None if self._pace is None else self._pace.allowance(len(decoding), self.scheduler.prefilling)
             guesses = {} if suspect else self.speculation.guesses(decoding, self._members)
             step = self.scheduler.schedule(suspect, joining, guesses)
             if step is None:
                 return
-            params = self._row_params(step)
-            inputs, rows = step_inputs(step, params.__getitem__, self._groups, self._head_inputs)
+            params, failed = asked(step, self._members, self.scheduler.sequences)
+            for request_id, sentence in failed.items():
+                self._abort(request_id, "error", sentence)
+            inputs, rows = self._arrays.of(step, params.__getitem__)
             try:
                 swaps = self._host.submit(self._session, step)
                 ticket = self._session.submit(inputs)
@@ -252,24 +253,6 @@ class EngineCore:
                 self._recover(step, error)
                 return
             self._in_flight.append(_InFlight(step, rows, ticket, swaps, time.monotonic()))
-
-    def _row_params(self, step: ScheduledStep) -> dict[int, RowParams]:
-        """Of each sequence, with what its logits processors want; a request whose processor fails ends here."""
-        params: dict[int, RowParams] = {}
-        failed: dict[str, str] = {}
-        for part in step.sequences:
-            member = self._members[part.seq_id]
-            params[part.seq_id] = member.row
-            if part.emits and member.request.processors:
-                output = self.scheduler.sequences[part.seq_id].output_ids
-                try:
-                    wanted = [p.bias(member.request.prompt_ids, output) for p in member.request.processors]
-                    params[part.seq_id] = member.row.with_bias(wanted)
-                except RequestError as error:
-                    failed[member.request.request_id] = str(error)
-        for request_id, sentence in failed.items():
-            self._abort(request_id, "error", sentence)
-        return params
 
     def _suspect(self) -> str | None:
         """The request to run alone next, while one that breaks steps is looked for."""
@@ -291,23 +274,31 @@ class EngineCore:
             guessed = [part.guessed for part in flight.step.sequences if part.guessed]
             decodes = flight.step.decode_count + len(guessed)
             self._pace.note(decodes, flight.step.num_tokens - decodes - sum(guessed), self._progress - started)
-        if self._suspects and (flight.rows or result.embeddings is not None):  # it has run past where the step broke
+        if self._suspects and (
+            flight.rows.each or result.embeddings is not None
+        ):  # it has run past where the step broke
             self._suspects.popleft()
-        emitted = {row.seq_id: n for n, row in enumerate(flight.rows) if row.position is None and not row.guessed}
-        held = self.speculation.check(flight.step, emitted, result, self._members)
-        values = result.tokens.tolist()
-        tokens = {seq: values[n + held.get(seq, 0)] for seq, n in emitted.items()}
-        failed = {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(flight, result) if code}
-        self._note_reading(flight.step)
-        self._score(flight, result)
-        failed |= take_states(flight.step, result.embeddings, self._pooler)
+        rows, values, held = flight.rows, result.tokens.tolist(), {}
+        if not rows.plain:
+            held = self.speculation.check(flight.step, rows.next, result, self._members)
+            values = [values[n + held.get(seq_id, 0)] for seq_id, n in rows.next.items()]
+        tokens = dict(zip(rows.next, values, strict=True))
+        failed = self._failed(rows, result) if result.status.any() else {}
+        if not rows.plain:
+            self._note_reading(flight.step)
+            self._score(rows, result)
+            failed |= take_states(flight.step, result.embeddings, self._pooler)
         for update in self.scheduler.complete(flight.step, tokens, failed, held):
-            self._publish(update, result, emitted)
+            self._publish(update, result, rows.next)
         self._host.keep(self.scheduler.swapper.held)
 
-    def _statuses(self, flight: _InFlight, result: StepResult) -> Iterator[tuple[Row, int]]:
+    def _failed(self, rows: Rows, result: StepResult) -> dict[int, str]:
+        """Why sequences have failed."""
+        return {row.seq_id: self._fault(row.seq_id, code) for row, code in self._statuses(rows, result) if code}
+
+    def _statuses(self, rows: Rows, result: StepResult) -> Iterator[tuple[Row, int]]:
         """A beam that may take no token does not fail its request, nor does what comes of a guess."""
-        for row, code in zip(flight.rows, result.status.tolist(), strict=True):
+        for row, code in zip(rows.each, result.status.tolist(), strict=True):
             member = self._members.get(row.seq_id)
             spared = code == NO_TOKEN and member is not None and member.beams
             yield row, 0 if spared or row.guessed else code
@@ -315,11 +306,11 @@ class EngineCore:
     def _note_reading(self, step: ScheduledStep) -> None:
         for part in step.sequences:
             if not part.emits and (member := self._members.get(part.seq_id)):
-                member.request.num_read = part.start + part.count
+                member.request.num_read = part.start + part.num_tokens
 
-    def _score(self, flight: _InFlight, result: StepResult) -> None:
+    def _score(self, rows: Rows, result: StepResult) -> None:
         """Notes the logprobs of prompt tokens; all have come before the first token of the output."""
-        for n, row in enumerate(flight.rows):
+        for n, row in enumerate(rows.each):
             if row.position is None or result.status[n]:
                 continue
             if member := self._members.get(row.seq_id):
@@ -390,13 +381,8 @@ class EngineCore:
             self._members |= {beam.seq_id: member for beam in beams}
             return
         self.scheduler.abort(request.request_id)
-        for index, hypothesis in enumerate(group.search.finished[: request.params.n]):
-            beam = hypothesis.beam
-            for n, (token, logprob) in enumerate(zip(beam.tokens, beam.logprobs, strict=True), start=1):
-                last = n == len(beam.tokens)
-                reason, why = (hypothesis.reason, hypothesis.why) if last else (None, None)
-                is_stop = last and isinstance(why, int)
-                self._event(request, index, token, {token: logprob}, is_stop, reason, why)
+        for index, token, logprob, reason, why in group.found(request.params.n):
+            self._event(request, index, token, {token: logprob}, isinstance(why, int), reason, why)
         self._end(request, "error", STATUS[NO_TOKEN])  # those that found no token to end with
 
     def _event(

@@ -107,14 +107,14 @@ class Continuation:
 
     def output(self) -> CompletionOutput:
         wanted = self.params.logprobs is not None
-        return CompletionOutput(
-            self.index,
-            self.shown,
-            tuple(self.token_ids),
-            self.cumulative if wanted or self.ranked else None,
-            tuple(self.logprobs) if wanted else None,
+        return CompletionOutput.growing(
+            self.token_ids,
+            self.logprobs if wanted else None,
             self.finish_reason,
-            self.stop_reason,
+            index=self.index,
+            text=self.shown,
+            cumulative_logprob=self.cumulative if wanted or self.ranked else None,
+            stop_reason=self.stop_reason,
         )
 
 

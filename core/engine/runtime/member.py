@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backend.v1 import StepResult
+from ..errors import RequestError
 from ..sampling.speculation import PromptLookup
+from ..scheduler import ScheduledStep, Sequence
 from .beams import BeamGroup
 from .head_inputs import RowParams
 from .request import Request
@@ -39,6 +41,26 @@ def row_params(request: Request, group: BeamGroup | None) -> RowParams:
         candidates=group.search.candidates if group is not None else 0,
         prompt_ids=request.prompt_ids if params.prompt_logprobs is not None else (),
     )
+
+
+def asked(
+    step: ScheduledStep, members: Mapping[int, Member], sequences: Mapping[int, Sequence]
+) -> tuple[dict[int, RowParams], dict[str, str]]:
+    """What each sequence's rows are asked, with what its logits processors want; and of requests whose processor has failed
+    why."""
+    params: dict[int, RowParams] = {}
+    failed: dict[str, str] = {}
+    for part in step.sequences:
+        member = members[part.seq_id]
+        params[part.seq_id] = member.row
+        if member.request.processors and part.emits:
+            output = sequences[part.seq_id].output_ids
+            try:
+                wanted = [p.bias(member.request.prompt_ids, output) for p in member.request.processors]
+                params[part.seq_id] = member.row.with_bias(wanted)
+            except RequestError as error:
+                failed[member.request.request_id] = str(error)
+    return params, failed
 
 
 def logprobs(result: StepResult, row: int, want: int, token: int) -> Mapping[int, float] | None:

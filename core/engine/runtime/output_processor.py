@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import RequestError
 from .request import Request
@@ -14,12 +14,11 @@ Finish = Callable[[Request, int], None]
 """Ends a continuation of a request."""
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """A token of a continuation, its logprobs, and whether and why the sequence ended with it."""
 
     request: Request
-    index: int
+    continuation: int
     token: int | None
     logprobs: Mapping[int, float] | None
     is_stop: bool
@@ -54,35 +53,40 @@ class OutputProcessor:
 
     def process(self, events: list[TokenEvent]) -> None:
         """What the thread does with a step's tokens."""
+        told: dict[Callable[[], None], None] = {}
         for event in events:
             try:
                 self._take(event)
             except Exception as error:  # one request's sink or text must not end the others
                 self._fail(event, error)
+            if event.request.told is not None:
+                told[event.request.told] = None
+        for tell in told:
+            tell()
 
     def _take(self, event: TokenEvent) -> None:
-        request, c = event.request, event.request.continuations[event.index]
+        request, c = event.request, event.request.continuations[event.continuation]
         if c.finish_reason is not None:
             return
         if event.token is not None:
             request.first_token = request.first_token or event.time
             request.last_token = event.time
-            request.watch.token(event.index, event.time)
+            request.watch.token(event.continuation, event.time)
             if c.push(event.token, event.logprobs, event.is_stop) and event.finish_reason is None:
-                self._stop(request, event.index)
+                self._stop(request, event.continuation)
         if event.finish_reason is not None:
             c.end(event.finish_reason, event.stop_reason)
         if c.finish_reason is not None:
-            request.watch.ended(event.index, event.time, c.finish_reason)
+            request.watch.ended(event.continuation, event.time, c.finish_reason)
         if request.stream or request.finished:
             request.sink(request.output())
 
     def _fail(self, event: TokenEvent, error: Exception) -> None:
-        c = event.request.continuations[event.index]
+        c = event.request.continuations[event.continuation]
         c.finish_reason, c.stop_reason = "error", f"{RequestError.__name__}: {error}"
-        self._stop(event.request, event.index)
+        self._stop(event.request, event.continuation)
         try:
-            event.request.watch.ended(event.index, event.time, c.finish_reason)
+            event.request.watch.ended(event.continuation, event.time, c.finish_reason)
             event.request.sink(event.request.output())
         except Exception:  # the sink itself is broken; nobody is left to tell
             return

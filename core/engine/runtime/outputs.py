@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ..backend.v1 import Array
 
@@ -22,6 +23,28 @@ class CompletionOutput:
     logprobs: tuple[Mapping[int, float], ...] | None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+
+    @classmethod
+    def growing(
+        cls, token_ids: list[int], logprobs: list[Mapping[int, float]] | None, finish_reason: str | None, **rest: Any
+    ) -> CompletionOutput:
+        """One of lists that only grow: they are copied, as they are now, when they are asked for, since most outputs of a
+        stream are not, and a copy for each token would take more the longer the answer is."""
+        made = object.__new__(cls)
+        made.__dict__.update(rest, finish_reason=finish_reason, _grow=(token_ids, logprobs, len(token_ids)))
+        if logprobs is None:
+            made.__dict__["logprobs"] = None
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("token_ids", "logprobs") or "_grow" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        token_ids, logprobs, count = self.__dict__["_grow"]
+        found = self.__dict__[name] = tuple((token_ids if name == "token_ids" else logprobs)[:count])
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
@@ -21,6 +22,7 @@ class Prepared:
     """A checked request that is not admitted yet; with a ``gate`` it is admitted when that lets it in."""
 
     def __init__(self, engine: Engine, request: Request, latest: Latest, gate: asyncio.Semaphore | None = None) -> None:
+        request.told = latest.post.wake
         self.request = request
         self._engine = engine
         self._latest = latest
@@ -111,33 +113,37 @@ def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
 
 
 class Post:
-    """Brings outputs to an event loop, which is woken once for all that have come meanwhile."""
+    """Brings outputs to an event loop, which is woken once for all of a step."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._lock = threading.Lock()
-        self._new: list[Latest] = []
+        self._new: deque[Latest] = deque()
+        self._waking = False
 
     def put(self, latest: Latest) -> None:
-        """On any thread."""
-        with self._lock:
-            waking = not self._new
-            self._new.append(latest)
-        if waking:
-            self.loop.call_soon_threadsafe(self._deliver)
+        """On stage 3's thread."""
+        if self.loop.is_closed():
+            raise RuntimeError("the event loop of a request is closed")
+        self._new.append(latest)
+
+    def wake(self) -> None:
+        """On stage 3's thread."""
+        if self._new and not self._waking:
+            self._waking = True
+            with suppress(RuntimeError):  # closed meanwhile
+                self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        with self._lock:
-            new, self._new = self._new, []
-        for latest in new:
-            latest.arrive()
+        self._waking = False  # first: what is put from now on wakes it again
+        while self._new:
+            self._new.popleft().arrive()
 
 
 class Latest:
     """Where stage 3 leaves a request's output for an event loop: the latest alone, so that a slow reader keeps no memory."""
 
     def __init__(self, post: Post) -> None:
-        self._post = post
+        self.post = post
         self.ended = asyncio.Event()
         self.when_ended: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
@@ -147,12 +153,12 @@ class Latest:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
-        """On any thread."""
+        """On stage 3's thread."""
         with self._lock:
             waking, self._output = self._output is None, output
             self._finished = output.finished
         if waking or output.finished:
-            self._post.put(self)
+            self.post.put(self)
 
     def arrive(self) -> None:
         """There is an output, or there was. On the event loop."""

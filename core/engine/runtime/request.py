@@ -55,6 +55,8 @@ class Request:
     num_cached: int = 0
     num_read: int = 0
     """Tokens of the prompt that steps have computed or the cache had, while it is read."""
+    told: Callable[[], None] | None = None
+    """Called once the sinks have the outputs of a step, on stage 3's thread, for all requests that have the same."""
     watch: Watch = field(default_factory=Watch)
     arrival: float = field(default_factory=time.monotonic)
     admitted: float | None = None
@@ -74,7 +76,9 @@ class Request:
         return 0 if self.ranked else -1
 
     def output(self) -> RequestOutput:
-        outputs = self._chosen()
+        outputs, discarded = self._chosen(), 0
+        if len(outputs) < len(self.continuations):
+            discarded = sum(len(c.token_ids) for c in self.continuations) - sum(len(c.token_ids) for c in outputs)
         return RequestOutput(
             self.request_id,
             self.prompt,
@@ -85,7 +89,7 @@ class Request:
             RequestMetrics(self.arrival, self.first_token, self.last_token),
             self._scores(),
             self.embedding,
-            sum(len(c.token_ids) for c in self.continuations) - sum(len(c.token_ids) for c in outputs),
+            discarded,
         )
 
     def _chosen(self) -> tuple[CompletionOutput, ...]:

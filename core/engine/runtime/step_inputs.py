@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ..backend.v1 import Array, Dims, StepInputs
+from ..kv import BlockTable
 from ..scheduler import ScheduledSequence, ScheduledStep
-from .head_inputs import HeadInputs, RowParams
+from .head_inputs import HeadArrays, HeadInputs, RowParams
 
 I32 = np.int32
 _NO_FILLS = {name: np.zeros(0, I32) for name in ("fill_slots", "fill_positions", "fill_ids")}
@@ -24,6 +26,16 @@ class Row(NamedTuple):
     guessed: int = 0
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of a step's head are for. ``next``: the row of the last known token of each sequence that gets its next
+    one; ``plain``: there is nothing but these."""
+
+    each: tuple[Row, ...]
+    next: Mapping[int, int]
+    plain: bool = False
+
+
 class _HeadRow(NamedTuple):
     """A row on its way into the arrays: the index of its token in the step, and how many tokens of the sequence are known
     before the one it gives (None: it gives none)."""
@@ -34,50 +46,78 @@ class _HeadRow(NamedTuple):
     known: int | None
 
 
-def step_inputs(
-    step: ScheduledStep, row_params: Callable[[int], RowParams], groups: int, head: HeadInputs
-) -> tuple[StepInputs, tuple[Row, ...]]:
-    """The arrays, and what each row is for."""
-    parts = step.sequences
-    counts = np.array([part.count for part in parts], I32)
-    offsets = np.zeros(len(parts) + 1, I32)
-    np.cumsum(counts, out=offsets[1:])
-    rows = [row for part, first in zip(parts, offsets.tolist(), strict=False) for row in _rows(part, first, row_params)]
-    arrays: dict[str, Array] = {
-        "token_ids": np.fromiter((i for part in parts for i in part.token_ids), I32, step.num_tokens),
-        "seq_slots": np.array([part.slot for part in parts], I32),
-        "seq_starts": np.array([part.start for part in parts], I32),
-        "query_offsets": offsets,
-        "rows": np.array([row.token for row in rows], I32),
-        "history_copies": np.array(step.history_copies, I32).reshape(-1, 2),
-    }
-    hidden = [
-        first + n - part.start
-        for part, first in zip(parts, offsets.tolist(), strict=False)
-        for n in range(*part.embedded)
-    ]
-    if hidden:
-        arrays["embedding_rows"] = np.array(hidden, I32)
-    width = max((len(table) for part in parts for table in part.tables), default=1)
-    for g in range(groups):
-        arrays[f"page_table.{g}"] = _tables([part.tables[g] for part in parts], width)
-    copies = _copies(arrays, step, groups)
-    fills = _fills(arrays, step)
-    asked = head.of([row.params for row in rows], [row.known for row in rows])
-    arrays |= asked.arrays
-    dims = Dims(
-        T=step.num_tokens,
-        S=len(parts),
-        R=len(rows),
-        P=width,
-        C=copies,
-        H=len(step.history_copies),
-        F=fills,
-        B=asked.biased,
-        K=asked.wanted,
-        M=asked.masked,
-    )
-    return StepInputs(dims, arrays), tuple(row.row for row in rows)
+class StepArrays:
+    """Makes the arrays of steps. Most steps have the sequences of the one before, each with its next token, so what is the
+    same is not made again; nobody writes to what is given."""
+
+    def __init__(self, groups: int, head: HeadInputs) -> None:
+        self._head = head
+        self._tables = [_Tables() for _ in range(groups)]
+        self._seq_ids: list[int] = []
+        self._rows = Rows((), {}, True)
+
+    def of(self, step: ScheduledStep, row_params: Callable[[int], RowParams]) -> tuple[StepInputs, Rows]:
+        """The arrays, and what each row is for."""
+        parts, count = step.sequences, len(step.sequences)
+        arrays: dict[str, Array] = {
+            "seq_slots": np.array([part.slot for part in parts], I32),
+            "seq_starts": np.array([part.start for part in parts], I32),
+            "history_copies": np.array(step.history_copies, I32).reshape(-1, 2),
+        }
+        rows, asked = (self._plain if step.plain else self._mixed)(arrays, step, row_params)
+        arrays |= asked.arrays
+        width = max((len(table) for part in parts for table in part.tables), default=1)
+        for g, tables in enumerate(self._tables):
+            arrays[f"page_table.{g}"] = tables.of([part.tables[g] for part in parts], width)
+        dims = Dims(
+            T=step.num_tokens,
+            S=count,
+            R=len(rows.each),
+            P=width,
+            C=_copies(arrays, step, len(self._tables)),
+            H=len(step.history_copies),
+            F=_fills(arrays, step),
+            B=asked.biased,
+            K=asked.wanted,
+            M=asked.masked,
+        )
+        return StepInputs(dims, arrays), rows
+
+    def _plain(
+        self, arrays: dict[str, Array], step: ScheduledStep, row_params: Callable[[int], RowParams]
+    ) -> tuple[Rows, HeadArrays]:
+        """A plain step's tokens and rows, of which each sequence has one."""
+        parts = step.sequences
+        seq_ids = [part.seq_id for part in parts]
+        if seq_ids != self._seq_ids:
+            self._seq_ids = seq_ids
+            self._rows = Rows(tuple(map(Row, seq_ids)), {seq_id: n for n, seq_id in enumerate(seq_ids)}, True)
+        arrays["token_ids"] = np.array([part.token_ids[0] for part in parts], I32)
+        arrays["query_offsets"] = np.arange(len(parts) + 1, dtype=I32)
+        arrays["rows"] = np.arange(len(parts), dtype=I32)
+        known = [part.start + 1 for part in parts]
+        return self._rows, self._head.of([row_params(seq_id) for seq_id in seq_ids], known)
+
+    def _mixed(
+        self, arrays: dict[str, Array], step: ScheduledStep, row_params: Callable[[int], RowParams]
+    ) -> tuple[Rows, HeadArrays]:
+        """Any step's tokens and rows, and the hidden states that are wanted."""
+        parts = step.sequences
+        offsets = np.zeros(len(parts) + 1, I32)
+        np.cumsum([part.num_tokens for part in parts], out=offsets[1:])
+        firsts = offsets[:-1].tolist()
+        rows = [row for part, first in zip(parts, firsts, strict=True) for row in _rows(part, first, row_params)]
+        arrays["token_ids"] = np.fromiter((i for part in parts for i in part.token_ids), I32, step.num_tokens)
+        arrays["query_offsets"] = offsets
+        arrays["rows"] = np.array([row.token for row in rows], I32)
+        embedded = [
+            first + n - part.start for part, first in zip(parts, firsts, strict=True) for n in range(*part.embedded)
+        ]
+        if embedded:
+            arrays["embedding_rows"] = np.array(embedded, I32)
+        each = tuple(row.row for row in rows)
+        following = {row.seq_id: n for n, row in enumerate(each) if row.position is None and not row.guessed}
+        return Rows(each, following), self._head.of([row.params for row in rows], [row.known for row in rows])
 
 
 def _rows(part: ScheduledSequence, first: int, row_params: Callable[[int], RowParams]) -> Iterator[_HeadRow]:
@@ -89,16 +129,31 @@ def _rows(part: ScheduledSequence, first: int, row_params: Callable[[int], RowPa
         row = Row(part.seq_id, position + 1)
         yield _HeadRow(first + position - part.start, row, params.scoring(position + 1), None)
     if part.emits:
-        last = part.count - part.guessed - 1
+        last = part.num_tokens - part.guessed - 1
         for n in range(part.guessed + 1):
             yield _HeadRow(first + last + n, Row(part.seq_id, None, n), params, part.start + last + n + 1)
 
 
-def _tables(tables: Sequence[Sequence[int]], width: int) -> Array:
-    result = np.zeros((len(tables), width), I32)
-    for row, table in zip(result, tables, strict=True):
-        row[: len(table)] = table
-    return result
+class _Tables:
+    """The page table of a cache group; rows whose blocks are the same object as in the step before are copied from there."""
+
+    def __init__(self) -> None:
+        self._given: list[BlockTable] = []
+        self._array = np.zeros((0, 1), I32)
+
+    def of(self, given: list[BlockTable], width: int) -> Array:
+        array = np.zeros((len(given), width), I32)
+        changed: Iterable[int] = range(len(given))
+        if len(given) == len(self._given):
+            both = min(width, self._array.shape[1])
+            array[:, :both] = self._array[:, :both]
+            changed = [n for n, (new, old) in enumerate(zip(given, self._given, strict=True)) if new is not old]
+        for n in changed:
+            table = given[n]
+            array[n, : len(table)] = table
+            array[n, len(table) :] = 0
+        self._given, self._array = given, array
+        return array
 
 
 def _copies(arrays: dict[str, Array], step: ScheduledStep, groups: int) -> int:

@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from ..errors import AdmissionError, SchedulerError
+from ..errors import SchedulerError
 from ..kv import HostPool, KVAllocator, MappingAllocator
 from .config import SchedulerConfig, SchedulerStats
 from .policy import POLICIES
-from .sequence import NO_SLOT, Sequence, SequenceStatus
+from .sequence import NO_SLOT, Sequence, SequenceStatus, check_admission
 from .step import FROM_HISTORY, Failures, Guesses, ScheduledSequence, ScheduledStep, StepDraft, Tokens, Update
 from .swapping import Swapper
 
-MAX_TOKEN_ID = 2**31 - 1
+_NEXT = (FROM_HISTORY,)
 
 
 class Scheduler:
@@ -59,7 +59,9 @@ class Scheduler:
         Returns its sequences, branch 0 (the one given) first; they have the ids ``seq_id`` to ``seq_id + n - 1``. The
         prompt but for its last token is computed once, and forked.
         """
-        self._check_admission(sequence, n)
+        if taken := [i for i in range(sequence.seq_id, sequence.seq_id + n) if i in self.sequences]:
+            raise SchedulerError(f"sequence id {taken[0]} is in use; ids are unique, and n samples take n ids")
+        check_admission(sequence, n, self.config.max_model_len)
         branches = [sequence]
         for branch in range(1, n):
             branches.append(
@@ -166,7 +168,7 @@ class Scheduler:
         running = [(sequence, sequence.wanted) for sequence in self._running]
         draft.spare = min(draft.budget, draft.rows) - sum(wanted == 1 for _, wanted in running)
         for sequence, wanted in running:
-            if wanted == 1:
+            if wanted == 1 and (guesses or not self._decode(draft, sequence)):
                 self._advance(draft, sequence, guesses.get(sequence.seq_id, ()))
         if draft.sequences and joining is not None:
             draft.budget = min(draft.budget, joining)
@@ -190,8 +192,8 @@ class Scheduler:
             )
         parts = list(zip(step.sequences, self._in_flight[0][1], strict=True))
         for part, sequence in parts:
-            alive = sequence.status is not SequenceStatus.FINISHED and part.seq_id not in failed
-            if alive and part.emits and part.seq_id not in tokens:
+            missing = part.emits and part.seq_id not in tokens and part.seq_id not in failed
+            if missing and sequence.status is not SequenceStatus.FINISHED:
                 raise SchedulerError(f"step {step.number} gives no token for sequence {part.seq_id}, which emits one")
         self._in_flight.popleft()
         self.swapper.complete(step)
@@ -205,15 +207,16 @@ class Scheduler:
                 self._end(sequence)
                 updates.append(Update(sequence, None, finished=True, error=failed[part.seq_id]))
                 continue
-            right = part.token_ids[part.count - part.guessed :][: held.get(part.seq_id, 0)]
-            new = (*right, tokens[part.seq_id]) if part.emits else ()
+            new: tuple[int, ...] = (tokens[part.seq_id],) if part.emits else ()
+            if part.guessed:
+                new = (*part.token_ids[part.num_tokens - part.guessed :][: held.get(part.seq_id, 0)], *new)
+                updates += (Update(sequence, token, nth=nth) for nth, token in enumerate(new[:-1]))
             self._book(part, sequence, new)
             if part.emits:
-                finished = not sequence.beam and sequence.num_output >= sequence.max_tokens
-                updates += (Update(sequence, token, nth=nth) for nth, token in enumerate(right))
-                updates.append(Update(sequence, new[-1], finished, nth=len(right)))
+                finished = len(sequence.token_ids) - sequence.num_prompt >= sequence.max_tokens and not sequence.beam
+                updates.append(Update(sequence, new[-1], finished, None, len(new) - 1))
             else:
-                finished = sequence.embeds_from is not None and part.start + part.count == sequence.num_prompt
+                finished = sequence.embeds_from is not None and part.start + part.num_tokens == sequence.num_prompt
                 updates += [Update(sequence, None, finished=True)] if finished else []
             if finished:
                 self._end(sequence)
@@ -226,9 +229,9 @@ class Scheduler:
         else:
             sequence.token_ids += new
         if sequence.status is SequenceStatus.RUNNING:
-            end = part.start + part.count - part.guessed + max(len(new) - 1, 0)
-            if end < part.start + part.count:
-                sequence.num_computed = end
+            end = part.start + part.num_tokens
+            if part.guessed >= len(new) > 0:  # not all guesses are right
+                sequence.num_computed = end = end - part.guessed + len(new) - 1
                 self.allocator.rewind(part.seq_id, end)
             # Only now: before the step is done, no other sequence may build on its cache.
             self.allocator.commit(part.seq_id, sequence.token_ids, end)
@@ -278,26 +281,6 @@ class Scheduler:
 
     # Inside.
 
-    def _check_admission(self, sequence: Sequence, n: int) -> None:
-        prompt, limit = sequence.num_prompt, self.config.max_model_len
-        taken = [i for i in range(sequence.seq_id, sequence.seq_id + n) if i in self.sequences]
-        if taken:
-            raise SchedulerError(f"sequence id {taken[0]} is in use; ids are unique, and n samples take n ids")
-        if n < 1:
-            raise AdmissionError(f"n is {n}; a request has at least 1 sample.")
-        if prompt == 0:
-            raise AdmissionError("The prompt has no tokens; it needs at least 1.")
-        if sequence.max_tokens < 1 and sequence.embeds_from is None:
-            raise AdmissionError(f"max_tokens is {sequence.max_tokens}; it must be at least 1.")
-        if min(sequence.token_ids) < 0 or max(sequence.token_ids) > MAX_TOKEN_ID:
-            raise AdmissionError(f"The prompt has a token id outside of 0 to {MAX_TOKEN_ID}.")
-        if prompt + sequence.max_tokens > limit:
-            raise AdmissionError(
-                f"A prompt of {prompt} tokens and max_tokens {sequence.max_tokens} make "
-                f"{prompt + sequence.max_tokens} tokens, and the context holds {limit}; "
-                "shorten the prompt or lower max_tokens."
-            )
-
     def _fork_ready(self, draft: StepDraft) -> None:
         """Forks the sequences whose prompt is computed but for its last token. Branches that find no slot or block
         now wait as ordinary sequences, and will hit the prompt's prefix."""
@@ -313,6 +296,25 @@ class Scheduler:
                     draft.history_copies.append((parent.slot, child.slot))
                 else:
                     insort(self._waiting, child, key=self._policy)
+
+    def _decode(self, draft: StepDraft, sequence: Sequence) -> bool:
+        """``_advance`` where a sequence wants its next token and nothing else, as most do; whether that is so, and it fits."""
+        asks = sequence.unforked or sequence.scores_prompt or sequence.embeds_from is not None
+        if asks or not draft.budget or not draft.rows or sequence.status is not SequenceStatus.RUNNING:
+            return False
+        seq_id, start, known = sequence.seq_id, sequence.num_computed, sequence.token_ids
+        if not self.allocator.allocate(seq_id, 1):
+            return False
+        draft.budget -= 1
+        draft.rows -= 1
+        draft.plain += 1
+        sequence.num_computed += 1
+        sequence.num_pending += 1
+        sequence.steps_in_flight += 1
+        token = _NEXT if start >= len(known) else (known[start],)
+        tables = self.allocator.tables(seq_id)
+        draft.sequences[seq_id] = ScheduledSequence(seq_id, sequence.slot, start, 1, token, True, tables)
+        return True
 
     def _advance(self, draft: StepDraft, sequence: Sequence, guess: tuple[int, ...] = ()) -> None:
         """Adds a running sequence's next chunk, preempting others for its blocks where it must; what is guessed behind it
@@ -411,13 +413,14 @@ class Scheduler:
             number=self._steps,
             sequences=parts,
             decode_count=decode_count,
-            num_tokens=sum(part.count for part in parts),
+            num_tokens=sum(part.num_tokens for part in parts),
             block_copies=self.allocator.take_copies(),
             history_copies=tuple(draft.history_copies),
             history_fills=tuple(draft.history_fills),
             swap_outs=self.swapper.issue(),
             swap_ins=tuple(draft.swap_ins),
             remaps=() if self._mapping is None else self._mapping.take_remaps(),
+            plain=draft.plain == len(parts),
         )
         self._steps += 1
         self._in_flight.append((step, [self.sequences[part.seq_id] for part in parts]))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ..errors import AdmissionError
+
 NO_SLOT = -1
+MAX_TOKEN_ID = 2**31 - 1
 
 
 class SequenceStatus(Enum):
@@ -108,9 +111,12 @@ class Sequence:
     @property
     def wanted(self) -> int:
         """Tokens that a step could compute now."""
-        if self.exhausted or self.held or (self.synchronous and self.num_pending):
+        if self.held or (self.synchronous and self.num_pending):
             return 0
-        return self.goal - self.num_computed
+        reached = len(self.token_ids) + self.num_pending  # not by the properties above: each step asks each sequence
+        if reached - self.num_prompt >= self.max_tokens and self.embeds_from is None:
+            return 0
+        return reached - bool(self.unforked) - self.num_computed
 
     @property
     def first_row(self) -> int:
@@ -121,3 +127,22 @@ class Sequence:
         if self.scores_prompt and self.num_scored < self.num_prompt - 1:
             return max(self.num_computed, self.num_scored)
         return len(self.token_ids) + self.num_pending - 1
+
+
+def check_admission(sequence: Sequence, n: int, limit: int) -> None:
+    """AdmissionError where a request of ``n`` such sequences can never be served in a context of ``limit`` tokens."""
+    prompt = sequence.num_prompt
+    if n < 1:
+        raise AdmissionError(f"n is {n}; a request has at least 1 sample.")
+    if prompt == 0:
+        raise AdmissionError("The prompt has no tokens; it needs at least 1.")
+    if sequence.max_tokens < 1 and sequence.embeds_from is None:
+        raise AdmissionError(f"max_tokens is {sequence.max_tokens}; it must be at least 1.")
+    if min(sequence.token_ids) < 0 or max(sequence.token_ids) > MAX_TOKEN_ID:
+        raise AdmissionError(f"The prompt has a token id outside of 0 to {MAX_TOKEN_ID}.")
+    if prompt + sequence.max_tokens > limit:
+        raise AdmissionError(
+            f"A prompt of {prompt} tokens and max_tokens {sequence.max_tokens} make "
+            f"{prompt + sequence.max_tokens} tokens, and the context holds {limit}; "
+            "shorten the prompt or lower max_tokens."
+        )

@@ -134,6 +134,8 @@ class Generation:
         self._observed = [model.figures.observed(each.request, start) for each in prepared]
         self._remember = remember
         self._shown = shown or (lambda output: output)
+        self.latest: dict[int, RequestOutput] = {}
+        """The last output of each prompt so far, as it is shown."""
 
     def close(self) -> None:
         self._place.leave()
@@ -163,7 +165,8 @@ class Generation:
                     unfinished[index] = output
                     if output.finished and self._remember is not None:
                         await beside(partial(self._remember, unfinished.pop(index)))
-                    yield index, self._shown(output)
+                    self.latest[index] = self._shown(output)
+                    yield index, self.latest[index]
             except Exception as error:
                 if trace:
                     trace.failed(str(api_error(error).status))
@@ -190,11 +193,10 @@ class Generation:
 
     async def last(self) -> list[RequestOutput]:
         """The last output of each prompt."""
-        found: dict[int, RequestOutput] = {}
         async with aclosing(self.outputs()) as outputs:
-            async for index, output in outputs:
-                found[index] = output
-        return [found[index] for index in sorted(found)]
+            async for _ in outputs:
+                pass
+        return [self.latest[index] for index in sorted(self.latest)]
 
     def _interrupt_late(self) -> asyncio.TimerHandle | None:
         """Has prompts interrupted when the deadline has passed: a clock for each output would take as long as all else."""

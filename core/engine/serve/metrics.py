@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine.runtime.request import Request, Watch
 
 if TYPE_CHECKING:
     from .model import ServedModel
 
-Families = Iterable[GaugeMetricFamily | CounterMetricFamily]
+Families = Iterable[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]
 _LABEL = ["model_name"]
 _REASONS = ("stop", "length", "abort", "error")
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -30,7 +33,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.models: Mapping[str, ServedModel] = {}
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have begun.")
-        self.generated = self._counter("generation_tokens", "Tokens generated.")
         self.queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self.hits = self._counter("prefix_cache_hits", "Prompt tokens that the prefix cache had.")
         self.finished = Counter(
@@ -40,7 +42,7 @@ class Metrics:
         self.queue = self._seconds("request_queue_time", "Arrival to the request's turn.")
         self.prefill = self._seconds("request_prefill_time", "The request's turn to its first token.")
         self.prompt_sizes = self._tokens("request_prompt_tokens", "Tokens of a prompt.")
-        self.itl = self._seconds("inter_token_latency", "Between tokens of a sequence.", _TOKEN_SECONDS)
+        self.tokens: dict[str, TokenFigures] = {}
         self.tpot = self._seconds("request_time_per_output_token", "Mean of a sequence, first token left out.")
         self.decode = self._seconds("request_decode_time", "First to last token of a sequence.")
         self.e2e = self._seconds("e2e_request_latency", "Arrival to the end of a sequence.")
@@ -66,12 +68,31 @@ class Metrics:
         return Figures(self, model)
 
 
+class TokenFigures:
+    """What is noted of each token of a model, by the one thread that makes text of its tokens: Prometheus's own counters take
+    a lock for each number, and longer than the text."""
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self._between = [0] * (len(_TOKEN_SECONDS) + 1)
+        self._seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """The time between two tokens of a sequence."""
+        self._between[bisect_left(_TOKEN_SECONDS, seconds)] += 1
+        self._seconds += seconds
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Of a histogram: how many times were up to each bound, and their sum."""
+        bounds = (*map(floatToGoString, _TOKEN_SECONDS), "+Inf")
+        return [*zip(bounds, map(float, accumulate(self._between)), strict=True)], self._seconds
+
+
 class Figures:
     """One model's counters and histograms."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
-        self.generated = metrics.generated.labels(model)
         self.queried = metrics.queried.labels(model)
         self.hits = metrics.hits.labels(model)
         self.finished = {reason: metrics.finished.labels(model, reason) for reason in _REASONS}
@@ -79,7 +100,7 @@ class Figures:
         self.queue = metrics.queue.labels(model)
         self.prefill = metrics.prefill.labels(model)
         self.prompt_sizes = metrics.prompt_sizes.labels(model)
-        self.itl = metrics.itl.labels(model)
+        self.tokens = metrics.tokens.setdefault(model, TokenFigures())
         self.tpot = metrics.tpot.labels(model)
         self.decode = metrics.decode.labels(model)
         self.e2e = metrics.e2e.labels(model)
@@ -105,13 +126,13 @@ class Observed(Watch):
 
     def token(self, index: int, at: float) -> None:
         if self._counts[index]:
-            self._figures.itl.observe(at - self._last[index])
+            self._figures.tokens.observe(at - self._last[index])
         else:
             self._begin(at)
             self._first[index] = at
         self._last[index] = at
         self._counts[index] += 1
-        self._figures.generated.inc()
+        self._figures.tokens.generated += 1
 
     def ended(self, index: int, at: float, reason: str) -> None:
         try:
@@ -179,6 +200,13 @@ class _State(Collector):
         guessed = CounterMetricFamily("vllm:spec_decode_num_draft_tokens", "Tokens guessed.", labels=_LABEL)
         held = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that held.", labels=_LABEL)
         restarted = CounterMetricFamily("engine:restarts", "Step loops begun anew after a failure.", labels=_LABEL)
+        generated = CounterMetricFamily("vllm:generation_tokens", "Tokens generated.", labels=_LABEL)
+        between = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Between tokens of a sequence.", labels=_LABEL
+        )
+        for name, tokens in self._metrics.tokens.items():
+            generated.add_metric([name], tokens.generated)
+            between.add_metric([name], *tokens.buckets())
         for name, model in self._metrics.models.items():
             state = snapshot(model)
             gauges["num_requests_running"].add_metric([name], state["running"])
@@ -189,7 +217,7 @@ class _State(Collector):
             guessed.add_metric([name], state["guessed"])
             held.add_metric([name], state["held"])
             restarted.add_metric([name], state["restarts"])
-        return [*gauges.values(), preempted, refused, guessed, held, restarted]
+        return [*gauges.values(), preempted, refused, guessed, held, restarted, generated, between]
 
 
 def snapshot(model: ServedModel) -> dict[str, float]:

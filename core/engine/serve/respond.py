@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
@@ -60,21 +59,15 @@ def stream(
 ) -> EventStream:
     """An answer that is sent as it comes: ``events`` makes of the outputs what the protocol says to them, and to their end."""
 
-    async def made() -> AsyncGenerator[Event, None]:
-        async with aclosing(_noted(request, generation)) as outputs, aclosing(events(outputs)) as found:
-            async for event in found:
-                yield event
-
-    return EventStream(made(), generation.close, encode, media_type)
-
-
-async def _noted(request: Request, generation: Generation) -> Outputs:
-    last: dict[int, RequestOutput] = {}
-    async with aclosing(generation.outputs()) as outputs:
-        async for index, output in outputs:
-            last[index] = output
-            yield index, output
-    _note(request, last.values())
+    outputs = generation.outputs()
+    return EventStream(
+        events(outputs),
+        outputs,
+        lambda: _note(request, generation.latest.values()),
+        generation.close,
+        encode,
+        media_type,
+    )
 
 
 def _note(request: Request, outputs: Iterable[RequestOutput]) -> None:

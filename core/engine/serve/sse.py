@@ -26,12 +26,15 @@ _LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u20
 
 
 class EventStream(Response):
-    """Sends events as they come, each as ``encode`` writes it. ``close`` is called at the end, whatever happens; a
-    client that leaves ends it. A fault in the middle becomes an event that says so."""
+    """Sends events as they come, each as ``encode`` writes it; they are made of ``source``, which is closed after them.
+    ``done`` is called when they have ended by themselves, and ``close`` in the end, whatever happens; a client that leaves ends
+    it. A fault in the middle becomes an event that says so."""
 
     def __init__(
         self,
         events: AsyncGenerator[Event, None],
+        source: AsyncGenerator[Any, None],
+        done: Callable[[], None],
         close: Callable[[], None],
         encode: Callable[[Event], bytes],
         media_type: str,
@@ -39,6 +42,8 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
+        self._source = source
+        self._done = done
         self._close = close
         self._encode = encode
         self._sending: float | None = None
@@ -53,11 +58,12 @@ class EventStream(Response):
 
     async def _send(self, path: str, send: Send) -> None:
         await self._sent(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._events):
+        async with aclosing(self._source), aclosing(self._events):
             try:
                 async for event in self._events:
                     body = self._encode(event)
                     await self._sent(send, {"type": "http.response.body", "body": body, "more_body": True})
+                self._done()
             except (ClientGoneError, OSError):
                 raise
             except Exception as error:
