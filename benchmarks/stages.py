@@ -3,7 +3,8 @@
 usage: stages.py MODEL...      (bar: 5 % of a step at 0.6 B weights and 32 sequences)
 
 Streams of random prompts run with stage 3 in a thread of its own, and with its work done in the loop's thread, in turn: on the
-processor, which has all its cores busy in a step, and on an emulated device, which leaves them to the host while a step runs.
+processor, which has all its cores busy in a step, and on an emulated device, which leaves them to the host while a step runs,
+and has the next step before that one ends, as GPUs have.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +71,8 @@ def streamed(llm: LLM, rng: np.random.Generator) -> float:
 
 
 def emulate(seconds: float) -> None:
-    """Steps of the null device take so long, in which the thread sleeps, as it waits for a device."""
-    plain = NullDevice.compile
+    """Steps of the null device take so long, in which the thread sleeps, as it waits for a device; it has two at a time."""
+    plain, described = NullDevice.compile, NullDevice.describe
 
     def compile_(device: NullDevice, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn:
         run = plain(device, segment, limits, states)
@@ -83,6 +85,7 @@ def emulate(seconds: float) -> None:
         return slowed
 
     NullDevice.compile = compile_  # type: ignore[method-assign, assignment]
+    NullDevice.describe = lambda device: replace(described(device), max_in_flight=2)  # type: ignore[method-assign]
 
 
 def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) -> dict[str, Any]:

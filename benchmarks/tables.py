@@ -209,6 +209,23 @@ def stages() -> str:
     return "\n".join([*lines, "", origin(result)])
 
 
+def host() -> str:
+    """What a server leaves of a fast device."""
+    result = load("serving-host")
+    lines = [
+        "| streams, ms a step | of the device's rate | before | tok/s | processor a token, us | before |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in result["cases"]:
+        now, before = case["now"], case["before"]
+        lines.append(
+            f"| {case['streams']}, {case['step_ms']:g} | {now['share']:.0%} | {before['share']:.0%} | {now['tok_s']:.0f} |"
+            f" {now['cpu_us']:.0f} | {before['cpu_us']:.0f} |"
+        )
+    how = f"Answers of {result['tokens']} tokens, medians of {result['rounds']} rounds; {origin(result)}"
+    return "\n".join([*lines, "", how])
+
+
 def speculation() -> str:
     """What guesses gain, by how many of their tokens are right."""
     result = load("speculation")
@@ -293,6 +310,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "stages": stages,
         "speculation": speculation,
         "serving-soak": soak,
+        "serving-host": host,
         "gpu-h200": partial(gpu, "gpu-h200"),
     },
     "docs/performance-machines.md": {

@@ -9,10 +9,11 @@ import select
 import socket
 from contextlib import ExitStack
 
+import h11
 import httpx
 import pytest
 
-from engine.serve import connection
+from engine.serve import connection, sse
 from engine.serve.keys import Keys
 
 VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -181,3 +182,53 @@ def test_what_is_no_request_is_a_line_of_json_in_the_log(running, capsys, caplog
     [line] = capsys.readouterr().err.splitlines()
     assert {"event": "no_request", "error": "Invalid HTTP request received."}.items() <= json.loads(line).items()
     assert not caplog.records
+
+
+def streamed(running, version: str) -> bytes:
+    """All that the server sends for a stream of 20 tokens."""
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 20, "temperature": 0, "stream": True}).encode()
+    head = POST.replace(b"HTTP/1.1", version.encode()) + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with connect(running) as client:
+        client.sendall(head + body)
+        return ended(client)
+
+
+def test_a_stream_is_framed_as_its_reader_knows_it(running):
+    """In chunks, which h11 reads, or up to the connection's end for a reader of HTTP/1.0."""
+    reader = h11.Connection(h11.CLIENT)
+    reader.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
+    reader.send(h11.EndOfMessage())
+    reader.receive_data(streamed(running, "HTTP/1.1"))
+    chunked = b""
+    while not isinstance(event := reader.next_event(), h11.EndOfMessage):
+        assert event is not h11.NEED_DATA, "the last chunk has not come"
+        chunked += event.data if isinstance(event, h11.Data) else b""
+    head, _, plain = streamed(running, "HTTP/1.0").partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower()
+    for found in (chunked, plain):
+        texts = [json.loads(part[6:])["choices"][0]["text"] for part in found.split(b"\n\n")[:-2]]
+        assert len("".join(texts)) == 20 and found.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_client_that_takes_nothing_has_gone(start, monkeypatch):
+    """After a while in which no byte could be sent; one that only reads slowly has not."""
+    monkeypatch.setattr(sse, "_WRITE_S", 1.0)
+    running = start(max_model_len=32768, kv_cache_tokens=66000)
+    body = json.dumps(
+        {"model": "tiny", "prompt": "x", "max_tokens": 30000, "temperature": 0, "stream": True, "logprobs": 5}
+    ).encode()
+    request = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    address = httpx.URL(running.url)
+    with socket.socket() as still, socket.socket() as slow:
+        for client in (still, slow):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((address.host, address.port))
+            client.sendall(request)
+
+        def gone() -> bool:
+            slow.recv(512)
+            return any(line.get("gone") for line in running.logs)
+
+        running.wait_until(gone)
+        assert running.engine.health().running == 1  # the slow reader's
+    running.wait_until(lambda: not running.engine.health().running)

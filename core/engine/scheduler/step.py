@@ -18,8 +18,8 @@ class ScheduledSequence(NamedTuple):
 
     ``token_ids``: so many ids or FROM_HISTORY. ``emits``: the chunk reaches the last token, so its last row is
     sampled. ``guessed``: how many of the last ids are guesses at what is sampled; then each of their rows and the one before
-    them is sampled. ``tables``: a block table a cache group, over all tokens to the last of these. ``scored``: positions (from, to)
-    whose rows are wanted for the logprobs of the prompt tokens after them. ``embedded``: those whose hidden state is
+    them is sampled. ``tables``: a block table a cache group, over all tokens to the last of these. ``scored``: positions
+    (from, to) whose rows are wanted for the logprobs of the prompt tokens after them. ``embedded``: those whose hidden state is
     wanted on the host.
     """
 
