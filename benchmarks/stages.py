@@ -4,7 +4,7 @@ usage: stages.py MODEL...      (bar: 5 % of a step at 0.6 B weights and 32 seque
 
 Streams of random prompts run with stage 3 in a thread of its own, and with its work done in the loop's thread, in turn: on the
 processor, which has all its cores busy in a step, and on an emulated device, which leaves them to the host while a step runs,
-and has the next step before that one ends, as GPUs have.
+with one step at a time, and with the next before that one ends, as GPUs have it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def streamed(llm: LLM, rng: np.random.Generator) -> float:
 
 
 def emulate(seconds: float) -> None:
-    """Steps of the null device take so long, in which the thread sleeps, as it waits for a device; it has two at a time."""
-    plain, described = NullDevice.compile, NullDevice.describe
+    """Steps of the null device take so long, in which the thread sleeps, as it waits for a device."""
+    plain = NullDevice.compile
 
     def compile_(device: NullDevice, segment: Segment, limits: Limits, states: Mapping[str, Any]) -> StepFn:
         run = plain(device, segment, limits, states)
@@ -85,10 +85,15 @@ def emulate(seconds: float) -> None:
         return slowed
 
     NullDevice.compile = compile_  # type: ignore[method-assign, assignment]
+
+
+def overlap() -> None:
+    """The null device takes the next step before the last one has ended."""
+    described = NullDevice.describe
     NullDevice.describe = lambda device: replace(described(device), max_in_flight=2)  # type: ignore[method-assign]
 
 
-def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) -> dict[str, Any]:
+def measure(model: Path, backend: str, name: str, threads: int, rounds: int, watch: Watch) -> dict[str, Any]:
     rng = np.random.default_rng()
     rates: dict[bool, list[float]] = {True: [], False: []}
     between: dict[bool, list[float]] = {True: [], False: []}
@@ -105,7 +110,7 @@ def measure(model: Path, backend: str, threads: int, rounds: int, watch: Watch) 
     ratios = [a / b for a, b in zip(rates[True], rates[False], strict=True)]
     found: dict[str, Any] = {
         "model": model.name,
-        "backend": backend if backend == "cpu" else f"a device that takes {STEP_S * 1e3:g} ms a step",
+        "backend": name,
         "host_share": statistics.median(between[True]),
         "host_share_in_the_loop": statistics.median(between[False]),
         "tok_s": statistics.median(rates[True]),
@@ -122,9 +127,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     given = parser.parse_args()
     watch = Watch()
-    found = [measure(model, "cpu", given.threads, given.rounds, watch) for model in given.models]
+    found = [measure(model, "cpu", "cpu", given.threads, given.rounds, watch) for model in given.models]
     emulate(STEP_S)
-    found.append(measure(given.models[0], "null", given.threads, given.rounds, watch))
+    name = f"a device that takes {STEP_S * 1e3:g} ms a step"
+    found.append(measure(given.models[0], "null", name, given.threads, given.rounds, watch))
+    overlap()
+    found.append(measure(given.models[0], "null", f"{name}, two in flight", given.threads, given.rounds, watch))
     print(write("stages", {"threads": given.threads, "streams": STREAMS, "bar": BAR, "models": found}))
 
 
