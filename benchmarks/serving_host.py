@@ -61,8 +61,8 @@ def serve(step_s: float, options: list[str]) -> None:
 
         return give
 
-    NullDevice.compile = compile_  # type: ignore[method-assign]
-    NullDevice.describe = lambda device: replace(described(device), max_in_flight=2)  # type: ignore[method-assign]
+    NullDevice.compile = compile_  # type: ignore[method-assign, assignment]
+    NullDevice.describe = lambda device: replace(described(device), max_in_flight=2)  # type: ignore[method-assign, assignment]
     StepSession._result = lettered  # type: ignore[method-assign, assignment]
     sys.argv = ["engine", "serve", *options]
     main()

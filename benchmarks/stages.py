@@ -90,7 +90,7 @@ def emulate(seconds: float) -> None:
 def overlap() -> None:
     """The null device takes the next step before the last one has ended."""
     described = NullDevice.describe
-    NullDevice.describe = lambda device: replace(described(device), max_in_flight=2)  # type: ignore[method-assign]
+    NullDevice.describe = lambda device: replace(described(device), max_in_flight=2)  # type: ignore[method-assign, assignment]
 
 
 def measure(model: Path, backend: str, name: str, threads: int, rounds: int, watch: Watch) -> dict[str, Any]:
