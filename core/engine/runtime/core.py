@@ -274,10 +274,8 @@ class EngineCore:
             guessed = [part.guessed for part in flight.step.sequences if part.guessed]
             decodes = flight.step.decode_count + len(guessed)
             self._pace.note(decodes, flight.step.num_tokens - decodes - sum(guessed), self._progress - started)
-        if self._suspects and (
-            flight.rows.each or result.embeddings is not None
-        ):  # it has run past where the step broke
-            self._suspects.popleft()
+        if self._suspects and (flight.rows.each or result.embeddings is not None):
+            self._suspects.popleft()  # it has run past where the step broke
         rows, values, held = flight.rows, result.tokens.tolist(), {}
         if not rows.plain:
             held = self.speculation.check(flight.step, rows.next, result, self._members)

@@ -144,14 +144,16 @@ class _Tables:
     def of(self, given: list[BlockTable], width: int) -> Array:
         array = np.zeros((len(given), width), I32)
         changed: Iterable[int] = range(len(given))
-        if len(given) == len(self._given):
+        before = self._given if len(given) == len(self._given) else None
+        if before is not None:
             both = min(width, self._array.shape[1])
             array[:, :both] = self._array[:, :both]
-            changed = [n for n, (new, old) in enumerate(zip(given, self._given, strict=True)) if new is not old]
+            changed = [n for n, (new, old) in enumerate(zip(given, before, strict=True)) if new is not old]
         for n in changed:
             table = given[n]
             array[n, : len(table)] = table
-            array[n, len(table) :] = 0
+            if before is not None and len(before[n]) > len(table):
+                array[n, len(table) :] = 0
         self._given, self._array = given, array
         return array
 
