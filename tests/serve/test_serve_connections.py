@@ -212,7 +212,7 @@ def test_a_stream_is_framed_as_its_reader_knows_it(running):
 
 def test_a_client_that_takes_nothing_has_gone(start, monkeypatch):
     """After a while in which no byte could be sent; one that only reads slowly has not."""
-    monkeypatch.setattr(sse, "_WRITE_S", 1.0)
+    monkeypatch.setattr(sse, "_WRITE_S", 2.0)
     running = start(max_model_len=32768, kv_cache_tokens=66000)
     body = json.dumps(
         {"model": "tiny", "prompt": "x", "max_tokens": 30000, "temperature": 0, "stream": True, "logprobs": 5}
@@ -226,9 +226,11 @@ def test_a_client_that_takes_nothing_has_gone(start, monkeypatch):
             client.sendall(request)
 
         def gone() -> bool:
-            slow.recv(512)
+            assert slow.recv(1 << 16)
             return any(line.get("gone") for line in running.logs)
 
         running.wait_until(gone)
-        assert running.engine.health().running == 1  # the slow reader's
+        for _ in range(50):
+            assert slow.recv(1 << 16)
+        assert [line.get("gone") for line in running.logs if line["event"] == "request"] == [True]
     running.wait_until(lambda: not running.engine.health().running)
