@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
@@ -117,7 +118,8 @@ class Observed(Watch):
     """The figures of a request, as its tokens are made: whether they are streamed, or taken at all, is not seen here."""
 
     def __init__(self, figures: Figures, request: Request, start: float) -> None:
-        self._figures, self._request, self._start = figures, request, start
+        self._figures, self._start = figures, start
+        self._request = weakref.ref(request)  # which has this: it is let go at once when it has ended, with its text
         self._begun = False
         self._open = set(range(len(request.continuations)))
         self._counts = [0] * len(request.continuations)
@@ -158,8 +160,9 @@ class Observed(Watch):
         if self._begun:
             return
         self._begun = True
-        figures, request, turn = self._figures, self._request, self._request.admitted
-        assert turn is not None
+        figures, request = self._figures, self._request()
+        assert request is not None and request.admitted is not None
+        turn = request.admitted
         figures.prompt_tokens.inc(len(request.prompt_ids))
         figures.prompt_sizes.observe(len(request.prompt_ids))
         figures.queried.inc(len(request.prompt_ids))
@@ -176,7 +179,8 @@ class Observed(Watch):
 
     def left(self) -> None:
         """Nobody wants the request any more; one that was not admitted is known to stage 3 by nothing."""
-        if self._request.admitted is None:
+        request = self._request()
+        if request is None or request.admitted is None:
             self.end("abort")
 
 

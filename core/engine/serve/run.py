@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import math
 import os
 import resource
@@ -40,6 +41,9 @@ _BACKLOG = 2048
 """Connections that wait to be accepted."""
 _IDLE_S = 75
 """For how long a connection is kept without a request: longer than by proxies and clients, which would send one as it closes."""
+_GARBAGE = (50_000, 10, 5)
+"""Thresholds of Python's search for garbage, in place of those for a start, by which asyncio's closed connections, which are
+some, would stay for hours."""
 _TICKS = 10
 """Of a tenth of a second each, between looks for models that idle."""
 
@@ -171,6 +175,7 @@ def serve(models: Mapping[str, EngineConfig], options: ServeOptions, keys: Keys,
             )
         host, port = listening.getsockname()[:2]
         note(f"Serving {', '.join(models)} at http://{f'[{host}]' if ':' in host else host}:{port}")
+        gc.set_threshold(*_GARBAGE)
         server.run([listening])
     finally:
         listening.close()
