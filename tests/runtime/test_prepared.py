@@ -10,6 +10,7 @@ import tiny_models
 
 from engine import LLM, AsyncLLM, SamplingParams
 from engine.errors import EngineStoppedError
+from engine.runtime import prepared as prepared_module
 from engine.runtime.prepared import Post
 
 LONG = SamplingParams(max_tokens=8000, ignore_eos=True, temperature=0.0)
@@ -35,7 +36,7 @@ def test_a_loop_is_woken_once_for_all_outputs_of_a_step(async_llm, monkeypatch):
     begun = async_llm.health().steps
 
     async def main():
-        params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.0)
+        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.0)
         prepared = [await async_llm.prepare([3 + n, 4, 5], params) for n in range(8)]
 
         async def read(one):
@@ -44,8 +45,8 @@ def test_a_loop_is_woken_once_for_all_outputs_of_a_step(async_llm, monkeypatch):
         return await asyncio.gather(*map(read, prepared))
 
     for counts in asyncio.run(main()):
-        assert counts[-1] == 40 and counts == sorted(set(counts))
-    assert max(woken) == 8  # all sequences of a step together
+        assert counts[-1] == 200 and counts == sorted(set(counts))
+    assert max(woken) >= 8  # all sequences of a step together
     assert len(woken) <= async_llm.health().steps - begun + 2
 
 
@@ -68,9 +69,9 @@ def test_what_interrupts_a_request_ends_it(async_llm, begun):
 
 def test_the_last_output_is_given_though_the_request_is_interrupted(async_llm):
     async def main():
-        prepared = await async_llm.prepare([3, 4, 5], SamplingParams(max_tokens=4, ignore_eos=True))
+        prepared = await async_llm.prepare([3, 4, 5], SamplingParams(max_tokens=2000, ignore_eos=True))
         outputs = prepared.outputs()
-        await anext(outputs)
+        assert not (await anext(outputs)).finished
         await prepared.ended()
         prepared.interrupt(ValueError("too late"))
         return await anext(outputs)
@@ -79,7 +80,8 @@ def test_the_last_output_is_given_though_the_request_is_interrupted(async_llm):
 
 
 def test_an_engine_that_has_stopped_is_told_to_who_waits(async_llm, monkeypatch):
-    """Though no output comes any more: the engine is asked once a second."""
+    """Though no output comes any more: the engine is asked now and then."""
+    monkeypatch.setattr(prepared_module, "_CHECK_S", 0.05)
 
     def stopped():
         raise EngineStoppedError("It hangs.")

@@ -226,11 +226,11 @@ def test_a_client_that_takes_nothing_has_gone(start, monkeypatch):
             client.sendall(request)
 
         def gone() -> bool:
-            assert slow.recv(1 << 16)
+            assert slow.recv(1 << 12)
             return any(line.get("gone") for line in running.logs)
 
         running.wait_until(gone)
         for _ in range(50):
-            assert slow.recv(1 << 16)
+            assert slow.recv(1 << 12)
         assert [line.get("gone") for line in running.logs if line["event"] == "request"] == [True]
     running.wait_until(lambda: not running.engine.health().running)
