@@ -1,7 +1,7 @@
 """What `engine serve` leaves of a fast device: streams of answers over a device that takes a given time a step, computes nothing,
 and has two steps in flight, as a GPU has. What is missing to the device's own rate is the server's: the step loop, text, HTTP.
 
-usage: serving_host.py [--before FOLDER]      (FOLDER: a checkout of another commit, measured in turn)
+usage: serving_host.py --before FOLDER      (FOLDER: a checkout of another commit, measured in turn)
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -35,21 +34,12 @@ WARM = 32
 
 def serve(step_s: float, options: list[str]) -> None:
     """The server's process: the null device sleeps in each step, has two of them in flight, and gives a letter each time."""
+    from stages import emulate, overlap
+
     from engine.cli.main import main
     from engine.program.execute import StepSession
-    from engine.testing.devices import NullDevice
 
-    compiled, described, results = NullDevice.compile, NullDevice.describe, StepSession._result
-
-    def compile_(device: Any, segment: Any, limits: Any, states: Mapping[str, Any]) -> Any:
-        run = compiled(device, segment, limits, states)
-
-        def slowed(frame: Any) -> None:
-            if segment.name.startswith("body"):
-                time.sleep(step_s)
-            run(frame)
-
-        return slowed
+    results = StepSession._result
 
     def lettered(session: Any, *given: Any) -> Callable[[], Any]:
         result = results(session, *given)
@@ -61,8 +51,8 @@ def serve(step_s: float, options: list[str]) -> None:
 
         return give
 
-    NullDevice.compile = compile_  # type: ignore[method-assign, assignment]
-    NullDevice.describe = lambda device: replace(described(device), max_in_flight=2)  # type: ignore[method-assign, assignment]
+    emulate(step_s)
+    overlap()
     StepSession._result = lettered  # type: ignore[method-assign, assignment]
     sys.argv = ["engine", "serve", *options]
     main()
@@ -151,10 +141,10 @@ def main() -> None:
     from result import write
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path)
+    parser.add_argument("--before", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    sides = {"now": HERE} | ({"before": given.before.resolve()} if given.before else {})
+    sides = {"now": HERE, "before": given.before.resolve()}
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, str(HERE / "tests"))
@@ -172,9 +162,7 @@ def main() -> None:
                 found[side] = {name: statistics.median(one[side][name] for one in rounds) for name in names}
             cases.append(found)
             print(json.dumps(found), flush=True)
-    print(
-        write("serving-host", {"rounds": given.rounds, "tokens": TOKENS, "before": bool(given.before), "cases": cases})
-    )
+    print(write("serving-host", {"rounds": given.rounds, "tokens": TOKENS, "cases": cases}))
 
 
 if __name__ == "__main__":

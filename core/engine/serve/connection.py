@@ -23,6 +23,7 @@ _OTHER_FILES = 64
 """Open files that are left to others, and to connections that are accepted but not counted yet, of a few turns."""
 _FREE_CHUNKS, _BYTES_A_CHUNK = 4096, 256
 """A body may have so many chunks, and one more for each so many bytes: h11 takes 10 us for each."""
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _ORIGIN = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 
 
@@ -87,14 +88,13 @@ class _Parser(h11.Connection):
         super().__init__(h11.SERVER)
         self.refusal: str | None = None
         self._chunks = self._bytes = 0
-        self._has_body = self._streams = False
+        self._streams = False
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same
         if self._streams and type(event) is h11.Data:
             return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
         written = super().send(event)
-        chunked = isinstance(event, h11.Response) and b"\r\ntransfer-encoding: chunked\r\n" in (written or b"").lower()
-        self._streams = chunked and self._has_body
+        self._streams = isinstance(event, h11.Response) and _CHUNKED in (written or b"").lower()
         return written
 
     def next_event(self) -> Any:
@@ -107,7 +107,6 @@ class _Parser(h11.Connection):
                 raise h11.RemoteProtocolError(self.refusal)
         elif isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
-            self._has_body = event.method != b"HEAD"
             return _usual(event)
         return event
 
