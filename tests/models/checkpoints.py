@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,29 @@ def logits_of(model: Any, ids: list[int]) -> np.ndarray:
     """transformers' logits f32 [len(ids), V]."""
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].numpy()
+
+
+@cache
+def nudged(model: Any) -> tuple[Any, Any]:
+    """The model twice more, its weights moved by some two millionths of themselves: what that does to a token's logits is what
+    sums in another order may do."""
+    models = deepcopy(model), deepcopy(model)
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in (p for one in models for p in one.parameters()):
+            parameter.mul_(1 + 2**-19 * torch.randn(parameter.shape, generator=random))
+    return models
+
+
+def assert_logits(got: np.ndarray, model: Any, ids: list[int], note: str = "") -> None:
+    """``got`` f32 [len(ids), V] are transformers' logits within 2e-4, and for tokens that depend on rounding within its part."""
+    want = logits_of(model, ids)
+    assert np.abs(want).max() > 1, "these logits are too small for the tolerance to mean anything"
+    moved = np.max([np.abs(logits_of(other, ids) - want).max(axis=1) for other in nudged(model)], axis=0)
+    assert np.median(moved) < 1e-3, "this model depends on rounding so much that its logits show nothing"
+    error = np.abs(got - want).max(axis=1)
+    wrong = np.flatnonzero(~(error <= np.maximum(2e-4, moved)))
+    assert not len(wrong), f"{note} {ids}: {error[wrong]} off at {wrong}, where nudges move {moved[wrong]}"
 
 
 def in_half(model: Any) -> Any:

@@ -95,7 +95,7 @@ def test_the_gguf_is_the_same_model(family, tmp_path, cpu):
     found = written(checkpoints.save(family, tmp_path), tmp_path / "model.gguf")
     ids = np.random.default_rng().integers(3, tiny_models.VOCAB, 50).tolist()
     got = logits(load_for_logits(found.path, cpu), ids, (50,))
-    np.testing.assert_allclose(got, checkpoints.logits_of(checkpoints.model_of(family), ids), rtol=0, atol=2e-4)
+    checkpoints.assert_logits(got, checkpoints.model_of(family), ids)
 
 
 @pytest.mark.parametrize(("family", "said"), REFUSED.items())

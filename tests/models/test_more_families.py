@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import tiny_models
-from checkpoints import SIZES, in_half, logits_of, saved_once
+from checkpoints import SIZES, assert_logits, in_half, logits_of, saved_once
 from family_ggufs import to_gguf
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
@@ -218,9 +218,7 @@ def assert_same_logits(path, backend, family):
         ids = random_ids(sum(chunks))
         if len(ids) < LONG_ONLY.get(family, 0):
             continue
-        want = logits_of(model_of(family), ids)
-        assert np.abs(want).max() > 1, "these logits are too small for the tolerance to mean anything"
-        np.testing.assert_allclose(logits(loaded, ids, chunks), want, rtol=0, atol=2e-4, err_msg=f"{chunks} {ids}")
+        assert_logits(logits(loaded, ids, chunks), model_of(family), ids, f"{chunks}")
 
 
 def assert_greedy(path, backend, family):
@@ -271,7 +269,7 @@ def rewrite(folder, target, configure=lambda config: None, rename=lambda tensors
 def assert_is(path, family):
     ids = random_ids(50)
     got = logits(load_for_logits(path, "reference"), ids, (50,))
-    np.testing.assert_allclose(got, logits_of(model_of(family), ids), rtol=0, atol=2e-4)
+    assert_logits(got, model_of(family), ids)
 
 
 def test_gpt2_without_prefix_and_with_masks(saved, tmp_path):
@@ -338,7 +336,7 @@ def test_a_head_beside_tied_embeddings(equal, saved, tmp_path):
     ids = random_ids(20)
     theirs = transformers.CohereForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
     got = logits(load_for_logits(path, "reference"), ids, (20,))
-    np.testing.assert_allclose(got, logits_of(theirs.eval(), ids), rtol=0, atol=2e-4)
+    assert_logits(got, theirs.eval(), ids)
 
 
 def test_gemma3_of_old(saved, tmp_path):
@@ -366,7 +364,7 @@ def test_in_f16(family, saved, tmp_path, backend):
     )
     ids = random_ids(50)
     got = logits(load_for_logits(path, backend), ids, (49, 1))
-    np.testing.assert_allclose(got, logits_of(in_half(model_of(family)), ids), rtol=0, atol=2e-4)
+    assert_logits(got, in_half(model_of(family)), ids)
 
 
 # -- rope scalings that depend on the length to come ---------------------------------------------------------------------
