@@ -31,3 +31,19 @@ def test_an_output_stays_what_it_was(kept):
     assert made(tokens, logprobs).token_ids == (3, 4, 5)
     with pytest.raises(AttributeError, match="no attribute 'tokens'"):
         late.tokens  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_new_of_an_output(kept):
+    tokens, logprobs = [3, 4, 6], [{3: -1.0}, {4: -2.0}, {6: -4.0}] if kept else None
+    output = made(tokens, logprobs)
+    plain = replace(made(tokens, logprobs))
+    tokens.append(5)
+    if logprobs is not None:
+        logprobs.append({5: -3.0})
+    for found in (output, plain):
+        assert found.num_tokens == 3
+        for start in range(4):
+            new, scored = found.since(start)
+            assert list(new) == [3, 4, 6][start:]
+            assert scored is None if logprobs is None else list(scored) == logprobs[start:3]

@@ -116,7 +116,7 @@ class Local:
         usage = Usage(
             prompt_tokens=len(output.prompt_token_ids),
             cached_tokens=output.num_cached_tokens,
-            answer_tokens=len(completion.token_ids),
+            answer_tokens=completion.num_tokens,
             **_times(output),
             limit_reached=completion.finish_reason == "length" and whole,
         )
@@ -190,7 +190,7 @@ def _times(output: RequestOutput) -> dict[str, float | None]:
     if metrics.first_token is None or metrics.last_token is None:
         return {}
     decoding = metrics.last_token - metrics.first_token
-    later = len(output.outputs[0].token_ids) - 1
+    later = output.outputs[0].num_tokens - 1
     speed = later / decoding if later > 0 and decoding > 0 else None
     return {"first_token_s": metrics.first_token - metrics.arrival, "tokens_a_second": speed}
 

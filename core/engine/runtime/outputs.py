@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -35,6 +35,17 @@ class CompletionOutput:
         if logprobs is None:
             made.__dict__["logprobs"] = None
         return made
+
+    @property
+    def num_tokens(self) -> int:
+        return self.__dict__["_grow"][2] if "_grow" in self.__dict__ else len(self.token_ids)
+
+    def since(self, start: int) -> tuple[Sequence[int], Sequence[Mapping[int, float]] | None]:
+        """``token_ids`` and ``logprobs`` from the token ``start`` on: of an answer that grows those that are new, not all."""
+        if "_grow" not in self.__dict__:
+            return self.token_ids[start:], self.logprobs and self.logprobs[start:]
+        token_ids, logprobs, count = self.__dict__["_grow"]
+        return token_ids[start:count], None if logprobs is None else logprobs[start:count]
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("token_ids", "logprobs") or "_grow" not in self.__dict__:
@@ -76,4 +87,4 @@ class RequestOutput:
 
     @property
     def num_generated_tokens(self) -> int:
-        return sum(len(completion.token_ids) for completion in self.outputs) + self.num_discarded_tokens
+        return sum(completion.num_tokens for completion in self.outputs) + self.num_discarded_tokens

@@ -78,7 +78,7 @@ class Request:
     def output(self) -> RequestOutput:
         outputs, discarded = self._chosen(), 0
         if len(outputs) < len(self.continuations):
-            discarded = sum(len(c.token_ids) for c in self.continuations) - sum(len(c.token_ids) for c in outputs)
+            discarded = sum(len(c.token_ids) for c in self.continuations) - sum(c.num_tokens for c in outputs)
         return RequestOutput(
             self.request_id,
             self.prompt,

@@ -107,8 +107,6 @@ class _Choice:
         return found
 
     def _new_logprobs(self, completion: CompletionOutput) -> dict[str, Any] | None:
-        if completion.logprobs is None:
-            return None
         start, self._scored = self._scored, shown_tokens(completion)
         if start == self._scored:
             return None

@@ -185,10 +185,13 @@ class _Choice:
 
     def _logprobs(self, output: RequestOutput, completion: CompletionOutput, begins: bool) -> dict[str, Any] | None:
         best = self._work.logprobs
-        if best is None or completion.logprobs is None:
+        if best is None:
+            return None
+        tokens, logprobs = completion.since(self._scored)
+        if logprobs is None:
             return None
         tokenizer = self._work.model.llm.engine.tokenizer
-        start, self._scored = self._scored, len(completion.token_ids)
+        self._scored = completion.num_tokens
         found: dict[str, list[Any]] = {}
         if begins:
             ids, skip = output.prompt_token_ids, self._work.skip_special
@@ -196,5 +199,5 @@ class _Choice:
             prompt = self._work.prompts[self._prompt]
             found = text_logprobs(tokenizer, ids, known, best, prompt.offsets(tokenizer))
             self._offsets = TextOffsets(tokenizer, skip, continuation=True, at=len(prompt.text))
-        new = text_logprobs(tokenizer, completion.token_ids[start:], completion.logprobs[start:], best, self._offsets)
+        new = text_logprobs(tokenizer, tokens, logprobs, best, self._offsets)
         return {name: [*found.get(name, ()), *values] for name, values in new.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from engine.formats.tokenizer import Tokenizer
@@ -14,7 +15,7 @@ Logprobs = Mapping[int, float]
 def shown_tokens(completion: CompletionOutput) -> int:
     """How many tokens belong to the text: the one that ends a sequence does not."""
     ended = completion.finish_reason == "stop" and isinstance(completion.stop_reason, int)
-    return len(completion.token_ids) - ended
+    return completion.num_tokens - ended
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
@@ -23,7 +24,8 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 def chat_logprobs(tokenizer: Tokenizer, completion: CompletionOutput, start: int, best: int) -> dict[str, Any] | None:
     """Of a chat's tokens from ``start`` on, each with its ``best`` alternatives; None where none are asked for."""
-    if completion.logprobs is None:
+    tokens, logprobs = completion.since(start)
+    if logprobs is None:
         return None
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -31,8 +33,7 @@ def chat_logprobs(tokenizer: Tokenizer, completion: CompletionOutput, start: int
         return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
 
     content = []
-    for n in range(start, shown_tokens(completion)):
-        token, known = completion.token_ids[n], completion.logprobs[n]
+    for token, known in islice(zip(tokens, logprobs, strict=True), shown_tokens(completion) - start):
         top = [entry(*pair) for pair in _best(known, best)]
         content.append({**entry(token, known[token]), "top_logprobs": top})
     return {"content": content, "refusal": None}

@@ -348,7 +348,7 @@ class _Form:
             "load_duration": 0,
             "prompt_eval_count": len(output.prompt_token_ids),
             "prompt_eval_duration": int((first - times.arrival) * 1e9),
-            "eval_count": len(output.outputs[0].token_ids),
+            "eval_count": output.outputs[0].num_tokens,
             "eval_duration": int((last - first) * 1e9),
         }
 
