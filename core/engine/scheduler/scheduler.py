@@ -8,17 +8,16 @@ never wait for a prompt.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 
 from ..errors import SchedulerError
 from ..kv import HostPool, KVAllocator, MappingAllocator
 from .config import SchedulerConfig, SchedulerStats
 from .policy import POLICIES
-from .sequence import NO_SLOT, Sequence, SequenceStatus, check_admission
+from .queues import Queues
+from .sequence import Sequence, SequenceStatus, check_admission
 from .step import FROM_HISTORY, Failures, Guesses, ScheduledSequence, ScheduledStep, StepDraft, Tokens, Update
 from .swapping import Swapper
 
@@ -39,13 +38,8 @@ class Scheduler:
         self.allocator = allocator
         self._mapping = allocator if isinstance(allocator, MappingAllocator) else None
         self.swapper = Swapper(host, allocator.groups)
-        self.sequences: dict[int, Sequence] = {}
-        self._policy = POLICIES[config.policy]
-        self._requests: dict[str, list[Sequence]] = {}
-        self._waiting: list[Sequence] = []  # both lists are in policy order
-        self._running: list[Sequence] = []
-        self._slots = list(range(config.max_sequences))
-        heapify(self._slots)
+        self._queues = Queues(POLICIES[config.policy], config.max_sequences)
+        self.sequences = self._queues.sequences
         self._in_flight: deque[tuple[ScheduledStep, list[Sequence]]] = deque()
         self._arrivals = 0
         self._steps = 0
@@ -71,18 +65,17 @@ class Scheduler:
         for each in branches:
             self.allocator.open(each.seq_id, limit, each.salt, sequence.num_prompt)
             each.arrival = self._arrivals
-            self.sequences[each.seq_id] = each
+            self._queues.enter(each)
         self._arrivals += 1
-        self._requests.setdefault(sequence.request_id, []).extend(branches)
         if sequence.num_prompt > 1:
             sequence.unforked = branches[1:]
         for each in branches[:1] if sequence.unforked else branches:
-            insort(self._waiting, each, key=self._policy)
+            self._queues.wait(each)
         return tuple(branches)
 
     def has(self, request_id: str) -> bool:
         """Whether a sequence of this request is here."""
-        return request_id in self._requests
+        return request_id in self._queues.requests
 
     def finish(self, seq_id: int) -> None:
         """Ends a sequence (a stop token or string was found). Tokens of it in flight will be dropped."""
@@ -96,7 +89,7 @@ class Scheduler:
         """Goes on with a beam request once all its beams are held: for each (sequence id, token) the sequence with that
         token, in the same order. A sequence's first choice continues it, the others are forked from it and get the ids
         ``first_id`` and on; sequences that are not chosen end."""
-        parents = {sequence.seq_id: sequence for sequence in self._requests[request_id]}
+        parents = {sequence.seq_id: sequence for sequence in self._queues.requests[request_id]}
         waited = [sequence.seq_id for sequence in parents.values() if not sequence.held]
         if waited:
             raise SchedulerError(f"beam {waited[0]} of {request_id!r} has not come yet; beams go on together")
@@ -111,8 +104,7 @@ class Scheduler:
                 child = parent.fork(first_id, token)
                 first_id += 1
                 self.allocator.open(child.seq_id, child.num_prompt + child.max_tokens, child.salt, child.num_prompt)
-                self.sequences[child.seq_id] = child
-                self._requests[request_id].append(child)
+                self._queues.enter(child)
                 parent.unforked.append(child)
                 going.append(child)
         for sequence in parents.values():
@@ -122,7 +114,9 @@ class Scheduler:
 
     def abort(self, request_id: str) -> tuple[int, ...]:
         """Ends all sequences of a request, in whatever state, and returns their ids; () where none is left."""
-        ended = self._requests.get(request_id, [])[::-1]  # branches not yet forked before the one that carries them
+        ended = self._queues.requests.get(request_id, [])[
+            ::-1
+        ]  # branches not yet forked before the one that carries them
         for sequence in ended:
             self._end(sequence)
         return tuple(sequence.seq_id for sequence in reversed(ended))
@@ -132,12 +126,12 @@ class Scheduler:
     @property
     def decoding(self) -> list[Sequence]:
         """Running sequences that want one token."""
-        return [sequence for sequence in self._running if sequence.wanted == 1]
+        return [sequence for sequence in self._queues.running if sequence.wanted == 1]
 
     @property
     def prefilling(self) -> int:
         """How many sequences wait, or run and want more than one token."""
-        return len(self._waiting) + sum(sequence.wanted > 1 for sequence in self._running)
+        return len(self._queues.waiting) + sum(sequence.wanted > 1 for sequence in self._queues.running)
 
     def schedule(
         self, only: str | None = None, joining: int | None = None, guesses: Guesses | None = None
@@ -150,11 +144,11 @@ class Scheduler:
         """
         draft = StepDraft(self.config.max_batch_tokens, self.config.rows)
         if only is not None:
-            for sequence in tuple(self._running):
+            for sequence in tuple(self._queues.running):
                 if sequence.request_id != only:
                     self._preempt(sequence)
         self._fill(draft, only, joining, guesses or {})
-        while not draft.sequences and self._stalls(only) and (held := self._last_held()):
+        while not draft.sequences and self._stalls(only) and (held := self._queues.last_held()):
             self._preempt(held)  # what it holds is what its siblings wait for
             self._fill(draft, only, joining, {})
         if not draft.sequences:
@@ -165,7 +159,7 @@ class Scheduler:
     def _fill(self, draft: StepDraft, only: str | None, joining: int | None, guesses: Guesses) -> None:
         """Decodes first, then running prefills, then new sequences."""
         self._fork_ready(draft)
-        running = [(sequence, sequence.wanted) for sequence in self._running]
+        running = [(sequence, sequence.wanted) for sequence in self._queues.running]
         draft.spare = min(draft.budget, draft.rows) - sum(wanted == 1 for _, wanted in running)
         for sequence, wanted in running:
             if wanted == 1 and (guesses or not self._decode(draft, sequence)):
@@ -246,36 +240,28 @@ class Scheduler:
                     if start < stop:
                         sequence.num_scored = start
         self._in_flight.clear()
-        for sequence in tuple(self._running):
+        for sequence in tuple(self._queues.running):
             self._preempt(sequence, swap=False)
         self.swapper.reset()
         self.allocator.forget()
 
     def stats(self) -> SchedulerStats:
-        queues = (len(self._waiting), len(self._running), len(self._in_flight))
+        queues = (len(self._queues.waiting), len(self._queues.running), len(self._in_flight))
         pool = None if self.swapper.pool is None else self.swapper.pool.stats()
         return SchedulerStats(*queues, self._preemptions, self.allocator.stats(), self.swapper.outs, pool)
 
     def check(self) -> None:
         """Raises AssertionError where an invariant is broken (tests)."""
         self.allocator.check()
-        for queue in (self._waiting, self._running):
-            assert queue == sorted(queue, key=self._policy), "a queue is out of order"
-        slots = sorted([*self._slots, *(sequence.slot for sequence in self._running)])
-        assert slots == list(range(self.config.max_sequences)), "a slot is lost or held twice"
-        unforked = [child for sequence in self.sequences.values() for child in sequence.unforked]
-        places = [*self._waiting, *self._running, *unforked]
-        assert len(places) == len(self.sequences) and set(places) == set(self.sequences.values()), "a sequence is lost"
-        assert set(places) == {sequence for group in self._requests.values() for sequence in group}
-        for sequence in places:
+        self._queues.check()
+        for sequence in self._queues.places():
             assert not sequence.held or (sequence.beam and sequence.wanted == 0), "a held sequence wants a step"
             assert 0 <= sequence.num_pending <= sequence.steps_in_flight <= len(self._in_flight)
             assert sequence.num_output + sequence.num_pending <= sequence.max_tokens, "more tokens than max_tokens"
-            running = sequence in self._running
-            assert running == (sequence.slot != NO_SLOT) == (sequence.status is SequenceStatus.RUNNING)
+            running = sequence.status is SequenceStatus.RUNNING
             held = self.allocator.tables(sequence.seq_id)
             assert running == any(held) == (sequence.num_computed > 0), "only running sequences hold blocks"
-        assert self.swapper.held <= {sequence.seq_id for sequence in self._waiting}, "who is swapped out waits"
+        assert self.swapper.held <= {sequence.seq_id for sequence in self._queues.waiting}, "who is swapped out waits"
         if self.swapper.pool is not None:
             self.swapper.pool.check()
 
@@ -284,18 +270,18 @@ class Scheduler:
     def _fork_ready(self, draft: StepDraft) -> None:
         """Forks the sequences whose prompt is computed but for its last token. Branches that find no slot or block
         now wait as ordinary sequences, and will hit the prompt's prefix."""
-        for parent in tuple(self._running):
+        for parent in tuple(self._queues.running):
             if not parent.unforked or parent.wanted:
                 continue
             children, parent.unforked = parent.unforked, []
             for number, child in enumerate(children, start=1):
-                if self._slots and self.allocator.can_fork(parent.seq_id, number):
+                if self._queues.slots and self.allocator.can_fork(parent.seq_id, number):
                     self.allocator.fork(parent.seq_id, child.seq_id)
-                    self._start(child)
+                    self._queues.start(child)
                     child.num_computed, child.num_cached = parent.num_computed, parent.num_cached
                     draft.history_copies.append((parent.slot, child.slot))
                 else:
-                    insort(self._waiting, child, key=self._policy)
+                    self._queues.wait(child)
 
     def _decode(self, draft: StepDraft, sequence: Sequence) -> bool:
         """``_advance`` where a sequence wants its next token and nothing else, as most do; whether that is so, and it fits."""
@@ -331,7 +317,7 @@ class Scheduler:
             draft.out_of_blocks = True
             victim = self._victim(draft, sequence)
             if victim is None:
-                if self._running == [sequence]:  # no others to wait for: what it holds is in its own way
+                if self._queues.running == [sequence]:  # no others to wait for: what it holds is in its own way
                     self._preempt(sequence, swap=False)
                     draft.out_of_blocks = False
                 return  # else it keeps its blocks and waits for those before it
@@ -339,13 +325,9 @@ class Scheduler:
             self._preempt(victim, swap=all(slot != victim.slot for _, slot in draft.history_copies))
         self._take(draft, sequence, count)
 
-    def _first_waiting(self, only: str | None) -> Sequence | None:
-        candidates = (sequence for sequence in self._waiting if only in (None, sequence.request_id))
-        return next((sequence for sequence in candidates if not sequence.held), None)
-
     def _admit(self, draft: StepDraft, only: str | None) -> None:
         """Starts waiting sequences in policy order, up to the first that must wait on."""
-        while self._slots and draft.budget and (sequence := self._first_waiting(only)):
+        while self._queues.slots and draft.budget and (sequence := self._queues.first_waiting(only)):
             if sequence.steps_in_flight or self.swapper.is_under_way(sequence.seq_id):
                 return  # preempted, and a token of it is still to come, or its blocks are on their way to the host
             goal = sequence.goal
@@ -364,8 +346,8 @@ class Scheduler:
             if swapped:
                 tables = self.allocator.tables(sequence.seq_id)
                 draft.swap_ins.append(self.swapper.take_in(sequence.seq_id, tables))
-            self._waiting.remove(sequence)
-            self._start(sequence)
+            self._queues.waiting.remove(sequence)
+            self._queues.start(sequence)
             sequence.num_computed = hit.num_tokens
             if sequence.num_cached is None:
                 sequence.num_cached = hit.num_tokens
@@ -404,9 +386,6 @@ class Scheduler:
         )  # fmt: skip
         draft.sequences[sequence.seq_id] = part
 
-    def _last_held(self) -> Sequence | None:
-        return next((sequence for sequence in reversed(self._running) if sequence.held), None)
-
     def _issue(self, draft: StepDraft) -> ScheduledStep:
         parts, decode_count = draft.ordered()
         step = ScheduledStep(
@@ -429,7 +408,7 @@ class Scheduler:
     def _victim(self, draft: StepDraft, sequence: Sequence) -> Sequence | None:
         """Whom to preempt for ``sequence``: one with nothing left to compute, else the last in policy order, if it
         comes after ``sequence`` and is not in the step already."""
-        candidates = [other for other in self._running if other.seq_id not in draft.sequences]
+        candidates = [other for other in self._queues.running if other.seq_id not in draft.sequences]
         for other in candidates:
             if other.exhausted:
                 return other
@@ -440,55 +419,34 @@ class Scheduler:
         if swap:
             self.swapper.take_out(sequence, self.allocator.tables(sequence.seq_id))
         self._stop(sequence)
-        sequence.status = SequenceStatus.WAITING
+        self._queues.wait(sequence)
         sequence.preemptions += 1
         self._preemptions += 1
-        insort(self._waiting, sequence, key=self._policy)
-
-    def _start(self, sequence: Sequence) -> None:
-        sequence.slot = heappop(self._slots)
-        sequence.status = SequenceStatus.RUNNING
-        insort(self._running, sequence, key=self._policy)
 
     def _stop(self, sequence: Sequence) -> None:
-        heappush(self._slots, sequence.slot)
-        sequence.slot = NO_SLOT
+        self._queues.stop(sequence)
         sequence.num_computed = 0
-        self._running.remove(sequence)
         self.allocator.free(sequence.seq_id)
 
     def _end(self, sequence: Sequence) -> None:
-        """A sequence leaves, from any state. Branches that it was to be forked into wait as ordinary sequences."""
+        """A sequence leaves, from any state."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
-        else:
-            parent = next(other for other in self._requests[sequence.request_id] if sequence in other.unforked)
-            parent.unforked.remove(sequence)
-        for child in sequence.unforked:
-            insort(self._waiting, child, key=self._policy)
-        sequence.unforked = []
-        sequence.status = SequenceStatus.FINISHED
+        self._queues.leave(sequence)
         self.swapper.drop((sequence.seq_id,))
         self.allocator.close(sequence.seq_id)
-        del self.sequences[sequence.seq_id]
-        branches = self._requests[sequence.request_id]
-        branches.remove(sequence)
-        if not branches:
-            del self._requests[sequence.request_id]
 
     def _stalls(self, only: str | None) -> bool:
         """Whether a sequence wants a step, and none in flight could make room for it."""
-        wanting = any(sequence.wanted for sequence in self._running) or self._first_waiting(only) is not None
+        wanting = any(one.wanted for one in self._queues.running) or self._queues.first_waiting(only) is not None
         return wanting and not self._in_flight
 
     def _check_progress(self, only: str | None) -> None:
         """Nothing was scheduled: that is right only where nothing could be."""
         if self._stalls(only):
             raise SchedulerError(
-                f"the scheduler stalls with {len(self._waiting)} sequences waiting and {len(self._running)} running; "
-                "this is a defect of the engine"
+                f"the scheduler stalls with {len(self._queues.waiting)} sequences waiting and {len(self._queues.running)}"
+                " running; this is a defect of the engine"
             )
 
 
