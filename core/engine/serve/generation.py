@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
 from engine.errors import EngineStoppedError, RequestError
-from engine.runtime.core import NO_TOKEN, STATUS
+from engine.runtime.members import NO_TOKEN, STATUS
 from engine.runtime.outputs import CompletionOutput, RequestOutput
 from engine.runtime.prepared import Prepared
 from engine.runtime.turns import Turns
