@@ -32,7 +32,7 @@ def _drivers() -> list[str]:
 
 
 def open_device(index: int, options: Mapping[str, Any]) -> Device:
-    """OpenCL device number ``index``, GPUs first; a number beyond the last is another instance of the last."""
+    """OpenCL device number ``index``, GPUs first. RuntimeError without a driver that has one, ValueError beyond the last."""
     import pyopencl as cl
 
     from .device import OpenCLDevice
@@ -40,10 +40,13 @@ def open_device(index: int, options: Mapping[str, Any]) -> Device:
     try:
         found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
         found.sort(key=lambda device: not device.type & cl.device_type.GPU)
-        device = found[min(index, len(found) - 1)]
-    except (cl.Error, IndexError) as error:  # the loader says so where no driver works
+    except cl.Error as error:  # the loader says so where no driver works
         raise RuntimeError(_NO_DRIVER) from error
-    return OpenCLDevice(device, options.get("opencl_lanes"))
+    if not found:
+        raise RuntimeError(_NO_DRIVER)
+    if index >= len(found):
+        raise ValueError(f"there are {len(found)} OpenCL devices, numbered from 0, and no number {index}.")
+    return OpenCLDevice(found[index], options.get("opencl_lanes"))
 
 
 manifest = Manifest("opencl", "1.1", probe, open_device)

@@ -12,6 +12,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.backend.registry import discover, open_device
+from engine.errors import BackendError
 from engine.formats import FORMATS as STORED
 from engine.ops import OPS
 from engine.program.features import refusal
@@ -39,6 +40,16 @@ def opencl():
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     return write_checkpoint("llama", tmp_path_factory.mktemp("llama"), np.random.default_rng())
+
+
+def test_a_number_beyond_the_last_is_refused(opencl):
+    """It had been another instance of the last one, which whoever asked for it could not see."""
+    import pyopencl
+
+    count = sum(len(platform.get_devices()) for platform in pyopencl.get_platforms())
+    with pytest.raises(BackendError, match=f"there are {count} OpenCL devices, numbered from 0, and no number {count}"):
+        open_device(f"opencl:{count}", {})
+    assert open_device(f"opencl:{count - 1}", {}).describe().backend == "opencl"
 
 
 def test_codes_scales_and_minimums_are_the_format_s(opencl):
