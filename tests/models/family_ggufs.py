@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import tiny_models
 from safetensors.numpy import load_file
+from state_space_families import falcon_tensor
 from younger_families import younger_keys, younger_tensors
 
 
@@ -165,6 +166,8 @@ def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarr
         grouped = array.reshape(kv_heads, -1, head_dim, *array.shape[1:])
         parts = grouped[:, :-2], grouped[:, -2], grouped[:, -1]
         return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+    if arch == "falcon-h1":
+        return falcon_tensor(config, name, array)
     if arch == "gpt2" and array.ndim == 2 and ".h." in name:
         return array.T
     return array

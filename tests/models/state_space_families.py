@@ -39,6 +39,23 @@ _NEMOTRON_EXPERTS = {
     "moe_shared_expert_intermediate_size": 48,
     "routed_scaling_factor": 1.5,
 }
+_FALCON = {
+    "num_hidden_layers": 3,
+    "rms_norm_eps": 0.05,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "embedding_multiplier": 1.7,
+    "lm_head_multiplier": 0.8,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.6, 1.4, 0.8, 1.2, 0.5],
+    "mlp_multipliers": [0.75, 1.6],
+}
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
 STATE_SPACE: dict[str, tuple[str, str | None, dict[str, Any]]] = {
@@ -71,18 +88,32 @@ STATE_SPACE: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     ),
     "nemotron_h": ("NemotronH", "nemotron_h", _NEMOTRON),
     "nemotron_h biases": ("NemotronH", None, _NEMOTRON | {"mlp_bias": True, "use_bias": True, "attention_bias": True}),
+    "falcon_h1": ("FalconH1", "falcon-h1", _FALCON),
+    "falcon_h1 norms": ("FalconH1", "falcon-h1", _FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "falcon_h1 norms before gates": (
+        "FalconH1",
+        None,
+        _FALCON | {"mamba_rms_norm": True, "mamba_conv_bias": False, "mamba_d_ssm": None, "mamba_n_heads": 8},
+    ),
+    "falcon_h1 tied, biases": (
+        "FalconH1",
+        None,
+        _FALCON
+        | {"tie_word_embeddings": True}
+        | {f"{name}_bias": True for name in ("attention", "mlp", "mamba_proj", "projectors")},
+    ),
     "nemotron_h experts": ("NemotronH", "nemotron_h_moe", _NEMOTRON | _NEMOTRON_EXPERTS),
 }
 
 
 def state_space_keys(arch: str, config: Any) -> dict[str, Any]:
     """What their GGUF files have beyond the keys of all."""
-    granite = arch == "granitehybrid"
-    if not granite and not arch.startswith("nemotron_h"):
+    granite, falcon = arch == "granitehybrid", arch == "falcon-h1"
+    if not granite and not falcon and not arch.startswith("nemotron_h"):
         return {}
     kinds = config.layer_types if granite else config.layers_block_type
     own = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_d_head")
-    if not granite:
+    if not granite and not falcon:
         own = ("mamba_num_heads", "n_groups", "ssm_state_size", "conv_kernel", "mamba_head_dim")
     heads, groups, state, width, head_dim = (getattr(config, name) for name in own)
     keys = {
@@ -94,6 +125,8 @@ def state_space_keys(arch: str, config: Any) -> dict[str, Any]:
         "ssm.time_step_rank": heads,
         "rope.scaling.finetuned": False,
     }
+    if falcon:
+        return {name: value for name, value in keys.items() if name.startswith("ssm.")}
     return keys | (_granite_keys(config) if granite else _nemotron_keys(config, kinds))
 
 
@@ -150,3 +183,24 @@ def state_space_tensor(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
     if ".mixer.experts." in name:
         return name.replace("backbone.", "model.").replace(".mixer.", ".mlp."), array
     return name, array
+
+
+def falcon_tensor(config: Any, name: str, array: np.ndarray) -> np.ndarray:
+    """With the factors of Falcon-H1's configuration, which its GGUF files have in the weights alone."""
+    columns, states = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    gate, down = config.mlp_multipliers
+    within = {
+        ".embed_tokens.": config.embedding_multiplier,
+        "lm_head.": config.lm_head_multiplier,
+        ".q_proj.": config.attention_in_multiplier,
+        ".k_proj.": config.attention_in_multiplier * config.key_multiplier,
+        ".v_proj.": config.attention_in_multiplier,
+        ".o_proj.": config.attention_out_multiplier,
+        ".out_proj.": config.ssm_out_multiplier,
+        ".gate_proj.": gate,
+        ".down_proj.": down,
+    }
+    if ".in_proj." in name:
+        rows = [columns, columns, states, states, config.mamba_n_heads]
+        return array * np.float32(config.ssm_in_multiplier * np.repeat(config.ssm_multipliers, rows))[:, None]
+    return array * np.float32(next((factor for part, factor in within.items() if part in name), 1.0))

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from session_logits import load_for_logits, logits
 from test_more_families import saved  # noqa: F401 - a fixture
 
-from engine.errors import EngineError
+from engine.errors import EngineError, ModelError
 from engine.formats import open_checkpoint
 from engine.quantize.mix import quant_type
 from engine.quantize.to_gguf import quantize_to_gguf
@@ -88,6 +88,15 @@ def test_llamas_and_qwens_are_as_the_tests_write_them(family, tmp_path):
             assert have == pytest.approx(value, rel=1e-6), key
         else:
             np.testing.assert_array_equal(have, value, err_msg=key)
+
+
+def test_factors_of_falcon_h1_are_in_its_weights(saved, tmp_path, cpu):  # noqa: F811
+    """Those of biases and of a head that is tied, too. A gate behind the norm has no form there."""
+    found = written(saved("falcon_h1 tied, biases"), tmp_path / "model.gguf")
+    more.assert_is(found.path, "falcon_h1 tied, biases")
+    assert "blk.0.ffn_norm" in found.tensors and "output.weight" in found.tensors
+    with pytest.raises(ModelError, match="sets mamba in a way that GGUF files of falcon-h1 have no key for"):
+        written(saved("falcon_h1 norms before gates"), tmp_path / "other.gguf")
 
 
 @pytest.mark.parametrize("family", ["llama biases", "llama 3 rope, tied", "qwen3", "mixtral"])

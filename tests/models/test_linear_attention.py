@@ -24,7 +24,7 @@ from engine.quantize.to_gguf import quantize_to_gguf
 
 transformers = pytest.importorskip("transformers")
 DELTA = ("qwen3_next", "qwen3_5")
-KINDS = (*DELTA, "nemotron_h experts")
+KINDS = (*DELTA, "nemotron_h experts", "falcon_h1")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 

@@ -69,6 +69,8 @@ class DecoderConfig:
     """The kind of the layers' cache group."""
     recurrent: tuple[int, ...] = ()
     """Layers with a memory that does not grow with the tokens, and no KV cache."""
+    recurrent_attends: bool = False
+    """These have attention and its cache, too."""
     norm_after: bool = False
     """Layer norms follow each residual sum; otherwise they precede attention and feed-forward."""
 
@@ -181,12 +183,21 @@ def attend(
     return b.linear(a, w(p + ".weight"), w.maybe(p + ".bias"), axes=("embed", "heads"))
 
 
-def mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, which: str = "", width: int = 0) -> Value:
+def mlp_block(
+    b: Builder,
+    c: DecoderConfig,
+    w: Weights,
+    i: int,
+    h: Value,
+    which: str = "",
+    width: int = 0,
+    gate_scale: float = 1.0,
+) -> Value:
     """Gated feed-forward. ``which`` ends the names of its weights, which are ``width`` (0: as the configuration says) wide:
-    "_shexp" are the experts that all tokens share."""
+    "_shexp" are the experts that all tokens share. ``gate_scale``: what the gate is multiplied by."""
     gate, up, down = (f"blk.{i}.ffn_{name}{which}" for name in ("gate", "up", "down"))
     gated = b.linear(h, w(gate + ".weight"), w.maybe(gate + ".bias"), axes=("mlp", "embed"))
-    passed = b.gated_act(gated, _up(b, w, up, h, width or c.mlp), c.act)
+    passed = b.gated_act(b.scaled(gated, gate_scale), _up(b, w, up, h, width or c.mlp), c.act)
     return b.linear(passed, w(down + ".weight"), w.maybe(down + ".bias"), axes=("embed", "mlp"))
 
 

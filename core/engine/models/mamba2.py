@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,14 @@ from .weights import Weights, needs_rows
 
 @dataclass(frozen=True)
 class Mamba2:
-    """Sizes of a layer. B and C of a group are shared by ``heads // groups`` heads, whose memories are [state_dim, head_dim]."""
+    """Sizes of a layer. B and C of a group are shared by ``heads // groups`` heads, whose memories are [state_dim, head_dim].
+    ``norm_first``: the norm, if there is one, is of the scan alone, and the gate comes after it."""
 
     heads: int
     groups: int
     state_dim: int
     head_dim: int
+    norm_first: bool = False
 
     @property
     def inner(self) -> int:
@@ -88,9 +90,12 @@ def _check_steps(data: Mapping[str, Any]) -> None:
         )
 
 
-def mamba_block(b: Builder, m: Mamba2, w: Weights, i: int, h: Value, eps: float) -> Value:
+def mamba_block(
+    b: Builder, m: Mamba2, w: Weights, i: int, h: Value, eps: float, factors: Sequence[float] = (1.0,) * 5
+) -> Value:
     """The scan over what a short convolution has mixed, times silu of a gate; then, where there is one, an RMS norm of each
-    group's columns. The rows of one projection are those of the gate, of x, B and C, and of the steps."""
+    group's columns. The rows of one projection are those of the gate, of x, B and C, and of the steps. ``factors``: what these
+    five are multiplied by."""
     p = f"blk.{i}.ssm_"
     weight, bias = w(p + "in.weight"), w.maybe(p + "in.bias")
     ends = np.cumsum([0, m.inner, m.filtered, m.heads]).tolist()
@@ -101,18 +106,25 @@ def mamba_block(b: Builder, m: Mamba2, w: Weights, i: int, h: Value, eps: float)
         own = None if bias is None else select(f"{p}{name}.bias", bias, rows)
         parts.append(b.linear(h, select(f"{p}{name}.weight", weight, rows), own, axes=(None, "embed")))
     z, xbc, dt = parts
-    y = b.ssm_scan(i, xbc, dt, _vectors(b, m, w, i), m.heads, m.groups, m.state_dim, m.head_dim)
-    y = b.gated_act(z, y, "silu")
-    norm = w.maybe(p + "norm.weight")
-    if norm is not None:
-        flat = b.constant(norm.name, norm.dense().reshape(-1))
-        several = m.groups > 1
-        y = b.rms_norm(y, flat, eps, m.inner // m.groups if several else 0, wide_weight=several)
+    vectors = _vectors(b, m, w, i, factors[1:4])
+    y = b.ssm_scan(i, xbc, b.scaled(dt, factors[4]), vectors, m.heads, m.groups, m.state_dim, m.head_dim)
+    z = b.scaled(z, factors[0])
+    y = _normed(b, m, w, i, y, eps) if m.norm_first else b.gated_act(z, y, "silu")
+    y = b.gated_act(z, y, "silu") if m.norm_first else _normed(b, m, w, i, y, eps)
     return b.linear(y, w(p + "out.weight"), w.maybe(p + "out.bias"), axes=("embed", None))
 
 
-def _vectors(b: Builder, m: Mamba2, w: Weights, i: int) -> dict[str, WeightRef]:
-    """Hugging Face's files have the logarithm of the rate."""
+def _normed(b: Builder, m: Mamba2, w: Weights, i: int, y: Value, eps: float) -> Value:
+    norm = w.maybe(f"blk.{i}.ssm_norm.weight")
+    if norm is None:
+        return y
+    flat = b.constant(norm.name, norm.dense().reshape(-1))
+    several = m.groups > 1
+    return b.rms_norm(y, flat, eps, m.inner // m.groups if several else 0, wide_weight=several)
+
+
+def _vectors(b: Builder, m: Mamba2, w: Weights, i: int, factors: Sequence[float]) -> dict[str, WeightRef]:
+    """Hugging Face's files have the logarithm of the rate. The filters take the ``factors`` of x, B and C."""
     p = f"blk.{i}.ssm_"
     rate, skip, bias = (w(p + name).dense().reshape(-1) for name in ("a", "d", "dt.bias"))
     conv, conv_bias = w(p + "conv1d.weight").dense(), w.maybe(p + "conv1d.bias")
@@ -121,8 +133,9 @@ def _vectors(b: Builder, m: Mamba2, w: Weights, i: int) -> dict[str, WeightRef]:
             f"{p}conv1d.weight has filters of {len(conv)} columns, but this model needs {m.filtered}; the checkpoint is"
             " inconsistent."
         )
+    of_columns = np.repeat(np.array(factors, np.float32), [m.inner, *[m.groups * m.state_dim] * 2])
     found: dict[str, WeightRef] = {
-        "conv": b.constant(p + "conv1d.weight", conv.reshape(len(conv), -1)),
+        "conv": b.constant(p + "conv1d.weight", conv.reshape(len(conv), -1) * of_columns[:, None]),
         "rate": b.constant(p + "rate", rate if w.checkpoint.kind == "gguf" else -np.exp(rate)),
         "skip": b.constant(p + "skip", skip),
         "bias": b.constant(p + "dt.bias", bias),

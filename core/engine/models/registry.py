@@ -61,6 +61,7 @@ FAMILIES: Sequence[Family] = (
     Family("granite", ("granite",), ("granite",), interleaved=True),
     Family("granite_moe", ("granitemoe",), ("granitemoe", "granitemoeshared"), interleaved=True),
     Family("granite_hybrid", ("granitehybrid",), ("granitemoehybrid",), interleaved=True),
+    Family("falcon_h1", ("falcon-h1",), ("falcon_h1",), eps=1e-5),
     Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), ("nemotron_h",), acts=("relu2",), eps=1e-5),
     Family("olmo3", (), ("olmo3",), windowed=True, full_every=4, eps=1e-5),
     Family("olmoe", ("olmoe",), ("olmoe",), eps=1e-5),
@@ -94,7 +95,7 @@ class Model:
         that does not grow. Without ``windows`` (an allocator keeps what lies behind them) all layers are one group, and
         ModelError says so of a model with such a memory."""
         recurrent, kind = self.config.recurrent, self.config.cache
-        layers = [i for i in range(self.config.layers) if i not in recurrent]
+        layers = [i for i in range(self.config.layers) if i not in recurrent or self.config.recurrent_attends]
         limits = {i: self.config.window(i) if windows else 0 for i in layers}
         found = []
         for limit in sorted(set(limits.values())):

@@ -124,7 +124,9 @@ class Builder(Recorder):
         return self.call("gather_columns", {"x": x}, out, order, chosen=True)[0]
 
     def scaled(self, x: Value, factor: float) -> Value:
-        out = [(f"{x.name}.scaled", x.shape, "residual")]
+        if factor == 1:
+            return x
+        out = [(f"{x.name}.scaled", x.shape, x.dtype)]
         return self.call("scale_softcap", {"x": x}, out, scale=factor)[0]
 
     def rms_norm(

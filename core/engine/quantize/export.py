@@ -17,12 +17,14 @@ from engine.formats.gguf_writer import encode_value
 from engine.formats.recommended import GGUF_KEYS
 from engine.models import FAMILIES, Model, load_model
 from engine.models.experts import ExpertsConfig
+from engine.models.falcon_h1 import FalconH1Config
 from engine.models.family import Family
 from engine.models.gated_delta import DeltaConfig
 from engine.models.gemma4 import Gemma4Config
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_delta import delta_keys, delta_parts, gate_and_up, in_file_order
+from engine.quantize.export_falcon_h1 import falcon_parts, without_factors
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
 from engine.quantize.export_lfm2 import lfm2_keys
 from engine.quantize.export_mamba2 import mamba_keys, mamba_of, mamba_parts
@@ -39,7 +41,7 @@ _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
     "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
     "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3",
-    "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid", "nemotron_h",
+    "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid", "nemotron_h", "falcon_h1",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _EXPERT_WIDTHS = {
@@ -102,9 +104,10 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
         raise ModelError(f"The family {model.family} cannot be written as GGUF; the families that can are: {known}.")
     arch = _architecture(model)
     factors = _rope_factors(model)
-    keys = _keys(arch, model)
+    plain = without_factors(model)
+    keys = _keys(arch, plain)
     tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
-    _check_same(model, arch, keys, factors, tensors)
+    _check_same(plain, arch, keys, factors, tensors)
     vocabulary = tokenizer_keys(checkpoint, model.config.vocab)
     named: dict[str, Any] = {"general.architecture": arch, "general.name": checkpoint.path.resolve().name}
     named |= {GGUF_KEYS[name]: value for name, value in checkpoint.sampling.items()}
@@ -320,6 +323,8 @@ def _parts(model: Model, delta: DeltaConfig | None, weight: WeightRef) -> Iterab
     """What a GGUF has for a weight of a Hugging Face file."""
     if delta is not None:
         return delta_parts(delta, weight)
+    if isinstance(model.config, FalconH1Config):
+        return falcon_parts(model, model.config, weight)
     if model.family in ("granite_hybrid", "nemotron_h"):
         return mamba_parts(model.config, weight)
     return gate_and_up(weight) if model.family == "lfm2" and "gate_up_exps" in weight.name else (weight,)

@@ -11,13 +11,14 @@ import numpy as np
 from engine.backend.v1 import WeightRef
 from engine.models import Model
 from engine.models.decoder import DecoderConfig
+from engine.models.falcon_h1 import FalconH1Config
 from engine.models.granite_hybrid import GraniteHybridConfig
 from engine.models.mamba2 import Mamba2
 from engine.models.nemotron_h import NemotronConfig
 from engine.program.weights import ConstantWeight, select
 from engine.quantize.export_delta import gate_and_up
 
-WITH_STATES = (GraniteHybridConfig, NemotronConfig)
+WITH_STATES = (GraniteHybridConfig, NemotronConfig, FalconH1Config)
 
 
 def mamba_of(model: Model) -> Mamba2 | None:
@@ -37,6 +38,10 @@ def mamba_keys(model: Model, m: Mamba2) -> dict[str, Any]:
         "ssm.group_count": m.groups,
         "ssm.inner_size": m.inner,
         "ssm.time_step_rank": m.heads,
+    }
+    if c.recurrent_attends:
+        return keys
+    keys |= {
         "attention.head_count_kv": np.array([c.kv_heads * (i not in c.recurrent) for i in range(c.layers)], np.int32),
         "rope.scaling.finetuned": c.rope is not None,  # llama.cpp's way to say whether there are positions
     }
