@@ -113,9 +113,7 @@ def assert_logits(got: np.ndarray, model: Any, ids: list[int], note: str = "") -
     want = logits_of(model, ids)
     assert np.abs(want).max() > 1, "these logits are too small for the tolerance to mean anything"
     moved = np.max([np.abs(logits_of(other, ids) - want).max(axis=1) for other in nudged(model)], axis=0)
-    routed = any(
-        "expert" in name for name, _ in model.named_parameters()
-    )  # two that are nearly tied move all that follows
+    routed = any("expert" in name for name, _ in model.named_parameters())  # two nearly tied move all that follows
     assert routed or np.median(moved) < 1e-2, "this model depends on rounding so much that its logits show nothing"
     error = np.abs(got - want).max(axis=1)
     wrong = np.flatnonzero(~(error <= np.maximum(2e-4, moved)))

@@ -25,11 +25,7 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": False,
     "rms_norm_eps": 1e-5,
     "mamba_d_ssm": 1024,
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_head": "auto",
-    "mamba_expand": 2,
+    **mamba2.HF_DEFAULTS,
 }
 HF_NAMES: Names = {
     **{
@@ -76,9 +72,8 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> FalconH1Config:
     )
     given = data.get("mamba_d_ssm")
     inner = integer(data, "mamba_expand") * c.hidden if given is None else integer(data, "mamba_d_ssm")
-    sizes = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head")
     norm_first = flag(data, "mamba_rms_norm", False) and flag(data, "mamba_norm_before_gate", True)
-    mamba = replace(mamba2.of_hf(data, *sizes, inner), norm_first=norm_first)
+    mamba = replace(mamba2.of_hf(data, inner=inner), norm_first=norm_first)
     return FalconH1Config(**vars(c), mamba=mamba, factors=_factors(data))
 
 

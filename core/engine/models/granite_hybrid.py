@@ -21,11 +21,7 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "shared_intermediate_size": 1024,
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_head": "auto",
-    "mamba_expand": 2,
+    **mamba2.HF_DEFAULTS,
 }
 HF_NAMES: Names = {
     **granite_moe.HF_NAMES,
@@ -76,8 +72,7 @@ def _of_hf(c: DecoderConfig, data: Mapping[str, Any]) -> DecoderConfig:
     if not recurrent:
         return c
     inner = integer(data, "mamba_expand") * c.hidden
-    sizes = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head")
-    return GraniteHybridConfig(**vars(c), mamba=mamba2.of_hf(data, *sizes, inner))
+    return GraniteHybridConfig(**vars(c), mamba=mamba2.of_hf(data, inner=inner))
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:

@@ -17,6 +17,15 @@ from ..program.weights import select
 from .fields import integer
 from .weights import Weights, needs_rows
 
+HF_DEFAULTS: Mapping[str, Any] = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_expand": 2,
+}
+"""Of Granite 4 and Falcon-H1, whose keys ``of_hf`` reads where it is told no others."""
+
 
 @dataclass(frozen=True)
 class Mamba2:
@@ -63,7 +72,14 @@ def of_gguf(checkpoint: Checkpoint) -> Mamba2:
     return _checked(heads, groups, state, integer(data, prefix + "inner_size"))
 
 
-def of_hf(data: Mapping[str, Any], heads: str, groups: str, state_dim: str, head_dim: str, inner: int = 0) -> Mamba2:
+def of_hf(
+    data: Mapping[str, Any],
+    heads: str = "mamba_n_heads",
+    groups: str = "mamba_n_groups",
+    state_dim: str = "mamba_d_state",
+    head_dim: str = "mamba_d_head",
+    inner: int = 0,
+) -> Mamba2:
     """By the keys of config.json. Where the width of a head is "auto", it is an even part of ``inner``."""
     count = integer(data, heads)
     columns = inner if data.get(head_dim) == "auto" else count * integer(data, head_dim)
