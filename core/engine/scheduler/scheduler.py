@@ -114,12 +114,10 @@ class Scheduler:
 
     def abort(self, request_id: str) -> tuple[int, ...]:
         """Ends all sequences of a request, in whatever state, and returns their ids; () where none is left."""
-        ended = self._queues.requests.get(request_id, [])[
-            ::-1
-        ]  # branches not yet forked before the one that carries them
-        for sequence in ended:
+        ended = tuple(self._queues.requests.get(request_id, ()))
+        for sequence in reversed(ended):  # branches not yet forked before the one that carries them
             self._end(sequence)
-        return tuple(sequence.seq_id for sequence in reversed(ended))
+        return tuple(sequence.seq_id for sequence in ended)
 
     # The step loop.
 
