@@ -181,6 +181,23 @@ def test_a_session_that_cannot_be_made_again_ends_the_engine(monkeypatch, llama)
         assert not llm.engine.health().alive
 
 
+def test_a_loop_that_fails_keeps_what_has_not_begun(llama, monkeypatch):
+    with LLM(llama, backend="reference", max_num_seqs=2, kv_cache_tokens=1024) as llm:
+        expected = [outputs[0].token_ids for outputs in alone(llm)]
+
+        def broken(*given):
+            raise KeyError("a defect of the loop")
+
+        monkeypatch.setattr(llm.engine._core.scheduler, "complete", broken)  # a new one takes its place
+        outputs = [out.outputs[0] for out in llm.generate(PROMPTS, GREEDY)]
+        assert llm.engine.health().restarts == 1
+        for out in outputs[:2]:
+            assert out.finish_reason == "error" and "The step loop failed, and has begun anew" in out.stop_reason
+        assert [out.token_ids for out in outputs[2:]] == expected[2:]
+        assert [outputs[0].token_ids for outputs in alone(llm)] == expected
+        llm.engine._core.scheduler.check()
+
+
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
     """A tiny llama whose embedding of the token POISON is not a number."""
