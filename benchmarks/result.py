@@ -9,7 +9,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+
+    # What an earlier run has written changes no figure.
+    changed = git("status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)benchmarks/results")
+    return git("rev-parse", "--short", "HEAD") + ("+changes" if changed else "")
+
+
+COMMIT = _commit()  # as the run begins: what it runs has been read by then, and may have changed since
 
 
 def machine() -> dict[str, Any]:
@@ -21,17 +34,10 @@ def machine() -> dict[str, Any]:
 
 def write(name: str, figures: dict[str, Any]) -> Path:
     """Store a result; the newest of a name is what the README's tables show."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    code = ("--", ":(top)", ":(top,exclude)benchmarks/results")  # what an earlier run has written changes no figure
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "-uno", *code], capture_output=True, text=True, check=False
-    ).stdout.strip()
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"python": platform.python_version()},
-        "commit": commit + ("+changes" if dirty else ""),
+        "commit": COMMIT,
         **figures,
     }
     RESULTS.mkdir(exist_ok=True)

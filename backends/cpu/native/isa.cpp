@@ -125,8 +125,10 @@ Core this_core() {
   constexpr unsigned kAuth = 0x68747541;  // of AuthenticAMD, CPUID 0, ebx
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(0, &a, &b, &c, &d) || b != kAuth || !__get_cpuid(1, &a, &b, &c, &d)) return Core::kOther;
-  const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
+  const unsigned family = (a >> 8 & 15) + (a >> 20 & 255), models = a >> 16 & 15;  // sixteen models each
   if (family == 0x1a) return Core::kZen5;
+  const bool is_zen4 = models == 1 || models == 6 || models == 7 || models == 10;
+  if (family == 0x19 && !is_zen4) return Core::kZen3;
 #endif
   return Core::kOther;
 }

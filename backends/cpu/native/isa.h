@@ -30,7 +30,7 @@ std::string default_isa();
 const Table& isa_table(const std::string& name);
 
 // What kind of core this machine has, for what is fastest on it beside its instruction set.
-enum class Core { kZen5, kOther };
+enum class Core { kZen3, kZen5, kOther };
 Core this_core();
 
 // A kernel class's factory, for the tables.

@@ -31,9 +31,11 @@ constexpr bool multiplies_words(int rows) {
 template <int kMost>
 constexpr int kPairsInWord = 32767 / (2 * 128 * (is_wide(kMost) ? 15 : kMost));
 
-// How many registers a sum of kSteps products takes, and a step of the weights.
+// How many registers a sum of kSteps products takes, and a step of the weights. Pairs that are widened one by one leave nothing
+// but the sum.
 template <int kMost, int kSteps, bool kWords>
-constexpr int kSumRegisters = !kWords && (is_wide(kMost) || kSteps > kPairsInWord<kMost>) ? 2 : 1;
+constexpr int kSumRegisters =
+    !kWords && (is_wide(kMost) || (kSteps > kPairsInWord<kMost> && kPairsInWord<kMost> > 1)) ? 2 : 1;
 template <int kMost>
 constexpr int kStepRegisters = is_wide(kMost) ? 2 : 1;
 
@@ -79,6 +81,11 @@ class ByteSum {
     if constexpr (kWords) {
       add_words<2 * kStep>(low_, w.parts[0], a.parts[0]);
       add_words<2 * kStep + 1>(low_, w.parts[1], a.parts[1]);
+    } else if constexpr (kPairs == 1) {
+      __m256i pair;
+      add_bytes<kStep>(pair, w.parts[0], a.parts[0]);
+      sum_ = kStep == 0 ? widened(pair, 1) : sum_ + widened(pair, 1);
+      asm("" : "+x"(sum_));  // or g++ 12 keeps the terms, on the stack
     } else {
       add_bytes<kStep>(low_, w.parts[0], a.parts[0]);
       if constexpr (is_wide(kMost)) add_bytes<kStep>(high_, w.parts[1], a.parts[0]);
@@ -91,6 +98,7 @@ class ByteSum {
 
   ENGINE_INLINE i32_part end(i32_part start) const {
     if constexpr (kWords) return bit_cast<i32_part>(low_) + start;
+    if constexpr (kPairs == 1) return sum_ + start;
     i32_part sum = widened(low_, 1);
     if constexpr (is_wide(kMost)) sum += widened(high_, 16);
     if constexpr (!kOnce) sum += sum_;

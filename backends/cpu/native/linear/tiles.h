@@ -75,8 +75,8 @@ ENGINE_INLINE int32_t group_sum(const int32_t* sums, int64_t g) {
 }
 
 // The float sums of kRows rows x kPanels panels, from zero on where they begin or else from what lies at acc [kRows][64], where
-// `leave` leaves them.
-template <int kRows, int kPanels, bool kHeld = (kWideRegisters >= 32)>
+// `leave` leaves them. A span has kSpanGroups groups.
+template <int kRows, int kPanels, int kSpanGroups, bool kHeld = (kWideRegisters >= 32)>
 class FloatSums {
  public:
   ENGINE_INLINE FloatSums(float* acc, bool begin) : acc_(acc) {
@@ -115,24 +115,27 @@ class FloatSums {
   float* acc_;
 };
 
-template <int kRows, int kPanels>
-class FloatSums<kRows, kPanels, false> {
+template <int kRows, int kPanels, int kSpanGroups>
+class FloatSums<kRows, kPanels, kSpanGroups, false> {
  public:
   ENGINE_INLINE FloatSums(float* acc, bool begin) : acc_(acc) {
     static_assert(16 * kPanels == kStrip, "the rows' sums lie one after the other");
     if (begin) std::memset(acc, 0, sizeof(float) * kStrip * kRows);
   }
-  // Rescaled as they are read: not where a span begins alone, for the factors of all other groups are 1.
+  // Rescaled as they are read, though the factors of groups that begin no span are 1, unless nearly all groups are such.
   template <int kPart>
   ENGINE_INLINE f32_part get(int row, int panel, const RowFactors& factors) const {
-    return load_as<f32_part>(place<kPart>(row, panel)) * splat_as<f32_part>(factors.rescale);
+    const f32_part sum = load_as<f32_part>(place<kPart>(row, panel));
+    return kApart ? sum : sum * splat_as<f32_part>(factors.rescale);
   }
   template <int kPart>
   ENGINE_INLINE void put(int row, int panel, f32_part sum) {
     store(place<kPart>(row, panel), sum);
   }
-  // Or the compiler keeps a copy of each on the stack from group to group.
-  ENGINE_INLINE void next_group(const RowFactors*, bool) const { asm volatile("" : : : "memory"); }
+  ENGINE_INLINE void next_group(const RowFactors* rows, bool begins) const {
+    if (kApart && begins) rescale(rows);
+    asm volatile("" : : : "memory");  // or the compiler keeps a copy of each on the stack from group to group
+  }
   ENGINE_INLINE void rescale(const RowFactors* rows) const {
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -144,6 +147,8 @@ class FloatSums<kRows, kPanels, false> {
   ENGINE_INLINE void leave() const {}
 
  private:
+  static constexpr bool kApart = kSpanGroups >= 8;
+
   template <int kPart>
   ENGINE_INLINE float* place(int row, int panel) const {
     return acc_ + row * kStrip + 16 * panel + kPartLanes * kPart;
@@ -252,9 +257,9 @@ struct QuantizedRows {
 
 // Adds one group of kPanels panels to the sums, from column `at` on, of kRows rows from kFirst on: of each panel the kParts
 // registers from kPart0 on.
-template <int kFirst, int kRows, int kPanels, int kPart0, int kParts, class Source, class Ahead, int kAll, int kWidth>
+template <int kFirst, int kRows, int kPanels, int kPart0, int kParts, class Source, class Ahead, int kAll, int kWidth, int kSpan>
 ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, int at, const Ahead& ahead,
-                                   const QuantizedRows<kAll>& rows, FloatSums<kAll, kWidth>& sums) {
+                                   const QuantizedRows<kAll>& rows, FloatSums<kAll, kWidth, kSpan>& sums) {
   ByteSum<Source::kMost, Source::kGroupSize / 4, multiplies_words<Source::kMost>(kRows)> dots[kRows][kPanels][kParts];
   const int8_t* q[kRows];
   const RowFactors* const factors = rows.factors + group * rows.pitch + kFirst;
@@ -292,9 +297,9 @@ ENGINE_INLINE void add_group_parts(const Source& source, int group, int panel0, 
   }
 }
 
-template <int kFirst, int kRows, int kPanels, int kPart0 = 0, class Source, class Ahead, int kAll, int kWidth>
+template <int kFirst, int kRows, int kPanels, int kPart0 = 0, class Source, class Ahead, int kAll, int kWidth, int kSpan>
 ENGINE_INLINE void add_group(const Source& source, int group, int panel0, int at, const Ahead& ahead,
-                             const QuantizedRows<kAll>& rows, FloatSums<kAll, kWidth>& sums) {
+                             const QuantizedRows<kAll>& rows, FloatSums<kAll, kWidth, kSpan>& sums) {
   if constexpr (kPart0 < kPartsOf<i32x16>) {
     constexpr int kParts = parts_at_once<Source, kRows>();
     add_group_parts<kFirst, kRows, kPanels, kPart0, kParts>(source, group, panel0, at, ahead, rows, sums);
@@ -310,7 +315,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
   constexpr int kPanels = panels_at_once<Packed, kRows>(), kGroupsASpan = kSpanOf<Packed> / Packed::kGroupSize;
   constexpr int kReadBytes = Packed::kUnitBytes / kGroups * kPanels / 4;  // by one add_group
   const int64_t distance = packed_distance<Packed, kRows>();
-  FloatSums<kRows, 4> sums(acc, true);
+  FloatSums<kRows, 4, kGroupsASpan> sums(acc, true);
   for (int64_t k = 0; k < depth; k += Packed::kUnit, strip += Packed::kUnitBytes) {
     const Packed unit(strip);
     const auto rows = QuantizedRows<kRows>::template at<Packed::kGroupSize>(all, depth, k, factors, kRows);
@@ -339,7 +344,7 @@ void add_groups(const Source& source, int64_t k0, int64_t size, const uint8_t* c
   const int groups = static_cast<int>(size / Source::kGroupSize);
 #pragma GCC unroll 1
   for (int panel0 = 0; panel0 < 4; panel0 += kPassPanels) {
-    FloatSums<kRows, kPassPanels> sums(acc + 16 * panel0, k0 == 0);
+    FloatSums<kRows, kPassPanels, kGroupsASpan> sums(acc + 16 * panel0, k0 == 0);
     for (int group = 0; group < groups; ++group) {
       ahead.next();
       sums.next_group(rows.factors + group * rows.pitch, group % kGroupsASpan == 0);
