@@ -69,6 +69,16 @@ def test_no_loop_of_512_bits_keeps_its_sums_in_memory(listing: str) -> None:
     assert loops > 100  # or nothing was looked at
 
 
+def test_avx2_keeps_sums_of_bytes_in_its_16_registers(listing: str) -> None:
+    """Sums of numbers of seven bits had registers kept for what they do not need, so that some lay on the stack from step to step."""
+    loops = 0
+    for body in innermost_loops(listing):
+        products = sum("vpmaddubsw" in line and "%ymm" in line for line in body)
+        loops += products >= 48
+        assert products < 48 or sums_in_memory(body) < products / 20, "\n".join(body)
+    assert loops > 50
+
+
 def test_avx_vnni_has_dot_products_of_its_own(listing: str) -> None:
     """Without them it would be avx2 by another name, with the same bits."""
     for product in ("vpdpbusd", "vpdpwssd"):
