@@ -81,7 +81,7 @@ class SamplingParams:
                 raise RequestError(f"{name} is {value!r}; it must be a number from {low:g} to {high:g}.", name)
         for name in ("top_p", "typical_p"):
             if getattr(self, name) == 0:
-                raise RequestError(f"{name} is 0; it must be above, and 1 turns it off.", name)
+                raise RequestError(f"{name} is 0; it must be above 0, and 1 turns it off.", name)
         # what the caller does with its own mappings afterwards changes nothing here
         object.__setattr__(self, "logit_bias", self._own_bias())
         self._check_bias()
