@@ -70,7 +70,7 @@ def test_no_loop_of_512_bits_keeps_its_sums_in_memory(listing: str) -> None:
 
 
 def test_avx2_keeps_sums_of_bytes_in_its_16_registers(listing: str) -> None:
-    """Sums of numbers of seven bits had registers kept for what they do not need, so that some lay on the stack from step to step."""
+    """For sums of numbers of seven bits registers were kept that they do not need, so some of them lay on the stack."""
     loops = 0
     for body in innermost_loops(listing):
         products = sum("vpmaddubsw" in line and "%ymm" in line for line in body)
