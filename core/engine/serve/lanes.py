@@ -1,4 +1,5 @@
-"""Threads for what takes long: large requests go one after the other, and so do grammars, so that nobody else waits for them."""
+"""Threads for what takes long, and turns for what holds up the event loop: large requests go one after the other, and so do
+grammars, so that nobody else waits for them."""
 
 from __future__ import annotations
 
@@ -34,3 +35,21 @@ async def compiling(work: Callable[[], T]) -> T:
 def later(work: Callable[[], object]) -> None:
     """Has ``work`` done beside the event loop; nobody waits for it."""
     asyncio.get_running_loop().run_in_executor(lane(), work)
+
+
+class Turns:
+    """On the event loop, for what holds it up: one after the other, and after each the loop has as long for all else."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Returns when it is the caller's turn, which lasts until the caller next waits for anything."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+
+        def ended() -> None:
+            loop.call_later(loop.time() - start, self._free.release)
+
+        loop.call_soon(ended)
