@@ -53,6 +53,7 @@ ENGINE_INLINE int64_t packed_distance() {
 #endif
 
 ENGINE_INLINE void ask_for(const uint8_t* bytes, int64_t size) {
+#pragma GCC unroll 16
   for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 

@@ -67,6 +67,7 @@ void tile_dense(const uint8_t* unit, const float* const* rows, int64_t depth, bo
   const float* x[kRows];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) x[r] = rows[r];
+#pragma GCC unroll 4
   for (int panel0 = 0; panel0 < 4; panel0 += kPanels) {
     f32x16 sums[kRows][kPanels];
 #pragma GCC unroll 8

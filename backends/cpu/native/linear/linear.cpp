@@ -4,7 +4,7 @@
 #include "../isa.h"
 #include "../kernels/greedy.h"
 #include "../work_split.h"
-#include "families.h"
+#include "families/ops.h"
 #include "q8g32.h"
 
 namespace engine_cpu {
@@ -12,31 +12,31 @@ namespace ENGINE_ISA {
 
 const FamilyOps& family_ops(const PackedWeight& weight) {
   switch (layout_of(weight).family) {
-    case Family::f32: return kDenseOps<DenseF32>;
-    case Family::f16: return kDenseOps<DenseF16>;
-    case Family::bf16: return kBf16Ops;
-    case Family::f8: return kDenseOps<DenseF8>;
-    case Family::nf4: return kDenseOps<DenseNF4>;
-    case Family::fp4: return kDenseOps<DenseFP4>;
-    case Family::w4: return kQuantizedOps<W4>;
-    case Family::w5: return kQuantizedOps<W5>;
-    case Family::w4m: return kQuantizedOps<W4M>;
-    case Family::w5m: return kQuantizedOps<W5M>;
-    case Family::w4z: return kQuantizedOps<W4Z>;
-    case Family::w4k: return kQuantizedOps<W4K>;
-    case Family::w5k: return kQuantizedOps<W5K>;
-    case Family::w2k: return kQuantizedOps<W2K>;
-    case Family::w3k: return kQuantizedOps<W3K>;
-    case Family::w6: return kQuantizedOps<W6>;
-    case Family::w4nl: return kQuantizedOps<W4NL>;
-    case Family::w4e: return kQuantizedOps<W4E>;
-    case Family::w4e16: return kQuantizedOps<W4E16>;
-    case Family::w4x: return kQuantizedOps<W4X>;
-    case Family::w4l: return kQuantizedOps<W4L>;
-    case Family::w4l16: return kQuantizedOps<W4L16>;
-    case Family::w8: return kQuantizedOps<W8>;
-    case Family::w8s: return kQuantizedOps<W8S>;
-    case Family::w8m: return kQuantizedOps<W8M>;
+    case Family::f32: return kF32Ops;
+    case Family::f16: return kF16Ops;
+    case Family::bf16: return kBF16Ops;
+    case Family::f8: return kF8Ops;
+    case Family::nf4: return kNF4Ops;
+    case Family::fp4: return kFP4Ops;
+    case Family::w4: return kW4Ops;
+    case Family::w5: return kW5Ops;
+    case Family::w4m: return kW4MOps;
+    case Family::w5m: return kW5MOps;
+    case Family::w4z: return kW4ZOps;
+    case Family::w4k: return kW4KOps;
+    case Family::w5k: return kW5KOps;
+    case Family::w2k: return kW2KOps;
+    case Family::w3k: return kW3KOps;
+    case Family::w6: return kW6Ops;
+    case Family::w4nl: return kW4NLOps;
+    case Family::w4e: return kW4EOps;
+    case Family::w4e16: return kW4E16Ops;
+    case Family::w4x: return kW4XOps;
+    case Family::w4l: return kW4LOps;
+    case Family::w4l16: return kW4L16Ops;
+    case Family::w8: return kW8Ops;
+    case Family::w8s: return kW8SOps;
+    case Family::w8m: return kW8MOps;
   }
   __builtin_unreachable();
 }

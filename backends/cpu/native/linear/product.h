@@ -151,8 +151,8 @@ inline void point_to_rows(const Product& product, int64_t row0, int64_t rows, co
 }
 
 // The sums of a strip for rows row0.. once they are whole, best while they are in the nearest cache: to y with bias and residual, first
-// (acc + bias), then + residual, as separate ops would.
-inline void finish_rows(const Product& product, int64_t row0, int64_t rows, int64_t strip, const float* acc) {
+// (acc + bias), then + residual, as separate ops would. Not inline: its loops need not be there for each family.
+[[gnu::noinline]] inline void finish_rows(const Product& product, int64_t row0, int64_t rows, int64_t strip, const float* acc) {
   if (product.taker != nullptr) return product.taker->take(product, row0, rows, strip, acc);
   if (product.y == nullptr) return;
   const int64_t column = strip * kStrip;
@@ -175,6 +175,17 @@ inline void finish_rows(const Product& product, int64_t row0, int64_t rows, int6
     }
   }
 }
+
+// Of a strip, what is to be done with the sums of `count` rows of a block from `first` on.
+inline auto finishing(const Product& product, int64_t row0, int64_t strip, const Scratch& s) {
+  return [&product, row0, strip, acc = s.acc()](int64_t first, int64_t count) {
+    finish_rows(product, row0 + first, count, strip, acc + first * kStrip);
+  };
+}
+
+// Tile t of `tiles` over `rows` rows begins here; tiles are as equal as can be.
+ENGINE_INLINE int64_t tile_start(int64_t rows, int64_t tiles, int64_t t) { return rows * t / tiles; }
+ENGINE_INLINE int64_t tiles_of(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
 
 // The operations of a weight's family. std::invalid_argument for a weight that is no matrix.
 const FamilyOps& family_ops(const PackedWeight& weight);

@@ -322,7 +322,7 @@ void multiply_in_one_pass(const uint8_t* strip, int64_t depth, const uint8_t* co
     const uint8_t* ahead = strip + distance;
     for (int group = 0; group < kGroups; ++group) {
       sums.next_group(rows.factors + group * rows.pitch, group % kGroupsASpan == 0);
-#pragma GCC unroll 4
+#pragma GCC unroll 1
       for (int panel = 0; panel < 4; panel += kPanels, ahead += kReadBytes) {
         const LinesAhead<(kReadBytes + 63) / 64> lines{ahead};
         add_group<0, kFirst, kPanels>(unit, group, panel, panel, lines, rows, sums);
