@@ -37,6 +37,9 @@ def test_a_folder_of_glm_with_a_layer_of_multi_token_prediction(saved, tmp_path)
         saved("glm4_moe"), tmp_path, lambda c: c.update(num_nextn_predict_layers=1), lambda tensors: tensors | extra
     )
     assert_is(folder, "glm4_moe")
+    [notice] = load_for_logits(folder, "reference").notices
+    assert "model.layers.3.eh_proj.weight" in notice
+    assert not load_for_logits(saved("glm4_moe"), "reference").notices
 
 
 def test_a_gguf_of_glm_with_a_layer_of_multi_token_prediction(saved, tmp_path):  # noqa: F811

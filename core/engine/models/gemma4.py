@@ -165,7 +165,7 @@ def _readers(count: int, layers: int) -> int:
     return count
 
 
-def unused(c: Gemma4Config, checkpoint: Checkpoint) -> tuple[str, ...]:
+def needless(c: Gemma4Config, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Some files have keys and values for layers that read those of others."""
     names = []
     for i in range(c.layers - c.readers, c.layers):

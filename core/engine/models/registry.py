@@ -4,8 +4,8 @@ A family's file has ``HF_NAMES`` (canonical tensor name -> Hugging Face's) and `
 ``HF_KEYS`` (common key -> its own in config.json), ``HF_DEFAULTS`` (what holds where config.json leaves it out, as in
 transformers; by architecture where there are several), ``configure`` (completes the configuration), ``HF_PREFIX`` (which files
 of a model without its head leave out of all names; "model." where it is not given), ``HF_TRANSPOSED`` (ends of canonical names
-of matrices that lie transposed), ``flattened`` (the metadata of a file that has one thing a layer where others have one) and
-``unused`` (beginnings of the names of tensors that are not run).
+of matrices that lie transposed), ``flattened`` (the metadata of a file that has one thing a layer where others have one), and
+beginnings of the names of tensors that are not run: ``unused`` of a part of the model, ``needless`` of what no part reads.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class Model:
     _weights: Weights
     _build: Callable[[Builder, DecoderConfig, Weights], Program]
 
+    @property
+    def not_run(self) -> tuple[str, ...]:
+        """Names of the tensors of a part that is left out: layers that predict further tokens."""
+        return self._weights.not_run
+
     def groups(self, block_size: int, windows: bool = True) -> tuple[CacheGroup, ...]:
         """The cache groups of this architecture: the layers that see everything, those of each window, and those with a memory
         that does not grow. Without ``windows`` (an allocator keeps what lies behind them) all layers are one group, and
@@ -156,8 +161,10 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     if hasattr(module, "configure"):
         config = module.configure(config, checkpoint)
     prefix, transposed = getattr(module, "HF_PREFIX", "model."), getattr(module, "HF_TRANSPOSED", ())
-    unused = module.unused(config, checkpoint) if hasattr(module, "unused") else ()
-    weights = Weights(checkpoint, module.HF_NAMES, config.experts, prefix, transposed, unused)
+    unused, needless = (
+        getattr(module, hook)(config, checkpoint) if hasattr(module, hook) else () for hook in ("unused", "needless")
+    )
+    weights = Weights(checkpoint, module.HF_NAMES, config.experts, prefix, transposed, unused, needless)
     return Model(family.name, config, checkpoint, weights, module.build)
 
 

@@ -37,7 +37,7 @@ class Weights:
     """``names`` maps canonical names to Hugging Face names, or to several of which files have one; ``blk.{i}.`` and
     ``experts.{e}.`` are filled in. A GGUF checkpoint is looked up by canonical name. Some files leave ``prefix`` out of
     all names. ``transposed`` are the ends of canonical names whose matrices lie transposed in Hugging Face files;
-    ``unused`` the beginnings of the names of tensors that are not run."""
+    ``unused`` and ``needless`` the beginnings of the names of tensors that are not run, of a part of the model and of none."""
 
     checkpoint: Checkpoint
     names: Names
@@ -45,6 +45,7 @@ class Weights:
     prefix: str = ""
     transposed: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    needless: tuple[str, ...] = ()
     _found: dict[str, MappedWeight] = field(default_factory=dict)
 
     def __call__(self, name: str) -> FileWeight:
@@ -75,11 +76,16 @@ class Weights:
         headless = self.checkpoint.kind == "hf" and self._source("output.weight") not in self.checkpoint.tensors
         return headless and names[0].removeprefix(self.prefix) in self.checkpoint.tensors and names[0] != names[-1]
 
+    @property
+    def not_run(self) -> tuple[str, ...]:
+        """Names of the checkpoint's tensors that are ``unused``."""
+        return tuple(name for name in self.checkpoint.tensors if name.startswith(self.unused))
+
     def check_all_used(self) -> None:
         """After building: ModelError when a tensor was not asked for, since the model would be another without it."""
         used = {tensor.name for weight in self._found.values() for tensor in weight.tensors}
         rest = [name for name in self.checkpoint.tensors if name not in used and not name.endswith(_NEEDLESS)]
-        extra = [name for name in rest if not name.startswith(self.unused)]
+        extra = [name for name in rest if not name.startswith(self.unused + self.needless)]
         if extra:
             raise ModelError(
                 f"The checkpoint {self.checkpoint.path} holds {extra[0]}, which its architecture as known here does not use;"

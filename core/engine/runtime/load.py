@@ -167,6 +167,7 @@ def _load(
     infos = {place: device.describe() for place, device in devices.items()}
     config, placement, rank = _place(config, model, allocator, devices, infos, group, together)
     notices = [_fallback_notice(placement)] if placement.fallbacks() else []
+    notices += [_not_run_notice(model)] if model.not_run else []
 
     def least(*numbers: int) -> tuple[int, ...]:
         return numbers if rank is None else together(partial(rank.least, numbers))
@@ -259,6 +260,13 @@ def _fallback_notice(placement: Placement) -> str:
     reasons = {placed.call.op: (placed.why or "").rstrip(".") for placed in falls}
     shown = "; ".join(f"{op}: {reasons[op]}" for op in sorted(reasons))
     return f"{len(falls)} of {len(placement.calls)} ops run on the reference, slowly ({shown}); see engine doctor."
+
+
+def _not_run_notice(model: Model) -> str:
+    return (
+        f"The model's layers that predict further tokens ({len(model.not_run)} tensors, as {model.not_run[0]}) are not run; its"
+        " answers need none of them."
+    )
 
 
 def _packing(placement: Placement, progress: Progress | None) -> Packing:
