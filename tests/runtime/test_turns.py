@@ -121,6 +121,20 @@ def test_a_part_of_an_answer_has_its_ids(tokenizer, writer, further):
         assert tokenizer.decode(ids, False) == tokenizer.decode(plain(tokenizer, text), False)
 
 
+def test_an_answer_takes_nothing_of_the_mark_behind_it(tokenizer, writer):
+    """Which begins as the answer goes on, or as another answer to the same prompt ends. It is one control token."""
+    for whole in (True, False):
+        turns, asked, (answer, said) = Turns(tokenizer), writer.asked(), writer.answer(20)
+        goes_on = (tokenizer.token_id(writer.ended("")[0]),)
+        if not whole:
+            goes_on += writer.answer()[0]
+        turns.remember(asked, said + b"".join(map(tokenizer.token_bytes, goes_on)).decode(), answer + goes_on)
+        text = asked + writer.ended(said)
+        ids = turns.encode(text)
+        assert ids[: -1 - len(answer)] == plain(tokenizer, asked) and ids[-1 - len(answer) : -1] == answer
+        assert ids[-1] == min(tokenizer.eos_ids)
+
+
 def test_the_oldest_answers_make_room(tokenizer, writer):
     turns, talks = Turns(tokenizer, most=600), []
     for _ in range(40):

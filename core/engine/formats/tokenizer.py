@@ -115,6 +115,11 @@ class Tokenizer:
         return self._vocabulary.control
 
     @property
+    def literal_ids(self) -> frozenset[int]:
+        """Ids of tokens that are found in a text before all others, as they stand: control tokens, and such as ``<think>``."""
+        return self._vocabulary.literal
+
+    @property
     def add_bos(self) -> bool:
         """Whether `add_special` puts a beginning of sequence before a text."""
         return self.bos_id is not None and self.bos_id in self._vocabulary.prefix_ids

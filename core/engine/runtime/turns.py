@@ -20,6 +20,7 @@ _ALIKE = 16  # answers to one prompt that are remembered
 _ENDS, _END = 64, 6  # how many ends of prompts are known, and their characters: what a template writes before an answer
 _LATE = 16  # tokens at an answer's end that its text may be without: a stop string, the end of a turn, half a character
 _PART = 16  # tokens, a block of the cache, from which on a part of an answer is worth other ids than tokenizing gives
+_MARK = 64  # characters of a token that stands for itself, as the end of a turn, at most: no longer ones are looked for
 _DIGEST = 16  # bytes
 
 
@@ -39,6 +40,9 @@ class Turns:
     def __init__(self, tokenizer: Tokenizer, most: int = _TOKENS) -> None:
         self._tokenizer = tokenizer
         self._most = most
+        marks = map(tokenizer.token_text, tokenizer.literal_ids)
+        self._marks = frozenset(mark for mark in marks if mark and len(mark) <= _MARK and not mark.isspace())
+        self._longest_mark = max(map(len, self._marks), default=0)
         self._answers: OrderedDict[bytes, list[_Answer]] = OrderedDict()
         self._ends: OrderedDict[str, None] = OrderedDict()
         self._held = 0
@@ -109,23 +113,36 @@ class Turns:
     def _longest(self, known: Sequence[_Answer], prompt: str, place: int) -> tuple[int, tuple[int, ...]]:
         """The longest answer that the prompt has there, or else the longest part of one: characters and ids."""
         for one in sorted(known, key=lambda one: -one.length):
-            if _digest(prompt[place : place + one.length]) == one.digest:
+            end = place + one.length
+            if _digest(prompt[place:end]) == one.digest and not self._cuts_mark(prompt, end):
                 return one.length, one.ids
-        parts = (self._part(one, prompt[place : place + one.length]) for one in known)
+        parts = (self._part(one, prompt, place) for one in known)
         return max(parts, key=lambda part: part[0], default=(0, ()))
 
-    def _part(self, one: _Answer, text: str) -> tuple[int, tuple[int, ...]]:
-        """The ids with which the text, and the answer, begins, if they are worth it: whoever asked left before the answer's end,
-        or has changed it."""
-        data, at, end, count = _encoded(text), 0, 0, 0
+    def _part(self, one: _Answer, prompt: str, place: int) -> tuple[int, tuple[int, ...]]:
+        """The ids with which the text there, and the answer, begins, if they are worth it: whoever asked left before the
+        answer's end, or has changed it."""
+        data, at = _encoded(prompt[place : place + one.length]), 0
+        whole: list[tuple[int, int]] = []  # bytes and ids, where a character ends
         for number, token in enumerate(one.ids, 1):
             said = self._tokenizer.token_bytes(token, skip_special=False)
             if data[at : at + len(said)] != said:
                 break
             at += len(said)
-            if at == len(data) or data[at] >> 6 != 0b10:  # a whole character
-                end, count = at, number
-        return (len(data[:end].decode("utf-8", "surrogatepass")), one.ids[:count]) if count >= _PART else (0, ())
+            if number >= _PART and (at == len(data) or data[at] >> 6 != 0b10):
+                whole.append((at, number))
+        for end, count in reversed(whole):
+            length = len(data[:end].decode("utf-8", "surrogatepass"))
+            if not self._cuts_mark(prompt, place + length):
+                return length, one.ids[:count]
+        return 0, ()
+
+    def _cuts_mark(self, prompt: str, at: int) -> bool:
+        """Whether ``at`` lies within a token that stands for itself: an answer that goes on with ``<`` has nothing of the
+        ``<|im_end|>`` behind its part."""
+        most = self._longest_mark
+        starts, ends = range(max(0, at - most + 1), at), range(at + 1, min(at + most, len(prompt) + 1))
+        return any(prompt[start:end] in self._marks for start in starts for end in ends)
 
     def _places(self, prompt: str) -> Iterator[int]:
         """Where a prompt ends as one that was answered has ended."""
