@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from engine.serve.lanes import Turns
+from engine.serve.lanes import LoopTurns
 
 
 def test_the_loop_has_as_long_between_turns_as_they_took():
     async def all_at_once() -> list[tuple[float, float]]:
-        turns, held = Turns(), []
+        turns, held = LoopTurns(), []
 
         async def hold_up(seconds: float) -> None:
             await turns.take()
@@ -31,7 +31,7 @@ def test_the_loop_has_as_long_between_turns_as_they_took():
 
 def test_a_turn_that_fails_or_is_given_up_holds_up_no_other():
     async def three() -> None:
-        turns = Turns()
+        turns = LoopTurns()
 
         async def fail() -> None:
             await turns.take()

@@ -20,7 +20,6 @@ _ALIKE = 16  # answers to one prompt that are remembered
 _ENDS, _END = 64, 6  # how many ends of prompts are known, and their characters: what a template writes before an answer
 _LATE = 16  # tokens at an answer's end that its text may be without: a stop string, the end of a turn, half a character
 _PART = 16  # tokens, a block of the cache, from which on a part of an answer is worth other ids than tokenizing gives
-_MARK = 64  # characters of a token that stands for itself, as the end of a turn, at most: no longer ones are looked for
 _DIGEST = 16  # bytes
 
 
@@ -41,8 +40,7 @@ class Turns:
         self._tokenizer = tokenizer
         self._most = most
         marks = map(tokenizer.token_text, tokenizer.literal_ids)
-        self._marks = frozenset(mark for mark in marks if mark and len(mark) <= _MARK and not mark.isspace())
-        self._longest_mark = max(map(len, self._marks), default=0)
+        self._marks = frozenset(mark for mark in marks if mark and not mark.isspace())
         self._answers: OrderedDict[bytes, list[_Answer]] = OrderedDict()
         self._ends: OrderedDict[str, None] = OrderedDict()
         self._held = 0
@@ -129,7 +127,7 @@ class Turns:
             if data[at : at + len(said)] != said:
                 break
             at += len(said)
-            if number >= _PART and (at == len(data) or data[at] >> 6 != 0b10):
+            if number >= _PART and (at == len(data) or data[at] >> 6 != 0b10):  # a whole character
                 whole.append((at, number))
         for end, count in reversed(whole):
             length = len(data[:end].decode("utf-8", "surrogatepass"))
@@ -140,9 +138,7 @@ class Turns:
     def _cuts_mark(self, prompt: str, at: int) -> bool:
         """Whether ``at`` lies within a token that stands for itself: an answer that goes on with ``<`` has nothing of the
         ``<|im_end|>`` behind its part."""
-        most = self._longest_mark
-        starts, ends = range(max(0, at - most + 1), at), range(at + 1, min(at + most, len(prompt) + 1))
-        return any(prompt[start:end] in self._marks for start in starts for end in ends)
+        return any(prompt.find(mark, max(0, at - len(mark) + 1), at + len(mark) - 1) >= 0 for mark in self._marks)
 
     def _places(self, prompt: str) -> Iterator[int]:
         """Where a prompt ends as one that was answered has ended."""

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .bulk import check_bulk
 from .errors import GONE, ApiError, ClientGoneError, api_error
 from .keys import Keys
-from .lanes import Turns, beside, body_bytes, lane
+from .lanes import LoopTurns, beside, body_bytes, lane
 from .log import log, log_defect
 from .models import in_use
 from .tracing import Tracing, current
@@ -82,7 +82,7 @@ class Gate:
         self._keys = keys
         self._max_body = max_body
         self._bodies = _Bodies(max_body * _BODIES)
-        self._turns = Turns()
+        self._turns = LoopTurns()
         self._log = logs
         self._tracing = tracing
 

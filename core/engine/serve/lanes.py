@@ -37,7 +37,7 @@ def later(work: Callable[[], object]) -> None:
     asyncio.get_running_loop().run_in_executor(lane(), work)
 
 
-class Turns:
+class LoopTurns:
     """On the event loop, for what holds it up: one after the other, and after each the loop has as long for all else."""
 
     def __init__(self) -> None:
