@@ -162,6 +162,45 @@ def fp8(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) ->
     return stored, codes.float().numpy() * whole
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def nvfp4(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) -> tuple[Stored, np.ndarray]:
+    """how: packed (as compressed-tensors has it, else as NVIDIA's Model Optimizer)."""
+    groups = weights.reshape(len(weights), -1, 16)
+    whole = np.float32(np.abs(weights).max() / (6 * 448))
+    scales = tensor(np.abs(groups).max(axis=2) / 6 / whole).to(torch.float8_e4m3fn)
+    if how.get("packed"):
+        divisor = np.float32(1 / whole)
+        whole = np.float64(1) / divisor
+    each = scales.double().numpy() * whole
+    codes = np.abs((groups / np.where(each == 0, 1, each)[..., None])[..., None] - E2M1).argmin(axis=-1)
+    pairs = codes.reshape(len(weights), -1, 2)
+    packed = tensor((pairs[..., 1] * 16 + pairs[..., 0]).astype(np.uint8))
+    if how.get("packed"):
+        stored = {"weight_packed": packed, "weight_global_scale": torch.tensor([divisor])}
+        stored["input_global_scale"] = torch.tensor([300.0])
+    else:
+        stored = {"weight": packed, "weight_scale_2": torch.tensor(whole), "input_scale": torch.tensor(0.01)}
+    stored["weight_scale"] = scales
+    values = (E2M1[codes] * each[..., None]).astype(np.float32).reshape(weights.shape)
+    return {f"{name}.{part}": value for part, value in stored.items()}, values
+
+
+def mxfp4(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) -> tuple[Stored, np.ndarray]:
+    """compressed-tensors' mxfp4-pack-quantized."""
+    groups = weights.reshape(len(weights), -1, 32)
+    exponents = np.floor(np.log2(np.abs(groups).max(axis=2))) - 2
+    each = np.exp2(exponents)[..., None]
+    codes = np.abs((groups / each)[..., None] - E2M1).argmin(axis=-1)
+    pairs = codes.reshape(len(weights), -1, 2)
+    stored = {
+        f"{name}.weight_packed": tensor((pairs[..., 1] * 16 + pairs[..., 0]).astype(np.uint8)),
+        f"{name}.weight_scale": tensor((exponents + 127).astype(np.uint8)),
+    }
+    return stored, (E2M1[codes] * each).astype(np.float32).reshape(weights.shape)
+
+
 def normal_float_table() -> np.ndarray:
     """NF4 as QLoRA's appendix derives it: quantiles of N(0, 1) on both sides of zero, scaled to [-1, 1]."""
     from statistics import NormalDist
@@ -326,6 +365,38 @@ METHODS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
         {"block": (64, 32), "ending": "weight_scale"},
         _compressed("float-quantized", _FLOAT | {"strategy": "block", "block_structure": [64, 32]}, None),
         "FP8",
+    ),
+    "fp8 modelopt": (
+        fp8,
+        {"block": "tensor", "ending": "weight_scale"},
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        "FP8",
+    ),
+    "nvfp4 modelopt": (
+        nvfp4,
+        {},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}},
+        "NVFP4S",
+    ),
+    "nvfp4 compressed-tensors": (
+        nvfp4,
+        {"packed": True},
+        _compressed(
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16},
+            {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "dynamic": "local"},
+        ),
+        "NVFP4S",
+    ),
+    "mxfp4 compressed-tensors": (
+        mxfp4,
+        {},
+        _compressed(
+            "mxfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
+            None,
+        ),
+        "MXFP4",
     ),
     "nf4": (four_bit, {}, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "NF4"),
     "nf4 nested, long runs": (

@@ -143,7 +143,7 @@ def test_packed_weights_are_as_small_as_the_file(name, bits):
     [
         (("Q3_K",), 3.5625),
         (("MXFP4",), 4.5),
-        (("NVFP4",), 5),
+        (("NVFP4S",), 5),
         (("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0"), 4.40625),
         (("IQ2_S", "IQ2_XS", "IQ1_M"), 4.65625),
     ],

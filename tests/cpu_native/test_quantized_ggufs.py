@@ -53,6 +53,8 @@ def write(path: Path, rng: np.random.Generator, matrix: str, embedding: str) -> 
     tensors |= {f"blk.{i}.{name}.weight": (matrix, shape) for i in range(LAYERS) for name, shape in MATRICES.items()}
     for name, (form, shape) in tensors.items():
         writer.add_tensor(name, random_matrix(rng, form, *shape), raw_dtype=gguf.GGMLQuantizationType[form])
+        if form == "NVFP4":
+            writer.add_tensor(name.replace("weight", "scale"), rng.uniform(0.5, 1.5, 1).astype(np.float32))
     norms = [f"blk.{i}.{name}_norm" for i in range(LAYERS) for name in ("attn", "ffn")]
     for name in (*norms, "output_norm"):
         writer.add_tensor(f"{name}.weight", 1 + rng.standard_normal(HIDDEN, np.float32) / 5)
@@ -60,7 +62,8 @@ def write(path: Path, rng: np.random.Generator, matrix: str, embedding: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("matrix", "embedding"), [(name, name) for name in GGUF_QUANTIZED] + [("Q5_K", "Q6_K"), ("Q5_0", "Q8_0")]
+    ("matrix", "embedding"),
+    [(name, name) for name in (*GGUF_QUANTIZED, "NVFP4")] + [("Q5_K", "Q6_K"), ("Q5_0", "Q8_0")],
 )
 def test_a_model_is_the_references_but_for_8_bit_activations(tmp_path, matrix, embedding):
     rng = np.random.default_rng()

@@ -15,12 +15,13 @@ from engine.ops.dtypes import from_f32, to_f32
 DENSE = ("F32", "F16", "BF16")
 CODEBOOKS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
 K_BLOCKS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0", *CODEBOOKS)
-GGUF_QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", *K_BLOCKS)
-QUANTIZED = (*GGUF_QUANTIZED, "W4Z", "W8S", "W8M")  # whose kernels read activations of 8 bits
+GGUF_QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", *K_BLOCKS)
+QUANTIZED = (*GGUF_QUANTIZED, "NVFP4S", "W4Z", "W8S", "W8M")  # whose kernels read activations of 8 bits
 TABLES = ("NF4", "FP4")
-LARGE_BLOCKS = (*K_BLOCKS, *TABLES, "NVFP4")  # of more than 32
+LARGE_BLOCKS = (*K_BLOCKS, *TABLES, "NVFP4S")  # of more than 32
 FORMATS = (*DENSE, "FP8", *TABLES, *QUANTIZED)
-FLOAT_SCALES = {"W8S": 1, "W8M": 2, "FP8": 1, "NF4": 1, "FP4": 1}  # f32 numbers at the beginning of a block
+# f32 numbers at the beginning of a block
+FLOAT_SCALES = {"NVFP4S": 1, "W8S": 1, "W8M": 2, "FP8": 1, "NF4": 1, "FP4": 1}
 HALVES = {  # byte offsets of a block's f16 scales
     "Q4_0": (0,),
     "Q8_0": (0,),

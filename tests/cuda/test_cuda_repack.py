@@ -32,7 +32,7 @@ def test_parts_are_the_decoder_s_numbers(name):
     """On random bytes, with scales of any size."""
     form, stored = REPACKED[name], FORMATS[name]
     rows = np.random.default_rng().integers(0, 256, (40, 3 * stored.block_bytes), np.uint8)
-    if name in ("W8S", "W8M", "FP8", "NF4", "FP4"):  # f32 scales, of which random bytes are mostly none
+    if name in ("NVFP4S", "W8S", "W8M", "FP8", "NF4", "FP4"):  # f32 scales, of which random bytes are mostly none
         blocks = rows.reshape(40, 3, -1)
         scales = np.random.default_rng().standard_normal((40, 3, 2 if name == "W8M" else 1)).astype(np.float32)
         blocks[..., : 4 * scales.shape[2]] = scales.view(np.uint8)
@@ -85,7 +85,7 @@ def test_a_lane_has_the_columns_of_its_operands(together):
         assert nibbles == octets == [(column, column + 1) for column in first]
 
 
-@pytest.mark.parametrize("name", [*REPACKED, "F32", "F16", "BF16", "NVFP4", "F8_E4M3"])
+@pytest.mark.parametrize("name", [*REPACKED, "F32", "F16", "BF16", "F8_E4M3"])
 def test_packed_bytes_are_told_ahead(name, device):
     rng = np.random.default_rng()
     weight = CaseWeight("w", random_weight(rng, name, (3, 5, 768)))

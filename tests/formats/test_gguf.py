@@ -28,7 +28,7 @@ def test_every_format_comes_back(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     written = {}
     for form in FORMATS.values():
-        if form.ggml_type is None:
+        if form.ggml_type is None or form.name == "NVFP4":  # whose scale lies beside it (test_nvfp4_gguf.py)
             continue
         raw = random.integers(0, 256, (3, 5, form.row_bytes(2 * form.block)), np.uint8)
         written[form.name] = raw

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, quants
 from hf_quantizers import METHODS, Stored, fp8, gptq, normal_float_table, tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -76,6 +77,9 @@ def test_activations_that_must_or_may_be_rounded_say_so(tmp_path, rng):
         ("fp8 one scale", "fp8", 0),
         ("fp8 compressed-tensors", "fp8", 0),
         ("fp8 compressed-tensors blocks", "allowed", 0),
+        ("fp8 modelopt", "fp8", 0),
+        ("nvfp4 modelopt", "allowed", 0),
+        ("nvfp4 compressed-tensors", "allowed", 0),
     ):
         quantize, how, settings, _ = METHODS[method]
         stored, _ = quantize(NAME, random_weights(rng), rng, **how)
@@ -91,6 +95,17 @@ def test_scales_of_a_quantized_kv_cache_are_left_out(tmp_path, rng):
     assert list(write(tmp_path, stored, settings).tensors) == [f"{NAME}.weight"]
 
 
+def test_a_folder_may_say_how_it_is_quantized_in_a_file_of_its_own(tmp_path, rng):
+    """As NVIDIA's Model Optimizer wrote it at first."""
+    quantize, how, _, form = METHODS["nvfp4 modelopt"]
+    stored, _ = quantize(NAME, random_weights(rng), rng, **how)
+    stored |= {f"model.layers.0.self_attn.k_proj.{name}": torch.ones(()) for name in ("k_scale", "v_scale")}
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
+    tensors = write(tmp_path, stored, None).tensors
+    assert {name: found.format.name for name, found in tensors.items()} == {f"{NAME}.weight": form}
+
+
 def test_tables_are_the_published_ones():
     codes = np.arange(256, dtype=np.uint8)
     np.testing.assert_array_equal(E4M3_TABLE, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
@@ -103,6 +118,7 @@ def test_block_decoders_by_hand(rng):
     nibbles = q & 15
     w4z = np.float16(0.25).tobytes() + bytes([11]) + (nibbles[:16] | nibbles[16:] << 4).tobytes()
     two = np.array([0.5, 3], np.float32).tobytes()
+    ggml = rng.integers(0, 128, 4, np.uint8).tobytes() + q.tobytes()
     for name, raw, want in (
         ("W4Z", w4z, 0.25 * (nibbles.astype(int) - 11)),
         ("W8S", two[:4] + q.tobytes(), 0.5 * q.view(np.int8)),
@@ -110,6 +126,7 @@ def test_block_decoders_by_hand(rng):
         ("FP8", two[4:] + (q & 0x77).tobytes(), 3.0 * E4M3_TABLE[q & 0x77]),
         ("NF4", two[:4] + q.tobytes(), 0.5 * NF4_TABLE[np.stack([q >> 4, q & 15], 1).reshape(-1)]),
         ("FP4", two[:4] + q.tobytes(), 0.5 * FP4_TABLE[np.stack([q >> 4, q & 15], 1).reshape(-1)]),
+        ("NVFP4S", two[4:] + ggml, 3.0 * quants.dequantize(np.frombuffer(ggml, np.uint8), GGMLQuantizationType.NVFP4)),
     ):
         assert len(raw) == FORMATS[name].block_bytes
         np.testing.assert_allclose(FORMATS[name].decode(np.frombuffer(raw, np.uint8)), want, rtol=1e-7)
@@ -149,6 +166,7 @@ def state(**changes: Any) -> Any:
 
 
 GPTQ, W4, W8, NF4 = ("gptq act-order", "w4a16 not symmetric, g_idx", "w8a8 static", "nf4 nested, long runs")
+MODELOPT, NVFP4 = "nvfp4 modelopt", "nvfp4 compressed-tensors"
 BLOB = "weight.quant_state.bitsandbytes__nf4"
 BROKEN: dict[str, tuple[str, str, Any, str]] = {
     "no scales": (GPTQ, "scales", None, "lacks the tensor .*scales"),
@@ -183,6 +201,15 @@ BROKEN: dict[str, tuple[str, str, Any, str]] = {
     "fp8 scales of another shape": ("fp8 blocks", "weight_scale_inv", lambda t: t[:, :2], r"it must be .* \[1, 3\]"),
     "fp8 scale NaN": ("fp8 blocks", "weight_scale_inv", first(float("nan")), "not all finite"),
     "fp8 weight of another dtype": ("fp8 blocks", "weight", lambda t: t.float(), "it must be F8_E4M3"),
+    "nvfp4 scale missing": (MODELOPT, "weight_scale", None, "describes no quantization"),
+    "nvfp4 scales of another shape": (MODELOPT, "weight_scale", lambda t: t[:, 1:], r"it must be F8_E4M3 \[72, 24\]"),
+    "nvfp4 whole scale missing": (MODELOPT, "weight_scale_2", None, "it must be F8_E4M3"),
+    "nvfp4 whole scale NaN": (MODELOPT, "weight_scale_2", torch.tensor(float("nan")), "numbers from 0 to 2"),
+    "nvfp4 whole scale negative": (MODELOPT, "weight_scale_2", torch.tensor(-0.1), "numbers from 0 to 2"),
+    "nvfp4 of an odd depth": (NVFP4, "weight_packed", lambda t: t[:, 8:], "368 inputs; .* a multiple of 64"),
+    "nvfp4 codes missing": (NVFP4, "weight_packed", None, "lacks the tensor"),
+    "nvfp4 divisor missing": (NVFP4, "weight_global_scale", None, "lacks the tensor"),
+    "nvfp4 divisor 0": (NVFP4, "weight_global_scale", torch.zeros(1), "numbers from 0 to 2"),
     "absmax missing": (NF4, "weight.absmax", None, "lacks the tensor"),
     "absmax short": (NF4, "weight.absmax", lambda t: t[1:], r"it must be F32 or U8 \[108\]"),
     "nested_absmax missing": (NF4, "weight.nested_absmax", None, "lacks the tensor"),
@@ -221,6 +248,17 @@ def test_a_nan_among_8_bit_floats_is_refused_when_it_is_read(tmp_path, rng):
         weight.rows(0, 6)
 
 
+def test_a_scale_that_is_no_positive_number_is_refused_when_it_is_read(tmp_path, rng):
+    for code in (0x7F, 0xFF, 0x88):
+        quantize, how, settings, _ = METHODS[MODELOPT]
+        stored, _ = quantize(NAME, random_weights(rng), rng, **how)
+        stored[f"{NAME}.weight_scale"].view(torch.uint8)[5, 7] = code
+        weight = write(tmp_path, stored, settings).tensors[f"{NAME}.weight"]
+        weight.rows(0, 5)
+        with pytest.raises(FormatError, match="negative or NaN"):
+            weight.rows(0, 6)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -239,10 +277,7 @@ def test_a_nan_among_8_bit_floats_is_refused_when_it_is_read(tmp_path, rng):
         ({"quant_method": "awq", "zero_point": False}, "zero_point: "),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'e4m3'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "two positive numbers"),
-        (
-            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {}},
-            "'int-quantized'",
-        ),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {}}, "'int-quantized'"),
         ({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}}, "0 config_groups"),
     ],
 )

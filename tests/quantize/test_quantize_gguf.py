@@ -116,6 +116,26 @@ def test_what_is_already_so_is_copied_and_a_second_loss_is_said(tmp_path):
     assert any("had been quantized before" in notice for notice in result.notices)
 
 
+def test_scales_beside_nvfp4_are_in_the_new_numbers(tmp_path):
+    """Of matrices that are quantized anew, and of a router, which is kept as it was."""
+    rng = np.random.default_rng()
+    names = ("blk.0.attn_v", "blk.0.ffn_gate_inp")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_block_count(1)
+    for name in names:
+        blocks = rng.integers(0, 100, (8, 128 // 64 * 36), np.uint8)
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+        writer.add_tensor(f"{name}.scale", np.array([1e-3], np.float32))
+    tiny_models.finish(writer)
+    found, _ = quantized(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0")
+    source = open_checkpoint(tmp_path / "a.gguf").tensors
+    assert sorted(found.tensors) == sorted(source)
+    for name, tensor in found.tensors.items():
+        want = source[name].dense()
+        np.testing.assert_allclose(tensor.dense(), want, rtol=0, atol=np.abs(want).max() / 200)
+    assert found.tensors["blk.0.ffn_gate_inp.weight"].format.name == "F32"
+
+
 def test_nothing_is_overwritten_or_left_behind(tmp_path, monkeypatch):
     made = tensors_of(np.random.default_rng())
     source, out = write_gguf(tmp_path / "in.gguf", made), tmp_path / "out.gguf"

@@ -15,8 +15,8 @@ DENSE = frozenset({"F32", "F16", "BF16", "FP8", "NF4", "FP4"})
 """Formats whose kernels read f32 activations, or bf16 ones; those of the others read activations of 8 bits."""
 QUANTIZED = frozenset(
     {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
-    | {"IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "NVFP4", "TQ1_0", "TQ2_0"}
-    | {"W4Z", "W8S", "W8M"}
+    | {"IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0"}
+    | {"NVFP4S", "W4Z", "W8S", "W8M"}
 )
 SUPERBLOCKS = frozenset(
     {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0", "TQ2_0"}

@@ -325,6 +325,14 @@ def _pairs_of_64(rows: Array) -> Parts:
     return Parts(_row(codes), _row(scale.view(np.float32)))
 
 
+def _nvfp4s(rows: Array) -> Parts:
+    """The scale of a group is half the product of the whole weight's and its own, since the numbers are doubled."""
+    scale, fine, qs = _fields(rows, 4, 4, 32)
+    own = _e4m3()[fine & 127]
+    own[fine == 127], own[fine == 255] = 0, 480  # as ggml takes the codes of NaN
+    return Parts(_row(_nibbles(qs.reshape(*qs.shape[:-1], 4, 8))), _row(scale.view(np.float32) / 2 * own))
+
+
 def _e4m3() -> Array:
     """The numbers of 256 codes: a sign, four bits of exponent with bias 7, three of mantissa; the last of each sign is NaN."""
     code = np.arange(256)
@@ -388,6 +396,7 @@ REPACKED: Mapping[str, Form] = {
     "IQ4_NL": Form(4, 32, 32, _iq4_nl, table=_IQ4),
     "IQ4_XS": Form(4, 32, 256, _iq4_xs, table=_IQ4),
     "MXFP4": Form(4, 32, 32, _mxfp4, table=_E2M1),
+    "NVFP4S": Form(4, 16, 16, _nvfp4s, table=_E2M1),
     "W4Z": Form(4, 32, 32, _w4z),
     "W8S": Form(8, 32, 32, _w8s, 128),
     "W8M": Form(8, 32, 32, _w8m),

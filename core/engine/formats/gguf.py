@@ -19,6 +19,7 @@ import numpy as np
 from engine.errors import FormatError
 from engine.formats.checkpoint import Checkpoint, Tensor
 from engine.formats.mapping import map_file
+from engine.formats.nvfp4 import compose_gguf
 from engine.formats.quantformats import FORMATS, Bytes
 
 MAGIC = b"GGUF"
@@ -350,7 +351,7 @@ def open_gguf(path: Path) -> Checkpoint:
         kind="gguf",
         architecture=architecture,
         metadata=metadata,
-        tensors=tensors,
+        tensors=compose_gguf(tensors, architecture),
         eos_ids=tokenizer_gguf.eos_ids(metadata),
         sampling=recommended.of_gguf(metadata),
         load_tokenizer=partial(tokenizer_gguf.build_tokenizer, metadata),

@@ -17,6 +17,7 @@ from engine.formats.safetensors import read_safetensors
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_MODELOPT = "hf_quant_config.json"  # of NVIDIA's Model Optimizer, whose first folders say nothing in config.json
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -39,6 +40,8 @@ def open_folder(folder: Path) -> Checkpoint:
     path = folder / "generation_config.json"
     generation = read_object(path) if path.is_file() else {}
     ends = _eos_ids(folder, config, generation)
+    if "quantization_config" not in config and (folder / _MODELOPT).is_file():
+        config = {**config, "quantization_config": {"quant_method": "modelopt"}}
     tensors = _read_tensors(folder)
     if text is not None:
         tensors = text_tensors(tensors, folder)

@@ -1,14 +1,17 @@
-"""Blocks of the quantized weights of Hugging Face checkpoints, whose codes and scales lie in tensors of their own there.
+"""Blocks of quantized weights whose codes and scales lie in tensors of their own: those of Hugging Face checkpoints, and NVFP4.
 
-A row of K weights is K / 32 blocks (K / 64 for the tables of four bits), little-endian:
+A row of K weights is K / 32 blocks (K / 64 for those of four bits with f32 scales), little-endian:
 
     W4Z      f16 scale; u8 zero; u8 qs[16]: k = j in the low nibble of byte j, j + 16 in the high.  scale * (q - zero)
     W8S      f32 scale; i8 q[32].                                                                   scale * q
     W8M      f32 scale, minimum; u8 q[32].                                                          scale * q - minimum
     FP8      f32 scale; 32 numbers of F8_E4M3.                                                      scale * number
     NF4 FP4  f32 scale; u8 qs[32]: k = 2j in the high nibble of byte j, 2j + 1 in the low.          scale * table[q]
+    NVFP4S   f32 scale; u8 scales[4], E4M3 without their sign; u8 qs[32]: of each 16 weights eight
+             bytes, k = j in the low nibble, j + 8 in the high, of E2M1.       scale * scales[k / 16] * number
 
 The f32 scales of W8S and W8M have at most 22 significant bits, so that scale * q has at most 30.
+NVFP4S is ggml's block of NVFP4 behind the scale of the whole weight (in experts, of each).
 NF4's numbers are quantiles of the normal distribution (QLoRA, arXiv 2305.14314, appendix E); FP4's are those of
 bitsandbytes.
 """
@@ -48,6 +51,11 @@ NF4_TABLE: Floats = np.array(
 )
 _FP4_MAGNITUDES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 FP4_TABLE: Floats = np.concatenate([_FP4_MAGNITUDES, -_FP4_MAGNITUDES])
+_E2M1_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_E2M1_TABLE: Floats = np.concatenate([_E2M1_MAGNITUDES, 0 - _E2M1_MAGNITUDES])  # one zero, as ggml has it
+# ggml leaves the sign out, and takes one of the two codes of NaN for 0, the other for what it would be.
+_SCALE_TABLE: Floats = np.tile(np.concatenate([E4M3_TABLE[:127], [np.float32(480)]]), 2)
+_SCALE_TABLE[127] = 0
 
 
 def _split(raw: Bytes, block_bytes: int, *widths: int) -> list[Any]:
@@ -99,3 +107,11 @@ def decode_nf4(raw: Bytes) -> Floats:
 
 def decode_fp4(raw: Bytes) -> Floats:
     return _decode_table(raw, FP4_TABLE)
+
+
+def decode_nvfp4s(raw: Bytes) -> Floats:
+    scale, scales, qs = _split(raw, 40, 4, 4, 32)
+    q = qs.reshape(*qs.shape[:-1], 4, 8)
+    numbers = _E2M1_TABLE[np.concatenate([q & 15, q >> 4], axis=-1)]
+    each = scale.view("<f4") * _SCALE_TABLE[scales]
+    return _row((each[..., None] * numbers).reshape(*qs.shape[:-1], 64))

@@ -132,6 +132,7 @@ _TABLE = (
     Format("FP8", 32, 36, None, hfblocks.decode_fp8, None),
     Format("NF4", 64, 36, None, hfblocks.decode_nf4, None),
     Format("FP4", 64, 36, None, hfblocks.decode_fp4, None),
+    Format("NVFP4S", 64, 40, None, hfblocks.decode_nvfp4s, None),
     Format("F8_E4M3", 1, 1, None, hfblocks.decode_e4m3, None),
     # no weights, but buffers that checkpoints carry beside them
     _plain("F64", "<f8", 28),

@@ -141,8 +141,8 @@ def _tensors(count: int) -> str:
 
 
 def _kept(ref: WeightRef) -> str:
-    """Tensors that are not quantized are small, and F32: so llama.cpp wants vectors and routers."""
-    return "F32" if ref.format in ("F16", "BF16") else ref.format
+    """Tensors that are not quantized are small, and F32: so llama.cpp wants vectors and routers. Blocks that GGUF has stay."""
+    return "F32" if ref.format in ("F16", "BF16") or FORMATS[ref.format].ggml_type is None else ref.format
 
 
 def _encoded(

@@ -23,7 +23,7 @@
 //                                bits 2i, 2i+1 in the high two.  weight = d * scale * (u - 32)
 //   w4nl      32   1152     128  f16 scale[64]; groups as in w4, whose nibbles are places in a table (four_bits.h)
 //   w4e       32   1152      12  bf16 scale[64]; groups as in w4, of E2M1
-//   w4e16     32   1280      12  f16 scale[2][64] for groups of 16; nibbles as in w4, of E2M1
+//   w4e16     64   2560      12  f32 d[64]; u8 scale[4][64], E4M3, for groups of 16; two groups of 32 as in w4, of E2M1
 //   w4x      256   9024     128  u8 table[16], four times; f32 d[64]; i8 scale[8][64]; 8 groups of 32 as in w4, whose nibbles are
 //                                places in the table.             weight = d * scale * (table[u] - 128)
 //   w4l      256   9024      64  the same with numbers up to 63
@@ -33,7 +33,7 @@
 //   w8m       32   2560       0  f32 scale[64], minimum[64]; steps as in w8.  weight = scale * u - minimum
 //
 // Most formats are packed as small as they are stored, or nearly (bits a weight, in the file -> packed): MXFP4 4.25 -> 4.5, NVFP4 4.5
-// -> 5, IQ4_XS 4.25 -> 4.4, Q3_K 3.44 -> 3.56. IQ3_S (3.44), IQ3_XXS (3.06), IQ2_S (2.56), IQ2_XS (2.31), IQ2_XXS (2.06), IQ1_M (1.75),
+// -> 5, which its scale of the whole weight takes, IQ4_XS 4.25 -> 4.4, Q3_K 3.44 -> 3.56. IQ3_S (3.44), IQ3_XXS (3.06), IQ2_S (2.56), IQ2_XS (2.31), IQ2_XXS (2.06), IQ1_M (1.75),
 // IQ1_S (1.56), TQ2_0 (2.06) and TQ1_0 (1.69), whose numbers are few, take 4.4 or 4.7, exactly. Products are finite only with
 // scales up to 2^60 (q8g32.h: units), which MXFP4 and f32 alone can pass.
 //

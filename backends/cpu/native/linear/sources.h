@@ -203,20 +203,19 @@ struct W3K {
   ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
 };
 
-// Nibbles that are places in a table of the format, with a scale of 16 bits for each group.
-template <class Table, int kGroup_>
+// Nibbles that are places in a table of the format, with a scale of 16 bits.
+template <class Table>
 struct Looked {
-  static constexpr int kUnit = 32, kGroupSize = kGroup_, kOffset = Table::kOffset, kMost = Table::kMost;
+  static constexpr int kUnit = 32, kUnitBytes = 1152, kGroupSize = 32, kOffset = Table::kOffset, kMost = Table::kMost;
   static constexpr bool kMinimums = false;
-  static constexpr int kPlanes = kUnit / kGroupSize * 128, kUnitBytes = kPlanes + 1024;
   const uint8_t* unit;
 
   ENGINE_INLINE explicit Looked(const uint8_t* source) : unit(source) {}
   template <int kStep>
-  ENGINE_INLINE u32x16 weights(int group, int panel) const {
-    return look_up(nibble_step<kStep>(unit + kPlanes + group * kGroupSize * 32, panel), Table::kNumbers.bytes);
+  ENGINE_INLINE u32x16 weights(int, int panel) const {
+    return look_up(nibble_step<kStep>(unit + 128, panel), Table::kNumbers.bytes);
   }
-  ENGINE_INLINE f32x16 scale(int group, int panel) const { return Table::widen(load_as<u16x16>(unit + 128 * group + 32 * panel)); }
+  ENGINE_INLINE f32x16 scale(int, int panel) const { return Table::widen(load_as<u16x16>(unit + 32 * panel)); }
   ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
 };
 struct NonLinear {
@@ -227,14 +226,28 @@ struct NonLinear {
 struct E2M1 {
   static constexpr int kOffset = 12, kMost = 31;
   static constexpr RepeatedTable kNumbers{kE2M1, kOffset};
-  ENGINE_INLINE static f32x16 widen(u16x16 scale) { return widen_f16(scale); }
-};
-struct E2M1Bf16 : E2M1 {
   ENGINE_INLINE static f32x16 widen(u16x16 scale) { return widen_bf16(scale); }
 };
-using W4NL = Looked<NonLinear, 32>;
-using W4E = Looked<E2M1Bf16, 32>;
-using W4E16 = Looked<E2M1, 16>;
+using W4NL = Looked<NonLinear>;
+using W4E = Looked<E2M1>;
+
+// Nibbles of E2M1 in groups of 16 with scales of E4M3, whose bits in an f16 number are 2^-8 of it.
+struct W4E16 {
+  static constexpr int kUnit = 64, kUnitBytes = 2560, kGroupSize = 16, kOffset = E2M1::kOffset, kMost = E2M1::kMost;
+  static constexpr bool kMinimums = false;
+  const uint8_t* unit;
+
+  ENGINE_INLINE explicit W4E16(const uint8_t* source) : unit(source) {}
+  template <int kStep>
+  ENGINE_INLINE u32x16 weights(int group, int panel) const {
+    return look_up(nibble_step<kStep>(unit + 512 + 512 * group, panel), E2M1::kNumbers.bytes);
+  }
+  ENGINE_INLINE f32x16 scale(int group, int panel) const {
+    const u16x16 half = to_u16(load_as<u8x16>(unit + 256 + 64 * group + 16 * panel)) << 7;
+    return widen_f16(half) * load_as<f32x16>(unit + 64 * panel);
+  }
+  ENGINE_INLINE f32x16 minimum(int, int) const { return f32x16{}; }
+};
 
 // The same with a table of the weight's own in each unit, and whole numbers as scales.
 template <int kGroup_, bool kWide>

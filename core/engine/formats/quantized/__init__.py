@@ -23,6 +23,7 @@ _METHODS: Mapping[str, str] = {
     "fp8": "fp8",
     "bitsandbytes": "bitsandbytes",
     "mxfp4": "mxfp4",
+    "modelopt": "modelopt",
 }
 # Formats that are no weights by themselves, and the ends of names under which they would be.
 _CODES = ("U8", "I8", "I32", "F8_E4M3")

@@ -1,4 +1,4 @@
-"""compressed-tensors: int-quantized, float-quantized and pack-quantized (github.com/vllm-project/compressed-tensors).
+"""compressed-tensors: int-, float-, pack-, nvfp4-pack- and mxfp4-pack-quantized (github.com/vllm-project/compressed-tensors).
 
 One group of settings for all linear layers. A module [N, K] has
 
@@ -6,6 +6,7 @@ One group of settings for all linear layers. A module [N, K] has
     pack-quantized   weight_packed i32 [N, K / per], the first k lowest, codes with 2^(bits - 1) added; weight_scale;
                      weight_zero_point i32 [N / per, groups], packed along N; weight_g_idx; weight_shape
     float-quantized  as quant_method fp8
+    nvfp4-pack-quantized, mxfp4-pack-quantized  as nvfp4.py and mxfp4.py have it
 
 and where activations are quantized by a fixed step, input_scale [1]. Which layers are left out the stored tensors show.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from engine.errors import FormatError
 from engine.formats.checkpoint import ANY_INPUT, InputSpec, Tensor
 from engine.formats.quantformats import Bytes
+from engine.formats.quantized import mxfp4, nvfp4
 from engine.formats.quantized.fp8 import ROUNDED, compose_fp8
 from engine.formats.quantized.gptq import group_order
 from engine.formats.quantized.grouped import MOST, Groups, compose_groups
@@ -61,20 +63,22 @@ class _Settings(Settings):
     sparsity_config: _Sparsity | None = None
 
 
-# Of a quantized KV cache, which is kept in the precision that the user asks for.
-_NEEDLESS = (".k_scale", ".v_scale", ".q_scale")
+_FOUR_BIT_FLOATS = {"nvfp4-pack-quantized": nvfp4.compose_packed, "mxfp4-pack-quantized": mxfp4.compose_packed}
 
 
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
+    parts.drop_cache_scales()
+    four_bit_floats = _FOUR_BIT_FLOATS.get(str(settings.get("format")))
+    if four_bit_floats is not None:  # whose settings are those of the format's name
+        for stem in parts.stems(".weight_scale"):
+            four_bit_floats(parts, stem)
+        return
     known = parse(_Settings, {**settings, "sparsity_config": settings.get("sparsity_config") or None})
     if len(known.config_groups) != 1:
         raise FormatError(
             f"quantization_config has {len(known.config_groups)} config_groups; supported is one for all layers."
         )
     [group] = known.config_groups.values()
-    for ending in _NEEDLESS:
-        for stem in parts.stems(ending):
-            del parts.tensors[stem + ending]
     for stem in parts.stems(".weight_scale"):
         if known.format == "pack-quantized":
             _compose_packed(group, parts, stem)

@@ -1,7 +1,8 @@
-"""MXFP4 (OCP Microscaling Formats 1.0) as gpt-oss has it: the experts of a layer in one weight.
+"""MXFP4 (OCP Microscaling Formats 1.0).
 
-A weight [experts, N, K] has blocks u8 [experts, N, K / 32, 16], whose byte j holds the numbers 2j and 2j + 1, and scales u8
-[experts, N, K / 32]. ggml's block is the scale before 16 bytes of the numbers j and j + 16.
+As gpt-oss has it the experts of a layer are one weight [experts, N, K], with blocks u8 [experts, N, K / 32, 16] and scales u8
+[experts, N, K / 32]; as compressed-tensors does a module [N, K] has weight_packed u8 [N, K / 2] and weight_scale u8 [N, K / 32].
+Byte j of 32 numbers holds 2j, low, and 2j + 1. ggml's block is the scale before 16 bytes of the numbers j and j + 16.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.checkpoint import ComposedTensor
+from engine.formats.checkpoint import ComposedTensor, Tensor
 from engine.formats.quantformats import FORMATS, Bytes
 from engine.formats.quantized.parts import Parts
 
@@ -22,13 +23,19 @@ _HALF = _BLOCK // 2
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
     """No setting changes what the stored numbers are."""
     for stem in parts.stems("_blocks"):
-        _compose(parts, stem)
+        scales = parts.take(f"{stem}_scales", ("U8",), (None, None, None))
+        parts.put(_composed(stem, parts.take(f"{stem}_blocks", ("U8",), (*scales.shape, _HALF)), scales))
 
 
-def _compose(parts: Parts, stem: str) -> None:
-    scales = parts.take(f"{stem}_scales", ("U8",), (None, None, None))
-    blocks = parts.take(f"{stem}_blocks", ("U8",), (*scales.shape, _HALF))
-    experts, rows, groups = scales.shape
+def compose_packed(parts: Parts, stem: str) -> None:
+    """The weight of the module ``stem``, of compressed-tensors."""
+    scales = parts.take(f"{stem}.weight_scale", ("U8",), (None, None))
+    packed = parts.take(f"{stem}.weight_packed", ("U8",), (scales.shape[0], scales.shape[1] * _HALF))
+    parts.put(_composed(f"{stem}.weight", packed, scales))
+
+
+def _composed(name: str, blocks: Tensor, scales: Tensor) -> ComposedTensor:
+    groups = scales.shape[-1]
 
     def read(start: int, stop: int) -> Bytes:
         pairs = blocks.data.reshape(-1, groups, _HALF)[start:stop]
@@ -37,5 +44,5 @@ def _compose(parts: Parts, stem: str) -> None:
         scale = scales.data.reshape(-1, groups, 1)[start:stop]
         return np.concatenate([scale, packed], axis=-1).reshape(len(pairs), -1)
 
-    shape = (experts, rows, groups * _BLOCK)
-    parts.put(ComposedTensor(stem, shape, FORMATS["MXFP4"], parts=(blocks, scales), read=read))
+    shape = (*scales.shape[:-1], groups * _BLOCK)
+    return ComposedTensor(name, shape, FORMATS["MXFP4"], parts=(blocks, scales), read=read)

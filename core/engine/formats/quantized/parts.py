@@ -8,6 +8,7 @@ from engine.errors import FormatError
 from engine.formats.checkpoint import Tensor
 
 Shape = tuple[int | None, ...]
+_OF_THE_CACHE = (".k_scale", ".v_scale", ".q_scale")
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,11 @@ class Parts:
     def stems(self, ending: str) -> list[str]:
         """The beginnings of the names with this ending."""
         return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
+
+    def drop_cache_scales(self) -> None:
+        """Takes out what is of a quantized KV cache, which is kept in the precision that the user asks for."""
+        for name in [name for name in self.tensors if name.endswith(_OF_THE_CACHE)]:
+            del self.tensors[name]
 
     def take(self, name: str, formats: tuple[str, ...], *shapes: Shape) -> Tensor:
         """Takes a tensor of one of the formats and shapes (None: any size but 0) out; FormatError for another, or for none."""

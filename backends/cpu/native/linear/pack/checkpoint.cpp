@@ -1,4 +1,4 @@
-// The formats of Hugging Face checkpoints (core/engine/formats/hfblocks.py), and numbers that are packed as they are.
+// The formats whose codes and scales lie in tensors of their own (core/engine/formats/hfblocks.py), and numbers that are packed as they are.
 #include <iterator>
 
 #include "../../simd_storage.h"
@@ -32,6 +32,29 @@ void pack_w8m(const uint8_t* block, uint8_t* unit, int64_t column) {
   for (int i = 0; i < 8; ++i) put(unit + 512, i, column, word(block + 8, i));
 }
 
+// NVFP4S: f32 scale, times 2^8 for the scales' bits in f16 numbers, and half since the numbers are doubled; u8 scales[4], E4M3
+// without their sign, 0x7f for 0; u8 qs[32], 8 a group of 16.
+void pack_nvfp4(const uint8_t* block, uint8_t* unit, int64_t column) {
+  float scale;
+  std::memcpy(&scale, block, 4);
+  scale *= 128;
+  std::memcpy(unit + 4 * column, &scale, 4);
+  for (int half = 0; half < 2; ++half) {
+    uint32_t steps[8];
+    for (int g = 0; g < 2; ++g) {
+      const int group = 2 * half + g;
+      const uint8_t code = block[4 + group];
+      unit[256 + 64 * group + column] = code == 0x7f ? 0 : code & 0x7f;
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t bytes = word(block + 8 + 8 * group, i);
+        steps[4 * g + i] = bytes & kNibbles;
+        steps[4 * g + i + 2] = bytes >> 4 & kNibbles;
+      }
+    }
+    put_nibbles(unit + 512 + 1024 * half, column, steps);
+  }
+}
+
 // FP8, NF4 and FP4: f32 scale; 32 bytes.
 void pack_scaled_bytes(const uint8_t* block, uint8_t* unit, int64_t column) {
   std::memcpy(unit + 4 * column, block, 4);
@@ -55,6 +78,7 @@ const Packer kPackers[] = {
     {{Family::f8, "f8", "FP8", 32, 36, 32, 2304}, pack_scaled_bytes},
     {{Family::nf4, "nf4", "NF4", 64, 36, 64, 2304}, pack_scaled_bytes},
     {{Family::fp4, "fp4", "FP4", 64, 36, 64, 2304}, pack_scaled_bytes},
+    {{Family::w4e16, "w4e16", "NVFP4S", 64, 40, 64, 2560}, pack_nvfp4},
     {{Family::w4z, "w4z", "W4Z", 32, 19, 32, 1216}, pack_w4z},
     {{Family::w8s, "w8s", "W8S", 32, 36, 32, 2304}, pack_w8s},
     {{Family::w8m, "w8m", "W8M", 32, 40, 32, 2560}, pack_w8m},

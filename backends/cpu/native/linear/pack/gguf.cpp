@@ -189,31 +189,6 @@ void pack_mxfp4(const uint8_t* block, uint8_t* unit, int64_t column) {
   put_nibbles(unit + 128, column, steps);
 }
 
-// Half of what a byte of E4M3 says, but for its sign, as f16; NaN's code is 0.
-uint16_t half_of_e4m3(uint8_t code) {
-  constexpr uint16_t kSmallest[8] = {0, 5 << 10, 6 << 10, 6 << 10 | 0x200, 7 << 10, 7 << 10 | 0x100, 7 << 10 | 0x200, 7 << 10 | 0x300};
-  const int exponent = code >> 3 & 15, fraction = code & 7;
-  if (code == 0x7f) return 0;
-  return static_cast<uint16_t>(exponent == 0 ? kSmallest[fraction] : (exponent + 7) << 10 | fraction << 7);
-}
-
-// NVFP4: u8 scales[4], E4M3, halved since the numbers are doubled; u8 qs[32], 8 a group of 16.
-void pack_nvfp4(const uint8_t* block, uint8_t* unit, int64_t column) {
-  for (int both = 0; both < 4; both += 2, unit += 1280) {
-    uint32_t steps[8];
-    for (int g = 0; g < 2; ++g) {
-      const uint16_t scale = half_of_e4m3(block[both + g]);
-      std::memcpy(unit + 128 * g + 2 * column, &scale, 2);
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t bytes = word(block + 4 + 8 * (both + g), i);
-        steps[4 * g + i] = bytes & kNibbles;
-        steps[4 * g + i + 2] = bytes >> 4 & kNibbles;
-      }
-    }
-    put_nibbles(unit + 256, column, steps);
-  }
-}
-
 const Packer kPackers[] = {
     {{Family::w4, "w4", "Q4_0", 32, 18, 32, 1152}, pack_q4_0},
     {{Family::w4m, "w4m", "Q4_1", 32, 20, 32, 1280}, pack_q4_1},
@@ -227,7 +202,6 @@ const Packer kPackers[] = {
     {{Family::w6, "w6", "Q6_K", 256, 210, 256, 13440}, pack_q6_k},
     {{Family::w4nl, "w4nl", "IQ4_NL", 32, 18, 32, 1152}, pack_iq4_nl},
     {{Family::w4e, "w4e", "MXFP4", 32, 17, 32, 1152}, pack_mxfp4},
-    {{Family::w4e16, "w4e16", "NVFP4", 64, 36, 32, 1280}, pack_nvfp4},
 };
 
 }  // namespace

@@ -52,8 +52,11 @@ void unpack_w4e(const uint8_t* unit, int64_t column, float* out) {
 }
 
 void unpack_w4e16(const uint8_t* unit, int64_t column, float* out) {
-  for (int k = 0; k < 32; ++k)
-    out[k] = half_at(unit + k / 16 * 128, column) * static_cast<float>(host::kE2M1[nibble(unit + 256, column, k)]);
+  const float d = host::load_as<float>(unit + 4 * column) / 256;
+  for (int k = 0; k < 64; ++k) {
+    const float scale = d * host::e4m3(unit[256 + k / 16 * 64 + column]);
+    out[k] = scale * static_cast<float>(host::kE2M1[nibble(unit + 512 + k / 32 * 1024, column, k % 32)]);
+  }
 }
 
 template <int kGroup, int kOffset>

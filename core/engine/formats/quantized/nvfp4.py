@@ -1,0 +1,60 @@
+"""NVFP4 of Hugging Face checkpoints, as NVIDIA's Model Optimizer and compressed-tensors write it. A module [N, K] has
+
+    ModelOpt             weight u8 [N, K / 2], weight_scale F8_E4M3 [N, K / 16], weight_scale_2 f32 []
+    compressed-tensors   weight_packed u8, weight_scale likewise; weight_global_scale f32 [1], by which is divided
+
+Byte j of a row holds the numbers 2j, low, and 2j + 1. Scales of activations are left out (nvfp4.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.errors import FormatError
+from engine.formats.checkpoint import ComposedTensor, Tensor
+from engine.formats.nvfp4 import check_scale, with_scale
+from engine.formats.quantformats import FORMATS, Bytes, Floats
+from engine.formats.quantized.parts import Parts
+from engine.formats.quantized.stored import floats
+
+_BLOCK, _GROUP = 64, 16
+_ONE = ((), (1,), (1, 1))
+
+
+def compose_modelopt(parts: Parts, stem: str) -> None:
+    """The weight of the module ``stem``."""
+    scale = parts.take(f"{stem}.weight_scale_2", ("F32",), *_ONE)
+    parts.maybe(f"{stem}.input_scale", ("F32",), *_ONE)
+    _compose(parts, stem, "weight", scale, floats(scale).reshape(-1))
+
+
+def compose_packed(parts: Parts, stem: str) -> None:
+    """The same of compressed-tensors."""
+    divisor = parts.take(f"{stem}.weight_global_scale", ("F32",), *_ONE)
+    parts.maybe(f"{stem}.input_global_scale", ("F32",), *_ONE)
+    with np.errstate(divide="ignore"):  # an infinite scale is refused
+        scale: Floats = np.reciprocal(floats(divisor).reshape(-1))
+    _compose(parts, stem, "weight_packed", divisor, scale)
+
+
+def _compose(parts: Parts, stem: str, ending: str, stored: Tensor, scale: Floats) -> None:
+    check_scale(stored.name, scale)
+    packed = parts.take(f"{stem}.{ending}", ("U8",), (None, None))
+    rows, depth = packed.shape[0], packed.shape[1] * 2
+    name = f"{stem}.weight"
+    if depth % _BLOCK:
+        raise FormatError(f"{name} has {depth} inputs; weights in NVFP4 have a multiple of {_BLOCK}.")
+    scales = parts.take(f"{name}_scale", ("F8_E4M3",), (rows, depth // _GROUP))
+
+    def read(start: int, stop: int) -> Bytes:
+        codes = scales.rows(start, stop)
+        if (codes >= 127).any():
+            raise FormatError(f"{scales.name} holds numbers that are negative or NaN; the file is damaged.")
+        pairs = packed.rows(start, stop)
+        numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1, _BLOCK // _GROUP, _GROUP)
+        halves = numbers[..., : _GROUP // 2] | numbers[..., _GROUP // 2 :] << np.uint8(4)
+        by_block = (len(pairs), depth // _BLOCK, -1)
+        blocks = np.concatenate([codes.reshape(by_block), halves.reshape(by_block)], axis=-1)
+        return with_scale(blocks.reshape(len(pairs), -1), np.broadcast_to(scale, len(pairs)))
+
+    parts.put(ComposedTensor(name, (rows, depth), FORMATS["NVFP4S"], parts=(packed, scales, stored), read=read))
