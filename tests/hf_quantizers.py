@@ -142,7 +142,8 @@ def int8(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) -
 
 
 def fp8(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) -> tuple[Stored, np.ndarray]:
-    """how: block (high, wide) of a scale, or None for one a row, or "tensor"; ending of the scales' name; dtype."""
+    """how: block (high, wide) of a scale, or None for one a row, or "tensor"; ending of the scales' name; dtype; bound (of
+    the scales of activations)."""
     rows, depth = weights.shape
     block = how.get("block")
     high, wide = (rows, depth) if block == "tensor" else block or (1, depth)
@@ -159,6 +160,8 @@ def fp8(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) ->
             scales.reshape(-1) if block == "tensor" else scales, dtype
         ),
     }
+    if how.get("bound"):
+        stored[f"{name}.input_scale_ub"] = torch.tensor([1200.0])
     return stored, codes.float().numpy() * whole
 
 
@@ -365,6 +368,47 @@ METHODS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
         {"block": (64, 32), "ending": "weight_scale"},
         _compressed("float-quantized", _FLOAT | {"strategy": "block", "block_structure": [64, 32]}, None),
         "FP8",
+    ),
+    "fbgemm_fp8": (
+        fp8,
+        {"ending": "weight_scale", "bound": True},
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        "FP8",
+    ),
+    "auto-round": (
+        gptq,
+        {},
+        {
+            "quant_method": "auto-round",
+            "packing_format": "auto_round:auto_gptq",
+            "bits": 4,
+            "group_size": 128,
+            "sym": True,
+        },
+        "Q4_0",
+    ),
+    "auto-round, its first name, packed as awq": (
+        awq,
+        {"group_size": 64},
+        {
+            "quant_method": "intel/auto-round",
+            "backend": "auto_round:auto_awq",
+            "bits": 4,
+            "group_size": 64,
+            "sym": False,
+        },
+        "W4Z",
+    ),
+    "auto-round nvfp4": (
+        nvfp4,
+        {"packed": True},
+        {
+            "quant_method": "auto-round",
+            "packing_format": "auto_round:nv_fp4_with_static_gs",
+            "bits": 4,
+            "group_size": 16,
+        },
+        "NVFP4S",
     ),
     "fp8 modelopt": (
         fp8,

@@ -24,6 +24,7 @@ from engine.fp8 import E4M3_TABLE
 torch = pytest.importorskip("torch")
 
 NAME = "model.layers.0.mlp.up_proj"
+_CHANNEL = {"num_bits": 8, "type": "float", "strategy": "channel"}
 ROWS, DEPTH = 72, 384
 
 
@@ -207,8 +208,8 @@ BROKEN: dict[str, tuple[str, str, Any, str]] = {
     "nvfp4 whole scale NaN": (MODELOPT, "weight_scale_2", torch.tensor(float("nan")), "numbers from 0 to 2"),
     "nvfp4 whole scale negative": (MODELOPT, "weight_scale_2", torch.tensor(-0.1), "numbers from 0 to 2"),
     "nvfp4 of an odd depth": (NVFP4, "weight_packed", lambda t: t[:, 8:], "368 inputs; .* a multiple of 64"),
-    "nvfp4 codes missing": (NVFP4, "weight_packed", None, "lacks the tensor"),
-    "nvfp4 divisor missing": (NVFP4, "weight_global_scale", None, "lacks the tensor"),
+    "nvfp4 codes missing": (NVFP4, "weight_packed", None, "lacks the tensor .*up_proj.weight,"),
+    "nvfp4 divisor missing": (NVFP4, "weight_global_scale", None, "it must be U8"),
     "nvfp4 divisor 0": (NVFP4, "weight_global_scale", torch.zeros(1), "numbers from 0 to 2"),
     "absmax missing": (NF4, "weight.absmax", None, "lacks the tensor"),
     "absmax short": (NF4, "weight.absmax", lambda t: t[1:], r"it must be F32 or U8 \[108\]"),
@@ -276,6 +277,8 @@ def test_a_scale_that_is_no_positive_number_is_refused_when_it_is_read(tmp_path,
         ({"quant_method": "awq", "bits": 8}, "bits: "),
         ({"quant_method": "awq", "zero_point": False}, "zero_point: "),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "'e4m3'"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:exllamav2"}, "exllamav2'; supported are"),
+        ({"quant_method": "auto-round", "packing_format": ["auto_gptq"]}, "supported are"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "two positive numbers"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {}}, "'int-quantized'"),
         ({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}}, "0 config_groups"),
@@ -300,6 +303,30 @@ def test_asymmetric_activations_and_mixed_layers_are_refused(tmp_path, rng):
         write(tmp_path, stored, settings | {"config_groups": {"group_0": group, "group_1": group}})
     with pytest.raises(FormatError, match="dense"):
         write(tmp_path, stored, settings | {"sparsity_config": {"format": "sparse-24-bitmask"}})
+
+
+def test_layers_of_floats_of_4_and_8_bits_beside_each_other(tmp_path, rng):
+    settings = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {}}
+    stored, want = {}, {}
+    kinds = ("fp8 compressed-tensors blocks", "nvfp4 compressed-tensors", "mxfp4 compressed-tensors")
+    for number, method in enumerate(kinds):
+        quantize, how, own, form = METHODS[method]
+        name = f"model.layers.{number}.mlp.up_proj"
+        parts, values = quantize(name, random_weights(rng), rng, **how)
+        stored, want = stored | parts, want | {f"{name}.weight": (form, values)}
+        settings["config_groups"][f"group_{number}"] = own["config_groups"]["group_0"] | {"format": own["format"]}
+    found = write(tmp_path, stored, settings).tensors
+    assert set(found) == set(want)
+    for name, (form, values) in want.items():
+        assert found[name].format.name == form
+        np.testing.assert_allclose(found[name].dense(), values, rtol=1e-6, atol=1e-6 * np.abs(values).max())
+    group = settings["config_groups"]["group_0"]
+    for change, reason in (
+        ({"format": "pack-quantized"}, "'float-quantized'"),
+        ({"weights": _CHANNEL}, "different blocks"),
+    ):
+        with pytest.raises(FormatError, match=reason):
+            write(tmp_path, stored, settings | {"config_groups": {"group_0": group, "group_1": group | change}})
 
 
 def test_codes_without_a_quantization_config_are_refused(tmp_path, rng):

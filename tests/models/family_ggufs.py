@@ -150,7 +150,7 @@ def converted(arch: str, config: Any, tensors: dict[str, np.ndarray]) -> dict[st
 
 def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarray:
     """What llama.cpp's converter does to the numbers."""
-    neighbours = arch in ("llama", "smollm3", "granite", "granitemoe", "mistral3")
+    neighbours = arch in ("llama", "arcee", "smollm3", "granite", "granitemoe", "mistral3")
     if neighbours and ".q_proj." in name:
         return tiny_models.interleave(array, config.num_attention_heads)
     if neighbours and ".k_proj." in name:

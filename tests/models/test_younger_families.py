@@ -31,6 +31,26 @@ def test_olmo3_of_old(saved, tmp_path):  # noqa: F811
     assert_is(rewrite(saved("olmo3 yarn"), tmp_path, old), "olmo3 yarn")
 
 
+def test_minimax_as_its_makers_write_it(saved, tmp_path):  # noqa: F811
+    """The width of the rotary part, and the base of it, are keys of their own."""
+
+    def old(config):
+        del config["rope_parameters"]
+        config |= {"rope_theta": 10000.0, "rotary_dim": 16}
+
+    assert_is(rewrite(saved("minimax_m2"), tmp_path, old), "minimax_m2")
+
+
+def test_glm_flash_as_its_makers_write_it(saved, tmp_path):  # noqa: F811
+    """One number says which layers have experts."""
+
+    def old(config):
+        del config["mlp_layer_types"]
+        config |= {"first_k_dense_replace": 1}
+
+    assert_is(rewrite(saved("glm4_moe_lite"), tmp_path, old), "glm4_moe_lite")
+
+
 def test_a_folder_of_glm_with_a_layer_of_multi_token_prediction(saved, tmp_path):  # noqa: F811
     extra = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
     folder = rewrite(
@@ -91,6 +111,9 @@ def test_a_gguf_of_glm_with_q_k_and_v_in_one(saved, tmp_path):  # noqa: F811
         ("exaone4", {"sliding_window_pattern": "LLLG", "layer_types": None}, "sliding_window_pattern"),
         ("glm4_moe", {"num_experts_per_tok": 9}, "9 experts"),
         ("glm4_moe", {"n_group": 3}, "3 groups"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "mlp_layer_types"),
+        ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),
+        ("minimax_m2", {"rotary_dim": 64, "rope_parameters": None}, "rotary_dim"),
         ("glm4_moe", {"first_k_dense_replace": 0}, r"layers\.0\.mlp\.experts\.0\.gate_proj"),
         ("ernie4_5_moe", {"moe_layer_interval": 2}, "dense ones"),
         ("ernie4_5_moe", {"moe_layer_end_index": 1}, "dense ones"),

@@ -39,6 +39,7 @@ GLM_EXPERTS = {
     "num_hidden_layers": 3,
     "routed_scaling_factor": 1.5,
 }
+GLM_EXPERTS_ALONE = {key: value for key, value in GLM_EXPERTS.items() if key != "head_dim"}
 ERNIE_EXPERTS = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3}
 LINEAR = {
     "rms_norm_eps": 0.01,  # or rows that are nearly 0 have their rounding enlarged
@@ -105,6 +106,32 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
         None,
         GLM_EXPERTS | {"attention_bias": True, "n_group": 4, "topk_group": 2, "n_shared_experts": 2},
     ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite",
+        None,
+        GLM_EXPERTS_ALONE
+        | {"q_lora_rank": 24, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
+        | {"num_key_value_heads": 4},
+    ),
+    "arcee": ("Arcee", "arcee", {"head_dim": 16}),
+    "arcee biases": ("Arcee", None, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "dots1": (
+        "Dots1",
+        "dots1",
+        GLM_EXPERTS | {"first_k_dense_replace": 1, "n_shared_experts": 2, "norm_topk_prob": True},
+    ),
+    "dots1 windows": (
+        "Dots1",
+        None,
+        GLM_EXPERTS
+        | {"n_shared_experts": 1, "n_group": 4, "topk_group": 2, "sliding_window": 24, "max_window_layers": 1},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        "minimax-m2",
+        {"head_dim": 32, "intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2}
+        | {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}},
+    ),
     "ernie4_5": ("Ernie4_5", "ernie4_5", {"head_dim": 16, "tie_word_embeddings": True}),
     "ernie4_5 biases": ("Ernie4_5", None, {"head_dim": 32, "use_bias": True, "tie_word_embeddings": False}),
     "ernie4_5_moe": ("Ernie4_5_Moe", "ernie4_5-moe", ERNIE_EXPERTS),
@@ -153,6 +180,7 @@ YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
     "glm": {"rope.dimension_count": 8},
     "glm4": {"rope.dimension_count": 8},
     "glm4_moe": {"rope.dimension_count": 8},
+    "minimax_m2": {"rope.dimension_count": 16},
 }
 
 
@@ -173,7 +201,7 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
         keys["feed_forward_length"] = config.shared_intermediate_size
     if arch == "olmoe":
         keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
-    if arch == "glm4moe":
+    if arch in ("glm4moe", "dots1"):
         keys |= {
             "expert_count": config.n_routed_experts,
             "expert_used_count": config.num_experts_per_tok,
@@ -183,6 +211,12 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
             "expert_weights_norm": config.norm_topk_prob,
             "expert_gating_func": 2,
             "leading_dense_block_count": config.first_k_dense_replace,
+        }
+    if arch == "minimax-m2":
+        keys |= {
+            "expert_count": config.num_local_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_gating_func": 2,
         }
     if arch == "ernie4_5-moe":
         keys |= {

@@ -19,8 +19,8 @@ from engine.formats.quantformats import FORMATS, Bytes, Floats
 _BYTES = FORMATS["NVFP4"].block_bytes
 MOST = 2.0**60
 """A larger scale is damage: products in f32 could overflow."""
-# A factor of the architecture, by which what these experts give is multiplied, quantized or not.
-_OF_THE_MODEL = {"gemma4": "ffn_down_exps"}
+# Whose scale is a factor of the architecture, by which what these experts give is multiplied, quantized or not.
+_OF_THE_MODEL = {("gemma4", "ffn_down_exps")}
 
 
 def check_scale(name: str, scale: Floats) -> Floats:
@@ -43,9 +43,9 @@ def compose_gguf(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, 
     for name, tensor in tensors.items():
         if tensor.format.name != "NVFP4":
             continue
-        stem, scale = name.removesuffix(".weight"), None
-        if not stem.endswith(_OF_THE_MODEL.get(architecture, " ")):
-            scale = composed.pop(f"{stem}.scale", None)
+        stem = name.removesuffix(".weight")
+        of_the_model = (architecture, stem.rpartition(".")[2]) in _OF_THE_MODEL
+        scale = None if of_the_model else composed.pop(f"{stem}.scale", None)
         composed.pop(f"{stem}.input_scale", None)
         composed[name] = _compose(tensor, scale)
     return composed

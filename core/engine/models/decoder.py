@@ -231,11 +231,12 @@ def fused_mlp_block(
 
 
 def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) -> Value:
-    """Feed-forward of two projections with the activation between them."""
+    """Feed-forward of two projections with the activation between them; "relu2" is a ReLU times what it was given."""
     p = f"blk.{i}."
     up = _up(b, w, p + "ffn_up", h, c.mlp)
     down = w(p + "ffn_down.weight"), w.maybe(p + "ffn_down.bias")
-    return b.linear(b.gated_act(up, None, c.act), *down, axes=("embed", "mlp"))
+    passed = b.gated_act(up, up, "relu") if c.act == "relu2" else b.gated_act(up, None, c.act)
+    return b.linear(passed, *down, axes=("embed", "mlp"))
 
 
 def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, **routing: Any) -> Value:

@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3 (arXiv 2405.04434, 2412.19437): latent attention in its absorbed form, and experts beside shared ones.
+"""DeepSeek V2 and V3 (arXiv 2405.04434, 2412.19437), and GLM 4.7 Flash, which is made like V3: latent
+attention in its absorbed form, and experts beside shared ones.
 
 A token's cache holds its latent and one rotary key, which all heads share. Instead of unfolding the latent to keys and
 values of each head, W_UK is applied to the queries and W_UV to the result; both are parts of kv_b.
@@ -38,6 +39,16 @@ HF_DEFAULTS: dict[str, dict[str, Any]] = {
         "topk_group": 4,
         "routed_scaling_factor": 2.5,
         "first_k_dense_replace": 3,
+    },
+    "glm4_moe_lite": {
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "num_experts_per_tok": 4,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 1536,
+        "routed_scaling_factor": 1.8,
+        "first_k_dense_replace": 1,
     },
 }
 _ATTENTION = {
@@ -80,7 +91,7 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
 
 
 def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
-    data, third = checkpoint.metadata, checkpoint.architecture == "deepseek_v3"
+    data, third = checkpoint.metadata, checkpoint.architecture != "deepseek_v2"
     if integer(data, "moe_layer_freq", 1, high=4096) != 1:
         raise ModelError("The configuration's moe_layer_freq must be 1: each layer after the dense ones has experts.")
     nope, rotary = integer(data, "qk_nope_head_dim"), integer(data, "qk_rope_head_dim")
@@ -103,9 +114,22 @@ def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         rotary=rotary,
         v_dim=integer(data, "v_head_dim"),
         latent_eps=_LATENT_EPS,
-        dense=integer(data, "first_k_dense_replace", 0, low=0),
+        dense=_dense(data),
         shared=shared_width(data, "n_shared_experts", "moe_intermediate_size"),
     )
+
+
+def _dense(data: Mapping[str, Any]) -> int:
+    """How many first layers have no experts; transformers' files of GLM 4.7 Flash name the kind of each."""
+    kinds = data.get("mlp_layer_types")
+    if kinds is None:
+        return integer(data, "first_k_dense_replace", 0, low=0)
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise ModelError(
+            "The configuration's mlp_layer_types must be dense for the first layers, and sparse for all others."
+        )
+    return dense
 
 
 def _topk_method(data: Mapping[str, Any]) -> str:

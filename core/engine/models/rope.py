@@ -104,7 +104,8 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
     the model was made for and ``length`` the longest sequence to come."""
     scaling = rope_scaling(config)
     theta = positive(scaling, "rope_theta", positive(config, "rope_theta", 10000.0))
-    share = positive(scaling, "partial_rotary_factor", positive(config, "partial_rotary_factor", 1.0))
+    part = integer(config, "rotary_dim", head_dim, high=head_dim) / head_dim  # MiniMax M2's name for it
+    share = positive(scaling, "partial_rotary_factor", positive(config, "partial_rotary_factor", part))
     kind = text(scaling, "rope_type", text(scaling, "type", "default"))
     if kind == "proportional":
         return Rope(_proportional(scaling, head_dim, theta, share), interleaved=False)

@@ -39,9 +39,9 @@ _ARCHITECTURES = {family.name: family.gguf[0] for family in FAMILIES if family.g
 }
 _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
-    "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite",
-    "granite_moe", "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3",
-    "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid", "nemotron_h", "falcon_h1",
+    "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite", "granite_moe",
+    "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "arcee", "dots1", "minimax_m2", "ernie4_5", "ernie4_5_moe",
+    "seed_oss", "ministral3", "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid", "nemotron_h", "falcon_h1",
 )  # fmt: skip
 _LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
 _EXPERT_WIDTHS = {

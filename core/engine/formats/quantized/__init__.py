@@ -21,9 +21,12 @@ _METHODS: Mapping[str, str] = {
     "awq": "awq",
     "compressed-tensors": "compressed",
     "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
     "bitsandbytes": "bitsandbytes",
     "mxfp4": "mxfp4",
     "modelopt": "modelopt",
+    "auto-round": "autoround",
+    "intel/auto-round": "autoround",
 }
 # Formats that are no weights by themselves, and the ends of names under which they would be.
 _CODES = ("U8", "I8", "I32", "F8_E4M3")

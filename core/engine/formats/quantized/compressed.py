@@ -7,6 +7,7 @@ One group of settings for all linear layers. A module [N, K] has
                      weight_zero_point i32 [N / per, groups], packed along N; weight_g_idx; weight_shape
     float-quantized  as quant_method fp8
     nvfp4-pack-quantized, mxfp4-pack-quantized  as nvfp4.py and mxfp4.py have it
+    mixed-precision  the last three, in groups of layers
 
 and where activations are quantized by a fixed step, input_scale [1]. Which layers are left out the stored tensors show.
 """
@@ -21,12 +22,12 @@ import numpy as np
 from engine.errors import FormatError
 from engine.formats.checkpoint import ANY_INPUT, InputSpec, Tensor
 from engine.formats.quantformats import Bytes
-from engine.formats.quantized import mxfp4, nvfp4
 from engine.formats.quantized.fp8 import ROUNDED, compose_fp8
 from engine.formats.quantized.gptq import group_order
 from engine.formats.quantized.grouped import MOST, Groups, compose_groups
 from engine.formats.quantized.parts import Parts
 from engine.formats.quantized.settings import Settings, parse
+from engine.formats.quantized.short_floats import compose_floats
 from engine.formats.quantized.stored import FLOATS, Ints, floats, unpack, words
 
 
@@ -34,7 +35,7 @@ class _Weights(Settings):
     num_bits: int
     type: Literal["int", "float"] = "int"
     symmetric: bool = True
-    strategy: Literal["tensor", "channel", "group", "block"] | None = None
+    strategy: Literal["tensor", "channel", "group", "tensor_group", "block"] | None = None
     group_size: int | None = None
     block_structure: list[int] | None = None
 
@@ -57,22 +58,27 @@ class _Sparsity(Settings):
     format: Literal["dense"] = "dense"
 
 
+class _MixedGroup(Settings):
+    format: Literal["float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"]
+    weights: _Weights
+
+
+class _Mixed(Settings):
+    config_groups: dict[str, _MixedGroup]
+
+
 class _Settings(Settings):
     format: Literal["int-quantized", "float-quantized", "naive-quantized", "pack-quantized"]
     config_groups: dict[str, _Group]
     sparsity_config: _Sparsity | None = None
 
 
-_FOUR_BIT_FLOATS = {"nvfp4-pack-quantized": nvfp4.compose_packed, "mxfp4-pack-quantized": mxfp4.compose_packed}
-
-
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
     parts.drop_cache_scales()
-    four_bit_floats = _FOUR_BIT_FLOATS.get(str(settings.get("format")))
-    if four_bit_floats is not None:  # whose settings are those of the format's name
-        for stem in parts.stems(".weight_scale"):
-            four_bit_floats(parts, stem)
-        return
+    if settings.get("format") in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
+        return compose_floats(parts)
+    if settings.get("format") == "mixed-precision":
+        return _compose_mixed(parse(_Mixed, settings), parts)
     known = parse(_Settings, {**settings, "sparsity_config": settings.get("sparsity_config") or None})
     if len(known.config_groups) != 1:
         raise FormatError(
@@ -88,11 +94,26 @@ def compose(settings: Mapping[str, Any], parts: Parts) -> None:
             _compose_integers(group, parts, stem)
 
 
-def _compose_float(group: _Group, parts: Parts, stem: str) -> None:
-    shape = group.weights.block_structure
-    if group.weights.strategy == "block" and (shape is None or len(shape) != 2 or min(shape) < 1):
+def _compose_mixed(settings: _Mixed, parts: Parts) -> None:
+    blocks = {_block(group.weights) for group in settings.config_groups.values() if group.format == "float-quantized"}
+    if len(blocks) > 1:
+        raise FormatError(
+            "quantization_config has layers of 8-bit floats with scales of different blocks; supported is one."
+        )
+    compose_floats(parts, blocks.pop() if blocks else None)
+
+
+def _block(weights: _Weights) -> tuple[int, int] | None:
+    if weights.strategy != "block":
+        return None
+    shape = weights.block_structure
+    if shape is None or len(shape) != 2 or min(shape) < 1:
         raise FormatError(f"block_structure is {shape}; it must be two positive numbers.")
-    block = (shape[0], shape[1]) if group.weights.strategy == "block" and shape is not None else None
+    return shape[0], shape[1]
+
+
+def _compose_float(group: _Group, parts: Parts, stem: str) -> None:
+    block = _block(group.weights)
     asked = group.input_activations
     compose_fp8(parts, stem, ".weight_scale", block, ANY_INPUT if asked is None or asked.type != "float" else ROUNDED)
 

@@ -21,7 +21,7 @@ from engine.formats.quantized.settings import Settings, parse
 from engine.formats.quantized.stored import FLOATS, floats
 
 ROUNDED = InputSpec(quantized="fp8")
-"""Both schemes round activations to E4M3. A static scale is not used: one found for each row is nearer."""
+"""All schemes round activations to E4M3. A static scale, or a bound of one, is not used: one found for each row is nearer."""
 _SCALES = (".weight_scale_inv", ".weight_scale")
 
 
@@ -50,7 +50,8 @@ def compose_fp8(parts: Parts, stem: str, ending: str, block: tuple[int, int] | N
     if depth % BLOCK:
         raise FormatError(f"{name} has {depth} inputs; quantized weights have a multiple of {BLOCK}.")
     scale, block = _scale(parts, stem + ending, weight.shape, block)
-    parts.maybe(f"{stem}.input_scale", FLOATS, (), (1,))
+    for given in ("input_scale", "input_scale_ub"):
+        parts.maybe(f"{stem}.{given}", FLOATS, (), (1,))
     check_scales(name, floats(scale))
     high, wide = block
     blocks = np.arange(0, depth, BLOCK) // wide
