@@ -165,6 +165,23 @@ def fp8(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) ->
     return stored, codes.float().numpy() * whole
 
 
+def mlx(name: str, weights: np.ndarray, rng: np.random.Generator, **how: Any) -> tuple[Stored, np.ndarray]:
+    """mlx-lm's affine. how: bits, group_size, dtype of scales and biases."""
+    (rows, depth), bits, size, dtype = weights.shape, how["bits"], how["group_size"], how.get("dtype", torch.bfloat16)
+    groups = weights.reshape(rows, -1, size)
+    biases = stored_as(groups.min(axis=2), dtype)
+    scales = stored_as((groups.max(axis=2) - biases) / ((1 << bits) - 1), dtype)
+    codes = np.clip(np.rint((groups - biases[..., None]) / scales[..., None]), 0, (1 << bits) - 1).astype(np.int64)
+    words = np.zeros((rows, depth * bits // 32), np.uint32)
+    for row in range(rows):  # one long number
+        whole = sum(int(code) << bits * i for i, code in enumerate(codes[row].reshape(-1)))
+        words[row] = np.frombuffer(whole.to_bytes(words.shape[1] * 4, "little"), "<u4")
+    stored = {f"{name}.scales": tensor(scales, dtype), f"{name}.biases": tensor(biases, dtype)}
+    stored[f"{name}.weight"] = tensor(words.view(np.int32)).view(torch.uint32)
+    values = scales[..., None].astype(np.float64) * codes + biases[..., None]
+    return stored, values.reshape(rows, depth).astype(np.float32)
+
+
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -450,5 +467,13 @@ METHODS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
         "NF4",
     ),
     "fp4": (four_bit, {"kind": "fp4"}, {"quant_method": "bitsandbytes", "load_in_4bit": True}, "FP4"),
+    "mlx 4 bits": (mlx, {"bits": 4, "group_size": 64}, {"bits": 4, "group_size": 64}, "Q4_1"),
+    "mlx 5 bits": (mlx, {"bits": 5, "group_size": 32}, {"bits": 5, "group_size": 32}, "Q5_1"),
+    "mlx 3 bits, f32 scales": (
+        mlx,
+        {"bits": 3, "group_size": 128, "dtype": torch.float32},
+        {"bits": 3, "group_size": 128, "mode": "affine"},
+        "W8M",
+    ),
     "llm.int8": (llm_int8, {}, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "W8S"),
 }

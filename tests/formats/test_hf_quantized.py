@@ -89,11 +89,13 @@ def test_activations_that_must_or_may_be_rounded_say_so(tmp_path, rng):
 
 
 def test_scales_of_a_quantized_kv_cache_are_left_out(tmp_path, rng):
-    quantize, how, settings, _ = METHODS["fp8 compressed-tensors"]
-    stored, _ = quantize(NAME, random_weights(rng), rng, **how)
-    others = ("model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale", f"{NAME}.input_scale")
-    stored |= {name: torch.ones(1) for name in others}
-    assert list(write(tmp_path, stored, settings).tensors) == [f"{NAME}.weight"]
+    attention = "model.layers.0.self_attn"
+    others = [f"{attention}.{name}" for name in ("k_scale", "v_scale", "kv_scale", "attn.q_scale", "k_proj.k_scale")]
+    for method in ("fp8 compressed-tensors", "fp8 blocks", "auto-round", "nvfp4 modelopt", "nf4"):
+        quantize, how, settings, _ = METHODS[method]
+        stored, _ = quantize(NAME, random_weights(rng), rng, **how)
+        stored |= {name: torch.ones(1) for name in others}
+        assert list(write(tmp_path, stored, settings).tensors) == [f"{NAME}.weight"], method
 
 
 def test_a_folder_may_say_how_it_is_quantized_in_a_file_of_its_own(tmp_path, rng):
@@ -342,8 +344,18 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["weights", "num_bits", "a"]), inner),
     max_leaves=6,
 )
-KEYS = ("bits", "group_size", "checkpoint_format", "version", "weight_block_size", "fmt", "format", "config_groups")
-DTYPES = ("I8", "U8", "I32", "I64", "F16", "BF16", "F32", "F8_E4M3")
+KEYS = (
+    "bits",
+    "group_size",
+    "mode",
+    "checkpoint_format",
+    "version",
+    "weight_block_size",
+    "fmt",
+    "format",
+    "config_groups",
+)
+DTYPES = ("I8", "U8", "I32", "U32", "I64", "F16", "BF16", "F32", "F8_E4M3")
 
 
 def random_parts(name: str) -> dict[str, Tensor]:
@@ -353,6 +365,7 @@ def random_parts(name: str) -> dict[str, Tensor]:
     stored, _ = quantize(NAME, rng.standard_normal((40, 128), np.float32), rng, **how)
     names = {torch.int8: "I8", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64", torch.float16: "F16"}
     names |= {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3"}
+    names |= {torch.uint32: "U32"}
     found = {}
     for part, value in stored.items():
         raw = value.contiguous().reshape(-1).view(torch.uint8).numpy().copy()

@@ -50,7 +50,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
 
     rope = getattr(config, "rope_parameters", None) or {}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
+    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron")
     keys = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -61,7 +61,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "attention.layer_norm_epsilon" if normal else "attention.layer_norm_rms_epsilon": first(
-            "rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"
+            "rms_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layer_norm_eps", "norm_eps"
         ),
         "attention.sliding_window": first("sliding_window"),
         "rope.freq_base": rope.get("full_attention", rope).get("rope_theta"),
@@ -155,7 +155,7 @@ def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarr
         return tiny_models.interleave(array, config.num_attention_heads)
     if neighbours and ".k_proj." in name:
         return tiny_models.interleave(array, config.num_key_value_heads)
-    if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+    if arch in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
         return array + 1
     if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
         return array.reshape(config.n_groups if ".mixer." in name else config.mamba_n_groups, -1)

@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3 against transformers, from both formats: latent attention absorbed, grouped routing, YaRN."""
+"""DeepSeek V2 and V3, and Mistral Small 4, against transformers, from both formats: latent attention absorbed, grouped routing,
+YaRN."""
 
 from __future__ import annotations
 
@@ -56,6 +57,8 @@ YARN = {
 }
 V2 = HEADS | EXPERTS | {"n_group": 1, "topk_group": 1}
 V3 = HEADS | EXPERTS | {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "num_nextn_predict_layers": 0}
+GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16}
+GROWING |= {"llama_4_scaling_beta": 0.6}
 WIDE = {"kv_lora_rank": 64, "q_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
 # name -> (transformers' class, what differs from SIZES)
 MODELS = {
@@ -72,9 +75,12 @@ MODELS = {
     ),
     "v3 halves, not renormalized": ("DeepseekV3", V3 | {"rope_interleave": False, "norm_topk_prob": False}),
     "v3 one group": ("DeepseekV3", V3 | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}),
+    "mistral4": ("Mistral4", V3 | {"n_group": 1, "topk_group": 1, "rope_parameters": GROWING}),
+    "mistral4 grouped, halves": ("Mistral4", V3 | {"rope_interleave": False, "rope_parameters": GROWING}),
     "v3 dense, wide": ("DeepseekV3", V3 | WIDE | {"first_k_dense_replace": 3}),  # of blocks, and no choice to tip over
 }
-WITH_GGUF = [name for name in MODELS if name not in ("v2 biases", "v3 halves, not renormalized")]
+WITHOUT_GGUF = ("v2 biases", "v3 halves, not renormalized", "mistral4 grouped, halves")
+WITH_GGUF = [name for name in MODELS if name not in WITHOUT_GGUF]
 
 
 @cache
@@ -151,6 +157,7 @@ def gguf_keys(config, absorbed):
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
             "rope.scaling.yarn_beta_fast": rope["beta_fast"],
             "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+            "attention.temperature_scale": rope.get("llama_4_scaling_beta"),
         }
     return keys
 
@@ -160,13 +167,16 @@ def gguf_of(name, folder, path, absorbed, keys=None, raw_dtype="F32"):
 
     def split(tensors):
         found = {n.replace("e_score_correction_bias", "e_score_correction.bias"): a for n, a in tensors.items()}
+        for key in [n for n in found if n.endswith("_proj")]:  # of all experts
+            found[f"{key}.weight"] = found.pop(key)
         for key in [n for n in found if absorbed and "kv_b_proj" in n]:
             both = found.pop(key).reshape(config.num_attention_heads, -1, config.kv_lora_rank)
             k, v = both[:, : config.qk_nope_head_dim], both[:, config.qk_nope_head_dim :]
             found |= {key.replace("kv_b", "k_b"): k.swapaxes(1, 2), key.replace("kv_b", "v_b"): v}
         return found
 
-    return to_gguf(folder, path, "deepseek2", config, gguf_keys(config, absorbed) | (keys or {}), split, raw_dtype)
+    arch = "mistral4" if config.model_type == "mistral4" else "deepseek2"
+    return to_gguf(folder, path, arch, config, gguf_keys(config, absorbed) | (keys or {}), split, raw_dtype)
 
 
 def random_ids(count):
@@ -277,6 +287,24 @@ def test_the_published_files_of_v3(saved, tmp_path, cpu):
     ids = clear_ids("v3 yarn, plain q", 50)
     got = logits(load_for_logits(path, cpu), ids, (50,))
     assert_logits(got, model_of("v3 yarn, plain q"), ids)
+
+
+def test_kimi_k2_is_made_like_v3(saved, tmp_path):
+    path = rewrite(saved("v3"), tmp_path, lambda config: config.update(model_type="kimi_k2"))
+    ids = clear_ids("v3", 40)
+    assert_logits(logits(load_for_logits(path, "reference"), ids, (40,)), model_of("v3"), ids)
+
+
+def test_queries_of_deepseeks_files_that_grow(saved, tmp_path):
+    """As Mistral Large 3's, whose span has a key of its own there."""
+    keys = {"attention.temperature_scale": 0.6, "attention.temperature_length": 16}
+    path = gguf_of("v3", saved("v3"), tmp_path / "m.gguf", absorbed=True, keys=keys)
+    config = load_model(open_checkpoint(path)).config
+    assert (config.query_growth, config.query_span) == (pytest.approx(0.6), 16)
+    ids = random_ids(40)
+    grown, plain = (logits(load_for_logits(p, "reference"), ids, (40,)) for p in (path, saved("v3")))
+    np.testing.assert_allclose(grown[:16], plain[:16], rtol=0, atol=1e-3)
+    assert np.abs(grown[16:] - plain[16:]).max() > 0.1
 
 
 def test_a_gguf_with_a_layer_of_multi_token_prediction(saved, tmp_path):

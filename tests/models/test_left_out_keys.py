@@ -36,7 +36,8 @@ EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts"}
 """Keys without which tensors are left over."""
 # Published files of Gemma 4 have global_head_dim in its place.
 OF_OLD = {("qwen2_moe", "layer_types"), ("gemma4_text", "per_layer_config")}
-NAMES = [name for family in FAMILIES for name in family.hf]
+NAMES = [name for family in FAMILIES for name in family.hf if name != "kimi_k2"]
+"""Kimi K2's configuration is not one of transformers."""
 CASES = [(name, also) for name in NAMES for also in ({}, *ALSO.get(name, []))]
 
 

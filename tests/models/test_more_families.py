@@ -176,10 +176,9 @@ def model_of(family):
     if name in ("GPT2", "Falcon"):
         sizes = {k: v for k, v in sizes.items() if k not in ("intermediate_size", "num_key_value_heads")}
     config = getattr(transformers, kind)(**sizes, attn_implementation="eager")
-    head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
-    model = getattr(transformers, head)(config).eval().float()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
     minus_one = name in ("Gemma", "Gemma2", "Gemma3")
-    norms_less_one = minus_one or name in ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
+    norms_less_one = minus_one or name in ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Nemotron")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)

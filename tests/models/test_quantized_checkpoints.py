@@ -122,7 +122,13 @@ def is_exact(backend: str, form: str) -> bool:
 
 CASES = [(method, "qwen3" if n % 2 else "llama") for n, method in enumerate(METHODS) if not method.startswith("w8a8")]
 CASES += [("awq", "phi3"), ("fp8 blocks", "phi3"), ("nf4", "phi3"), ("gptq act-order", "phi3")]
-CASES += [("awq", "mixtral"), ("fp8 blocks", "mixtral"), ("nf4", "mixtral"), ("gptq", "mixtral")]
+CASES += [
+    ("awq", "mixtral"),
+    ("fp8 blocks", "mixtral"),
+    ("nf4", "mixtral"),
+    ("gptq", "mixtral"),
+    ("nvfp4 modelopt", "mixtral"),
+]
 CASES += [("awq", "deepseek"), ("fp8 blocks", "deepseek"), ("nf4", "deepseek"), ("gptq", "deepseek")]
 
 

@@ -51,6 +51,41 @@ def test_glm_flash_as_its_makers_write_it(saved, tmp_path):  # noqa: F811
     assert_is(rewrite(saved("glm4_moe_lite"), tmp_path, old), "glm4_moe_lite")
 
 
+def test_k_exaone_as_its_makers_write_it(saved, tmp_path):  # noqa: F811
+    """One number says which layers have experts, and behind them are some for multi-token prediction."""
+
+    def old(config):
+        del config["mlp_layer_types"]
+        config |= {"first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
+
+    extra = {"mtp.layers.0.eh_proj.weight": np.ones((64, 128), np.float32)}
+    folder = rewrite(saved("exaone_moe"), tmp_path, old, lambda tensors: tensors | extra)
+    assert_is(folder, "exaone_moe")
+    assert load_model(open_checkpoint(folder)).not_run == tuple(extra)
+
+
+def test_exaone_under_llamas_names(saved, tmp_path):  # noqa: F811
+    """As they are where transformers has renamed them."""
+    names = {
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.h.": "model.layers.",
+        "transformer.ln_f.": "model.norm.",
+    }
+    names |= {".ln_1.": ".input_layernorm.", ".ln_2.": ".post_attention_layernorm.", ".c_proj.": ".down_proj."}
+    names |= {".attn.attention.out_proj.": ".self_attn.o_proj.", ".attn.attention.": ".self_attn."}
+    names |= {".c_fc_0.": ".gate_proj.", ".c_fc_1.": ".up_proj."}
+
+    def usual(name):
+        for old, new in names.items():
+            name = name.replace(old, new)
+        return name
+
+    rename = lambda tensors: {usual(name): tensor for name, tensor in tensors.items()}  # noqa: E731
+    path = rewrite(saved("exaone"), tmp_path, lambda c: c.update(num_layers=c.pop("num_hidden_layers")), rename)
+    assert any("model.layers.0.self_attn.o_proj" in name for name in load_file(path / "model.safetensors"))
+    assert_is(path, "exaone")
+
+
 def test_a_folder_of_glm_with_a_layer_of_multi_token_prediction(saved, tmp_path):  # noqa: F811
     extra = {"model.layers.3.eh_proj.weight": np.ones((64, 128), np.float32)}
     folder = rewrite(

@@ -40,6 +40,7 @@ GLM_EXPERTS = {
     "routed_scaling_factor": 1.5,
 }
 GLM_EXPERTS_ALONE = {key: value for key, value in GLM_EXPERTS.items() if key != "head_dim"}
+EXAONE_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 ERNIE_EXPERTS = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3}
 LINEAR = {
     "rms_norm_eps": 0.01,  # or rows that are nearly 0 have their rounding enlarged
@@ -97,6 +98,20 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "olmoe": ("Olmoe", "olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "exaone4": ("Exaone4", "exaone4", WINDOW | {"sliding_window_pattern": 4}),
     "exaone4 whole": ("Exaone4", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone": ("Exaone", "exaone", {"head_dim": 16}),
+    "exaone_moe": ("ExaoneMoe", "exaone-moe", WINDOW | EXAONE_EXPERTS | {"sliding_window_pattern": 4}),
+    "exaone_moe groups, whole": (
+        "ExaoneMoe",
+        None,
+        EXAONE_EXPERTS
+        | {"layer_types": ["full_attention"] * 2, "num_shared_experts": 2}
+        | {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "mlp_layer_types": ["sparse"] * 2},
+    ),
+    "internlm3": ("InternLM3", "llama", {"head_dim": 32}),
+    "internlm3 biases": ("InternLM3", None, {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "nemotron": ("Nemotron", "nemotron", {"head_dim": 16, "norm_eps": 0.05}),
+    "nemotron biases": ("Nemotron", None, {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    "solar_open": ("SolarOpen", None, GLM_EXPERTS | {"n_shared_experts": 2}),
     "ministral3": ("Ministral3", "mistral3", {"head_dim": 16, "rope_parameters": MINISTRAL_YARN}),
     "glm": ("Glm", "chatglm", {"head_dim": 16}),
     "glm4": ("Glm4", "glm4", {"head_dim": 16}),
@@ -181,6 +196,7 @@ YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
     "glm4": {"rope.dimension_count": 8},
     "glm4_moe": {"rope.dimension_count": 8},
     "minimax_m2": {"rope.dimension_count": 16},
+    "nemotron": {"rope.dimension_count": 8},
 }
 
 
@@ -207,6 +223,18 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
             "expert_used_count": config.num_experts_per_tok,
             "expert_feed_forward_length": config.moe_intermediate_size,
             "expert_shared_count": config.n_shared_experts,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": config.first_k_dense_replace,
+        }
+    if arch == "exaone-moe":
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.num_shared_experts,
+            "expert_shared_feed_forward_length": config.moe_intermediate_size * config.num_shared_experts,
             "expert_weights_scale": config.routed_scaling_factor,
             "expert_weights_norm": config.norm_topk_prob,
             "expert_gating_func": 2,

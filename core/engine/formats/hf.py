@@ -12,6 +12,7 @@ from engine.formats import pooling, recommended, tokenizer_hf
 from engine.formats.checkpoint import Checkpoint, Tensor
 from engine.formats.jsonfile import is_plain_name, read_object
 from engine.formats.language_model import text_config, text_tensors
+from engine.formats.mlx_layout import undone
 from engine.formats.quantized import compose
 from engine.formats.safetensors import read_safetensors
 
@@ -50,7 +51,7 @@ def open_folder(folder: Path) -> Checkpoint:
         kind="hf",
         architecture=architecture,
         metadata=config,
-        tensors=compose(config, tensors, config_path),
+        tensors=compose(config, undone(architecture, tensors, folder), config_path),
         eos_ids=ends,
         sampling=recommended.of_generation_config(generation),
         load_tokenizer=partial(tokenizer_hf.build_tokenizer, folder, config, ends),

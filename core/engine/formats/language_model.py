@@ -16,24 +16,28 @@ _TEXT_CONFIG = "text_config"
 _TYPES: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "kimi_k25": "deepseek_v3",
     "mistral3": "mistral",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 _FLAT = ("qwen2_vl", "qwen2_5_vl")
 """Those whose first files have no text_config, but its keys among their own."""
-_KEPT = ("bos_token_id", "eos_token_id", "quantization_config", "tie_word_embeddings")
+_KEPT = ("bos_token_id", "eos_token_id", "quantization", "quantization_config", "tie_word_embeddings")
 """Keys of the whole that hold for its language model, too."""
 _PREFIXES = ("language_model.", "model.language_model.")
 _TOWERS = (
     "vision_tower.",
     "multi_modal_projector.",
+    "mm_projector.",
     "visual.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "model.mm_projector.",
     "model.visual.",
     "model.audio_tower.",
     "model.embed_vision.",
@@ -57,7 +61,7 @@ def text_tensors(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     """The language model's tensors by the names that they have where there is nothing else."""
     found: dict[str, Tensor] = {}
     for old, tensor in tensors.items():
-        name = _plain(old)
+        name = plain_name(old)
         if name in found:
             raise FormatError(f"{folder} holds the tensor {name} under two names; {old} is one of them.")
         if not old.startswith(_TOWERS):
@@ -65,7 +69,8 @@ def text_tensors(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tenso
     return found
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """That of the language model alone."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             rest = name.removeprefix(prefix)

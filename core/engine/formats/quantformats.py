@@ -141,6 +141,7 @@ _TABLE = (
     _plain("I32", "<i4", 26),
     _plain("I64", "<i8", 27),
     _plain("U8", "<u1", None),
+    _plain("U32", "<u4", None),
     _plain("BOOL", "?", None),
 )
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..program.build import Builder, Program
-from ..program.experts import Experts, expert_rows
+from ..program.experts import Experts, expert_rows, turned_experts
 from ..program.weights import ConstantWeight, row_matrix, select
 from .rope import Rope
 from .weights import Weights
@@ -58,7 +58,7 @@ class DecoderConfig:
     residual_scale: float = 1.0
     """Of what attention and feed-forward add to the residual."""
     norm_offset: float = 0.0
-    """Added to the weights of RMS norms."""
+    """Added to the weights of norms."""
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
     logit_scale: float = 1.0
@@ -140,6 +140,15 @@ def split_attention_block(
     return attend(b, c, w, i, found[0], found[1], found[2])
 
 
+def grown(b: Builder, c: DecoderConfig, q: Value) -> Value:
+    """Queries with the growth that their positions give them, where there is one."""
+    if not c.query_growth:
+        return q
+    return b.scaled_by_position(
+        q, b.constant("query_factors", _query_factors(c.query_growth, c.query_span, c.max_context))
+    )
+
+
 @lru_cache(maxsize=1)
 def _query_factors(growth: float, span: int, context: int) -> Array:
     """f32 [context, 1], the same for all layers."""
@@ -169,9 +178,7 @@ def attend(
         q = b.rope(q, inv_freq, c.heads, c.head_dim, rope.interleaved, rope.scale)
         if k is not None:
             k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
-    if c.query_growth:
-        factors = _query_factors(c.query_growth, c.query_span, c.max_context)
-        q = b.scaled_by_position(q, b.constant("query_factors", factors))
+    q = grown(b, c, q)
     if k is not None:
         b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
@@ -240,17 +247,24 @@ def plain_mlp_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value) 
 
 
 def moe_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Value, **routing: Any) -> Value:
-    """Top-k routed experts, each a gated feed-forward. ``routing``: what else moe_route is to know. Some files have gate and up
-    of all experts in one tensor, the rows of each gate before those of its up."""
-    p = f"blk.{i}.ffn_"
-    names, both = [f"{p}{part}_exps.weight" for part in ("gate", "up")], w.maybe(p + "gate_up_exps.weight")
-    half = 0 if both is None or len(both.shape) != 3 else both.shape[1] // 2
-    gate, up = (
-        w(name) if both is None else expert_rows(name, both, slice(n * half, (n + 1) * half))
-        for n, name in enumerate(names)
-    )
-    experts = Experts(gate, up, w(p + "down_exps.weight"), act={"kind": c.act})
+    """Top-k routed experts, each a gated feed-forward. ``routing``: what else moe_route is to know."""
+    experts = Experts(*_expert_matrices(c, w, f"blk.{i}.ffn_"), act={"kind": c.act})
     return b.moe(h, router(c, w, i), None, experts, c.experts_used, renormalize=c.renormalize, **routing)
+
+
+def _expert_matrices(c: DecoderConfig, w: Weights, p: str) -> tuple[WeightRef, WeightRef, WeightRef]:
+    """Gate, up and down. Some files have gate and up of all experts in one tensor, the outputs of each gate before those of its
+    up, and some of these have all three transposed."""
+    names = [f"{p}{part}_exps.weight" for part in ("gate", "up", "down")]
+    both = w.maybe(p + "gate_up_exps.weight")
+    if both is None:
+        return w(names[0]), w(names[1]), w(names[2])
+    down = w(names[2])
+    turned = len(both.shape) == len(down.shape) == 3 and both.shape[1] == c.hidden == down.shape[2]
+    half = both.shape[-1 if turned else 1] // 2 if len(both.shape) == 3 else 0
+    part = turned_experts if turned else expert_rows
+    gate, up = (part(name, both, slice(n * half, (n + 1) * half)) for n, name in enumerate(names[:2]))
+    return gate, up, turned_experts(names[2], down, slice(None)) if turned else down
 
 
 def router(c: DecoderConfig, w: Weights, i: int) -> WeightRef:
@@ -275,7 +289,10 @@ def shared_expert_block(b: Builder, c: DecoderConfig, w: Weights, i: int, h: Val
 
 def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
     """A layer norm with the bias it may have."""
-    return b.layer_norm(x, w(name + ".weight"), w.maybe(name + ".bias"), c.eps)
+    weight: WeightRef = w(name + ".weight")
+    if c.norm_offset:
+        weight = ConstantWeight(weight.name, w(name + ".weight").dense() + np.float32(c.norm_offset))
+    return b.layer_norm(x, weight, w.maybe(name + ".bias"), c.eps)
 
 
 def pre_norm_layers(

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 (arXiv 2405.04434, 2412.19437), and GLM 4.7 Flash, which is made like V3: latent
+"""DeepSeek V2 and V3 (arXiv 2405.04434, 2412.19437), and Kimi K2 and GLM 4.7 Flash, which are made like V3: latent
 attention in its absorbed form, and experts beside shared ones.
 
 A token's cache holds its latent and one rotary key, which all heads share. Instead of unfolding the latent to keys and
@@ -20,26 +20,38 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import TransposedHeadWeight, of_heads, select
 from . import llama
-from .decoder import DecoderConfig, pre_norm_layers
-from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
+from .decoder import DecoderConfig, grown, pre_norm_layers
+from .experts import (
+    HF_EXPERTS,
+    ExpertsConfig,
+    dense_layers,
+    feed_forward,
+    gguf_layers,
+    gguf_routing,
+    routing,
+    shared_width,
+    unused,
+)
 from .fields import flag, integer, positive, text
-from .rope import rope_scaling, yarn_scale
+from .rope import query_growth, rope_scaling, yarn_scale
 from .weights import Weights, needs_rows
 
 __all__ = ["HF_DEFAULTS", "HF_KEYS", "HF_NAMES", "build", "configure", "unused"]
 
 HF_KEYS = {"head_dim": "qk_rope_head_dim", "num_experts": "n_routed_experts"}
+_THIRD = {
+    "max_position_embeddings": 4096,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+}
 # By architecture.
 HF_DEFAULTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {},
-    "deepseek_v3": {
-        "max_position_embeddings": 4096,
-        "num_experts_per_tok": 8,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 3,
-    },
+    "deepseek_v3": _THIRD,
+    "kimi_k2": _THIRD,
     "glm4_moe_lite": {
         "max_position_embeddings": 202752,
         "rms_norm_eps": 1e-5,
@@ -61,6 +73,8 @@ _ATTENTION = {
     "attn_kv_a_mqa.bias": "kv_a_proj_with_mqa.bias",
     "attn_kv_a_norm.weight": "kv_a_layernorm.weight",
     "attn_kv_b.weight": "kv_b_proj.weight",
+    "attn_k_b.weight": "embed_q.weight",  # kv_b taken apart by mlx-lm
+    "attn_v_b.weight": "unembed_out.weight",
     "attn_output.weight": "o_proj.weight",
     "attn_output.bias": "o_proj.bias",
 }
@@ -87,6 +101,8 @@ class DeepseekConfig(ExpertsConfig):
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
+    growth, span = query_growth(checkpoint)
+    c = replace(c, query_growth=growth, query_span=span)  # Mistral Large 3 and Small 4 have it
     return _from_gguf(c, checkpoint) if checkpoint.kind == "gguf" else _from_hf(c, checkpoint)
 
 
@@ -114,22 +130,9 @@ def _from_hf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         rotary=rotary,
         v_dim=integer(data, "v_head_dim"),
         latent_eps=_LATENT_EPS,
-        dense=_dense(data),
+        dense=dense_layers(data),
         shared=shared_width(data, "n_shared_experts", "moe_intermediate_size"),
     )
-
-
-def _dense(data: Mapping[str, Any]) -> int:
-    """How many first layers have no experts; transformers' files of GLM 4.7 Flash name the kind of each."""
-    kinds = data.get("mlp_layer_types")
-    if kinds is None:
-        return integer(data, "first_k_dense_replace", 0, low=0)
-    dense = kinds.count("dense") if isinstance(kinds, list) else 0
-    if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
-        raise ModelError(
-            "The configuration's mlp_layer_types must be dense for the first layers, and sparse for all others."
-        )
-    return dense
 
 
 def _topk_method(data: Mapping[str, Any]) -> str:
@@ -202,7 +205,7 @@ def _attention(b: Builder, c: DeepseekConfig, w: Weights, i: int, h: Value) -> V
     q_rope = b.rope(q_rope, inv_freq, c.heads, c.rotary, c.rope.interleaved, c.rope.scale)
     q = b.concat_heads(b.head_linear(q_nope, up_k, c.heads, c.kv_rank), q_rope, c.heads)
     assert c.attention_scale is not None
-    a = b.attention(q, i, c.heads, c.attention_scale, v_head_dim=c.kv_rank)
+    a = b.attention(grown(b, c, q), i, c.heads, c.attention_scale, v_head_dim=c.kv_rank)
     a = b.head_linear(a, up_v, c.heads, c.v_dim)
     return b.linear(a, w(p + "attn_output.weight"), w.maybe(p + "attn_output.bias"), axes=("embed", "heads"))
 

@@ -4,7 +4,7 @@ scores for the choice, groups, and layers of multi-token prediction that are not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..backend.v1 import Value, WeightRef
@@ -13,17 +13,17 @@ from ..formats import Checkpoint
 from ..program.build import Builder
 from ..program.weights import ConstantWeight
 from .decoder import DecoderConfig, mlp_block, moe_block
-from .fields import integer, positive
+from .fields import flag, integer, positive
 from .weights import Weights
 
 _MLP = "model.layers.{i}.mlp."
 HF_EXPERTS = {
     "blk.{i}.ffn_gate_inp.weight": _MLP + "gate.weight",
     "blk.{i}.exp_probs_b.bias": _MLP + "gate.e_score_correction_bias",
-    **{
-        f"blk.{{i}}.ffn_{name}_exps.weight": f"{_MLP}experts.{{e}}.{name}_proj.weight"
-        for name in ("gate", "up", "down")
-    },
+    "blk.{i}.ffn_gate_exps.weight": _MLP + "experts.{e}.gate_proj.weight",
+    "blk.{i}.ffn_up_exps.weight": _MLP + "experts.{e}.up_proj.weight",
+    "blk.{i}.ffn_gate_up_exps.weight": _MLP + "experts.gate_up_proj",
+    "blk.{i}.ffn_down_exps.weight": (_MLP + "experts.{e}.down_proj.weight", _MLP + "experts.down_proj"),
     **{
         f"blk.{{i}}.ffn_{name}_shexp.{kind}": f"{_MLP}shared_experts.{name}_proj.{kind}"
         for name in ("gate", "up", "down")
@@ -64,6 +64,19 @@ def gguf_layers(c: DecoderConfig, checkpoint: Checkpoint) -> int:
     return layers
 
 
+def dense_layers(data: Mapping[str, Any]) -> int:
+    """How many first layers have no experts; newer files name the kind of each."""
+    kinds = data.get("mlp_layer_types")
+    if kinds is None:
+        return integer(data, "first_k_dense_replace", 0, low=0)
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise ModelError(
+            "The configuration's mlp_layer_types must be dense for the first layers, and sparse for all others."
+        )
+    return dense
+
+
 def shared_width(data: Mapping[str, Any], count: str, width: str) -> int:
     """Of all shared experts together: a width times a count that may be absent."""
     found = integer(data, count, 0, low=0)
@@ -87,11 +100,26 @@ def gguf_routing(c: DecoderConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     return routing(c, _score(checkpoint), positive(data, f"{arch}.expert_weights_scale", 1.0), groups, kept)
 
 
-def routing(c: DecoderConfig, score: str, scale: float, groups: int = 1, groups_kept: int = 1) -> dict[str, Any]:
-    """ModelError where so many experts a token cannot come from so many groups."""
+def gguf_experts(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
+    """By the keys of GGUF files."""
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    c = replace(c, layers=gguf_layers(c, checkpoint), renormalize=flag(data, f"{arch}.expert_weights_norm", True))
+    return ExpertsConfig(
+        **vars(c),
+        dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),
+        shared=shared_width(data, f"{arch}.expert_shared_count", f"{arch}.expert_feed_forward_length"),
+        routing=gguf_routing(c, checkpoint),
+    )
+
+
+def routing(
+    c: DecoderConfig, score: str, scale: float, groups: int = 1, groups_kept: int = 1, best: int = 0
+) -> dict[str, Any]:
+    """``best``: how many of its best experts a group is chosen by; V2 goes by one, V3 by two. ModelError where so many experts a
+    token cannot come from so many groups."""
     found: dict[str, Any] = {"score": score, "scale": scale}
     if groups > 1:
-        best = 1 if score == "softmax" else 2  # V2 goes by a group's best expert, V3 by its two best
+        best = best or (1 if score == "softmax" else 2)
         size = c.experts // groups
         if size * groups != c.experts or best > size or groups_kept > groups or c.experts_used > groups_kept * size:
             raise ModelError(

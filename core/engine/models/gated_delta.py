@@ -34,18 +34,13 @@ DEFAULTS: Mapping[str, Any] = {
 }
 _LAYER = "model.layers.{i}."
 HF_NAMES: Names = {
-    **{name: own for name, own in (qwen2_moe.HF_NAMES | qwen3_moe.HF_NAMES).items() if "ffn_norm" not in name},
+    **{name: own for name, own in {**qwen2_moe.HF_NAMES, **qwen3_moe.HF_NAMES}.items() if "ffn_norm" not in name},
     "blk.{i}.post_attention_norm.weight": qwen3.HF_NAMES["blk.{i}.ffn_norm.weight"],
     "blk.{i}.ssm_conv1d.weight": _LAYER + "linear_attn.conv1d.weight",
     "blk.{i}.ssm_a": _LAYER + "linear_attn.A_log",
     "blk.{i}.ssm_dt.bias": _LAYER + "linear_attn.dt_bias",
     "blk.{i}.ssm_norm.weight": _LAYER + "linear_attn.norm.weight",
     "blk.{i}.ssm_out.weight": _LAYER + "linear_attn.out_proj.weight",
-    "blk.{i}.ffn_gate_up_exps.weight": _LAYER + "mlp.experts.gate_up_proj",
-    "blk.{i}.ffn_down_exps.weight": (
-        _LAYER + "mlp.experts.down_proj",
-        qwen3_moe.HF_NAMES["blk.{i}.ffn_down_exps.weight"],
-    ),
 }
 
 

@@ -45,7 +45,9 @@ HF_NAMES = {
     "blk.{i}.ffn_gate_inp.weight": _LAYER + "router.proj.weight",
     "blk.{i}.ffn_gate_inp.scale": _LAYER + "router.scale",
     "blk.{i}.ffn_gate_up_exps.weight": _LAYER + "experts.gate_up_proj",
-    "blk.{i}.ffn_down_exps.weight": _LAYER + "experts.down_proj",
+    "blk.{i}.ffn_gate_exps.weight": _LAYER + "experts.switch_glu.gate_proj.weight",  # of mlx-lm, as its up and down
+    "blk.{i}.ffn_up_exps.weight": _LAYER + "experts.switch_glu.up_proj.weight",
+    "blk.{i}.ffn_down_exps.weight": (_LAYER + "experts.down_proj", _LAYER + "experts.switch_glu.down_proj.weight"),
     "blk.{i}.ffn_down_exps.scale": _LAYER + "router.per_expert_scale",
     "blk.{i}.pre_ffw_norm_2.weight": _LAYER + "pre_feedforward_layernorm_2.weight",
     "blk.{i}.post_ffw_norm_1.weight": _LAYER + "post_feedforward_layernorm_1.weight",

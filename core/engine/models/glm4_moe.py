@@ -10,7 +10,7 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import qwen3
 from .decoder import DecoderConfig, QKNorm, attention_block, pre_norm_layers
-from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_layers, gguf_routing, routing, shared_width, unused
+from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_experts, routing, shared_width, unused
 from .fields import flag, integer, positive
 from .weights import Weights
 
@@ -34,15 +34,9 @@ HF_NAMES = {
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
-    data, arch = checkpoint.metadata, checkpoint.architecture
+    data = checkpoint.metadata
     if checkpoint.kind == "gguf":
-        c = replace(c, layers=gguf_layers(c, checkpoint), renormalize=flag(data, f"{arch}.expert_weights_norm", True))
-        return ExpertsConfig(
-            **vars(c),
-            dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),
-            shared=shared_width(data, f"{arch}.expert_shared_count", f"{arch}.expert_feed_forward_length"),
-            routing=gguf_routing(c, checkpoint),
-        )
+        return gguf_experts(c, checkpoint)
     groups, kept = (integer(data, key, 1) for key in ("n_group", "topk_group"))
     return ExpertsConfig(
         **vars(replace(c, renormalize=flag(data, "norm_topk_prob", True))),

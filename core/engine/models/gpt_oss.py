@@ -43,8 +43,13 @@ HF_NAMES = {
     "blk.{i}.ffn_gate_inp.weight": "model.layers.{i}.mlp.router.weight",
     "blk.{i}.ffn_gate_inp.bias": "model.layers.{i}.mlp.router.bias",
     **{
-        f"blk.{{i}}.{name}.{kind}": f"{_EXPERTS}{own}{ending}"
-        for name, own in (("ffn_gate_up_exps", "gate_up_proj"), ("ffn_down_exps", "down_proj"))
+        f"blk.{{i}}.{name}.{kind}": (f"{_EXPERTS}{own}{ending}", f"{_EXPERTS}{own}.{kind}")  # the latter are mlx-lm's
+        for name, own in (
+            ("ffn_gate_up_exps", "gate_up_proj"),
+            ("ffn_gate_exps", "gate_proj"),
+            ("ffn_up_exps", "up_proj"),
+            ("ffn_down_exps", "down_proj"),
+        )
         for kind, ending in (("weight", ""), ("bias", "_bias"))
     },
 }
@@ -84,10 +89,15 @@ _IN_TURN = {
 }
 
 
+def _apart(w: Weights, i: int) -> bool:
+    """Whether gate and up have a tensor each, as in GGUF files and those of mlx-lm."""
+    return w.maybe(f"blk.{i}.ffn_gate_exps.weight") is not None
+
+
 def _expert_weight(w: Weights, i: int, part: str) -> WeightRef:
     """Plain numbers lie transposed in Hugging Face files, those in MXFP4 do not."""
     name = f"blk.{i}.ffn_{part}_exps.weight"
-    if w.checkpoint.kind == "gguf":
+    if _apart(w, i):
         return w(name)
     both, rows = _IN_TURN[part]
     stored = w(f"blk.{i}.ffn_{both}_exps.weight")
@@ -96,7 +106,7 @@ def _expert_weight(w: Weights, i: int, part: str) -> WeightRef:
 
 def _expert_bias(w: Weights, i: int, part: str) -> WeightRef:
     name = f"blk.{i}.ffn_{part}_exps.bias"
-    if w.checkpoint.kind == "gguf":
+    if _apart(w, i):
         return w(name)
     both, rows = _IN_TURN[part]
     stored = w(f"blk.{i}.ffn_{both}_exps.bias")

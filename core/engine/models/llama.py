@@ -6,6 +6,16 @@ from ..program.build import Builder, Program
 from .decoder import DecoderConfig, attention_block, mlp_block, pre_norm_layers
 from .weights import Weights
 
+HF_DEFAULTS = {
+    "llama": {},
+    "internlm3": {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
+}
 HF_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",

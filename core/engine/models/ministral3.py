@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ..formats import Checkpoint
 from .decoder import DecoderConfig
-from .fields import integer, positive
+from .fields import positive
 from .llama import HF_NAMES, build
-from .rope import rope_scaling, yarn_scale
+from .rope import query_growth, yarn_scale
 
 __all__ = ["HF_DEFAULTS", "HF_NAMES", "build", "configure"]
 
@@ -29,15 +29,10 @@ HF_DEFAULTS = {
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
-    data, arch = checkpoint.metadata, checkpoint.architecture
-    if checkpoint.kind == "hf":
-        data, growth, span = rope_scaling(data), "llama_4_scaling_beta", "original_max_position_embeddings"
-    else:
+    if checkpoint.kind == "gguf":
         c = _without_temperature(c, checkpoint)
-        growth, span = f"{arch}.attention.temperature_scale", f"{arch}.rope.scaling.original_context_length"
-    if data.get(growth) is None:
-        return c
-    return replace(c, query_growth=positive(data, growth), query_span=integer(data, span, high=1 << 30))
+    growth, span = query_growth(checkpoint)
+    return replace(c, query_growth=growth, query_span=span)
 
 
 def _without_temperature(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:

@@ -10,21 +10,35 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import qwen2, qwen3
 from .decoder import DecoderConfig, attention_block, mlp_block, moe_block, pre_norm_layers
-from .weights import Weights
+from .weights import Names, Weights
 
-HF_DEFAULTS = {**qwen2.DEFAULTS, "num_experts_per_tok": 8}
-HF_NAMES = {
+_SEES = "qwen3_vl_moe_text"
+HF_DEFAULTS = {
+    "qwen3_moe": {**qwen2.DEFAULTS, "num_experts_per_tok": 8},
+    _SEES: {
+        "max_position_embeddings": 128000,
+        "rope_theta": 500000.0,
+        "num_local_experts": 60,
+        "num_experts_per_tok": 4,
+    },
+}
+HF_NAMES: Names = {
     **qwen3.HF_NAMES,
     "blk.{i}.ffn_gate_inp.weight": "model.layers.{i}.mlp.gate.weight",
     "blk.{i}.ffn_gate_exps.weight": "model.layers.{i}.mlp.experts.{e}.gate_proj.weight",
     "blk.{i}.ffn_up_exps.weight": "model.layers.{i}.mlp.experts.{e}.up_proj.weight",
-    "blk.{i}.ffn_down_exps.weight": "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
+    "blk.{i}.ffn_gate_up_exps.weight": "model.layers.{i}.mlp.experts.gate_up_proj",
+    "blk.{i}.ffn_down_exps.weight": (
+        "model.layers.{i}.mlp.experts.down_proj",
+        "model.layers.{i}.mlp.experts.{e}.down_proj.weight",
+    ),
 }
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
-    """GGUF files have no key for it: their experts' weights always sum to 1."""
-    return replace(c, renormalize=checkpoint.kind == "gguf" or bool(checkpoint.metadata.get("norm_topk_prob", False)))
+    """GGUF files have no key for it: their experts' weights always sum to 1, as those of the model that sees."""
+    always = checkpoint.kind == "gguf" or checkpoint.architecture == _SEES
+    return replace(c, renormalize=always or bool(checkpoint.metadata.get("norm_topk_prob", False)))
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:

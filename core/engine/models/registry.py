@@ -27,7 +27,7 @@ from .fields import integer
 from .weights import Weights
 
 FAMILIES: Sequence[Family] = (
-    Family("llama", ("llama",), ("llama",), interleaved=True),
+    Family("llama", ("llama",), ("llama", "internlm3"), interleaved=True),
     Family("mixtral", (), ("mixtral",), interleaved=True, windowed=True, eps=1e-5),
     Family(
         "qwen2",
@@ -39,7 +39,7 @@ FAMILIES: Sequence[Family] = (
     Family("qwen3", ("qwen3", "qwen3vl"), ("qwen3", "qwen3_vl_text"), windowed=True, full_first=True),
     Family("mistral", (), ("mistral",), interleaved=True, windowed=True),
     Family("ministral3", ("mistral3",), ("ministral3",), interleaved=True, windowed=True, eps=1e-5),
-    Family("qwen3_moe", ("qwen3moe", "qwen3vlmoe"), ("qwen3_moe",), windowed=True),
+    Family("qwen3_moe", ("qwen3moe", "qwen3vlmoe"), ("qwen3_moe", "qwen3_vl_moe_text"), windowed=True),
     Family("olmo2", ("olmo2",), ("olmo2",), eps=1e-5),
     Family("qwen2_moe", ("qwen2moe",), ("qwen2_moe",), windowed=True, full_first=True),
     Family("gemma", ("gemma",), ("gemma",), acts=("gelu_tanh", "gelu")),
@@ -53,7 +53,8 @@ FAMILIES: Sequence[Family] = (
     Family("gpt_neox", ("gptneox",), ("gpt_neox",), acts=("gelu", "gelu_tanh", "relu"), eps=1e-5),
     Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True, eps=1e-5),
     Family("cohere", ("command-r",), ("cohere",), interleaved=True, eps=1e-5),
-    Family("deepseek", ("deepseek2",), ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), interleaved=True),
+    Family("deepseek", ("deepseek2",), ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), interleaved=True),
+    Family("mistral4", ("mistral4",), ("mistral4",), interleaved=True),
     Family("cohere2", ("cohere2",), ("cohere2",), interleaved=True, windowed=True, full_every=4, eps=1e-5),
     Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
     Family("gpt_oss", ("gpt-oss",), ("gpt_oss",), windowed=True, full_every=2, eps=1e-5),
@@ -66,9 +67,13 @@ FAMILIES: Sequence[Family] = (
     Family("olmo3", (), ("olmo3",), windowed=True, full_every=4, eps=1e-5),
     Family("olmoe", ("olmoe",), ("olmoe",), eps=1e-5),
     Family("exaone4", ("exaone4",), ("exaone4",), windowed=True, full_every=4, eps=1e-5),
+    Family("exaone", ("exaone",), ("exaone",), eps=1e-5),
+    Family("exaone_moe", ("exaone-moe",), ("exaone_moe",), windowed=True, full_every=4, eps=1e-5),
     Family("glm", ("chatglm",), ("glm",), interleaved=True),
     Family("glm4", ("glm4",), ("glm4",), interleaved=True),
     Family("glm4_moe", ("glm4moe",), ("glm4_moe",), eps=1e-5),
+    Family("solar_open", (), ("solar_open",), eps=1e-5),
+    Family("nemotron", ("nemotron",), ("nemotron",), acts=("relu2",), eps=1e-5),
     Family("arcee", ("arcee",), ("arcee",), interleaved=True, acts=("relu2",), eps=1e-5),
     Family("dots1", ("dots1",), ("dots1",), windowed=True, full_first=True),
     Family("minimax_m2", ("minimax-m2",), ("minimax_m2",)),

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..backend.v1 import Array
 from ..errors import ModelError
+from ..formats import Checkpoint
 from .fields import flag, integer, positive, text
 
 
@@ -83,6 +84,17 @@ def longrope_scale(factor: float, original: int) -> float:
     if original < 2:
         raise ModelError("Rope scaling 'longrope' needs an original context of at least 2 tokens.")
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def query_growth(checkpoint: Checkpoint) -> tuple[float, int]:
+    """``query_growth`` and ``query_span`` of a decoder: Llama 4's scaling, which Mistral's models have; (0, 1) without it."""
+    data, arch = checkpoint.metadata, checkpoint.architecture
+    if checkpoint.kind == "hf":
+        data, key, span = rope_scaling(data), "llama_4_scaling_beta", "original_max_position_embeddings"
+    else:
+        key, span = f"{arch}.attention.temperature_scale", f"{arch}.attention.temperature_length"
+        span = span if span in data else f"{arch}.rope.scaling.original_context_length"
+    return (0.0, 1) if data.get(key) is None else (positive(data, key), integer(data, span, high=1 << 30))
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -106,6 +106,7 @@ class Weights:
         layered = parts[0] == "blk"
         found = self.names.get(".".join(["blk", LAYER, *parts[2:]]) if layered else name, ())
         patterns = (found,) if isinstance(found, str) else found
+        patterns += tuple(_stacked(pattern) for pattern in patterns if EXPERT in pattern)
         names = tuple(pattern.replace(LAYER, parts[1]) if layered else pattern for pattern in patterns)
         return names + tuple(n.removeprefix(self.prefix) for n in names)
 
@@ -124,6 +125,14 @@ class Weights:
         return single(name, tensors[source]) if source in tensors else None
 
 
+def _stacked(pattern: str) -> str:
+    """What mlx-lm calls the experts of a layer together."""
+    own = pattern.replace(f".experts.{EXPERT}.", ".switch_mlp.")
+    for name, usual in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        own = own.replace(f".{name}.", f".{usual}.")
+    return own
+
+
 def needs_rows(weight: WeightRef, needed: int) -> None:
     """ModelError where there are not so many."""
     if weight.shape[0] != needed:
@@ -135,7 +144,7 @@ def needs_rows(weight: WeightRef, needed: int) -> None:
 
 def _numeric(weight: MappedWeight) -> MappedWeight:
     """ModelError for a weight stored as plain integers or truth values, which no model multiplies with."""
-    if weight.format in ("I8", "I16", "I32", "I64", "U8", "BOOL"):
+    if weight.format in ("I8", "I16", "I32", "I64", "U8", "U32", "BOOL"):
         raise ModelError(
             f"{weight.name} is stored as {weight.format}; a weight must be of a floating or quantized format."
         )

@@ -39,17 +39,18 @@ _ARCHITECTURES = {family.name: family.gguf[0] for family in FAMILIES if family.g
 }
 _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
-    "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite", "granite_moe",
-    "olmo3", "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "arcee", "dots1", "minimax_m2", "ernie4_5", "ernie4_5_moe",
-    "seed_oss", "ministral3", "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid", "nemotron_h", "falcon_h1",
+    "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite", "granite_moe", "olmo3",
+    "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "arcee", "dots1", "minimax_m2", "exaone", "exaone_moe", "nemotron",
+    "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3", "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid",
+    "nemotron_h", "falcon_h1",
 )  # fmt: skip
-_LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2")
+_LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron")
 _EXPERT_WIDTHS = {
     "moe_intermediate_size": "expert",
     "shared_expert_intermediate_size": "expert_shared",
     "shared_intermediate_size": "expert_shared",
 }
-_IN_ONE = ("gpt_oss", "granite", "granite_moe", "ernie4_5_moe")
+_IN_ONE = ("gpt_oss", "granite", "granite_moe", "ernie4_5_moe", "qwen3_moe")
 """Families some of whose Hugging Face files have in one tensor what is several in GGUF files, or in another shape."""
 _GROUPED = ("gpt_neox", "falcon")
 """Families whose Hugging Face files keep q, k and v of a KV head together, where GGUF files have all q, all k, all v."""
@@ -327,7 +328,7 @@ def _parts(model: Model, delta: DeltaConfig | None, weight: WeightRef) -> Iterab
         return falcon_parts(model, model.config, weight)
     if model.family in ("granite_hybrid", "nemotron_h"):
         return mamba_parts(model.config, weight)
-    return gate_and_up(weight) if model.family == "lfm2" and "gate_up_exps" in weight.name else (weight,)
+    return gate_and_up(weight) if "gate_up_exps" in weight.name else (weight,)
 
 
 def _of_program(model: Model) -> Iterator[WeightRef]:

@@ -32,10 +32,11 @@
 //   w8s       32   2304     128  f32 scale[64]; steps as in w8
 //   w8m       32   2560       0  f32 scale[64], minimum[64]; steps as in w8.  weight = scale * u - minimum
 //
-// Most formats are packed as small as they are stored, or nearly (bits a weight, in the file -> packed): MXFP4 4.25 -> 4.5, NVFP4 4.5
-// -> 5, which its scale of the whole weight takes, IQ4_XS 4.25 -> 4.4, Q3_K 3.44 -> 3.56. IQ3_S (3.44), IQ3_XXS (3.06), IQ2_S (2.56), IQ2_XS (2.31), IQ2_XXS (2.06), IQ1_M (1.75),
-// IQ1_S (1.56), TQ2_0 (2.06) and TQ1_0 (1.69), whose numbers are few, take 4.4 or 4.7, exactly. Products are finite only with
-// scales up to 2^60 (q8g32.h: units), which MXFP4 and f32 alone can pass.
+// Most formats are packed as small as they are stored, or nearly (bits a weight, in the file -> packed): MXFP4 4.25 -> 4.5,
+// NVFP4 4.5 -> 5, which its scale of the whole weight takes, IQ4_XS 4.25 -> 4.4, Q3_K 3.44 -> 3.56. IQ3_S (3.44), IQ3_XXS
+// (3.06), IQ2_S (2.56), IQ2_XS (2.31), IQ2_XXS (2.06), IQ1_M (1.75), IQ1_S (1.56), TQ2_0 (2.06) and TQ1_0 (1.69), whose numbers
+// are few, take 4.4 or 4.7, exactly. Products are finite only with scales up to 2^60 (q8g32.h: units), which MXFP4 and f32
+// alone can pass.
 //
 // Dense families hold each k's 64 columns together: f32 [K][64], f16 [K][64], and bf16 [K/2][64][2], two consecutive k in
 // one 32-bit lane as vdpbf16ps and the rows of AMX's tiles have them, K padded to 32 with zeros. Activations of bf16 weights

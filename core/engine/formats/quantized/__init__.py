@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.errors import FormatError
 from engine.formats.checkpoint import Tensor
+from engine.formats.quantized import mlx
 from engine.formats.quantized.parts import Parts
 
 # quant_method in config.json -> the module here
@@ -29,8 +30,8 @@ _METHODS: Mapping[str, str] = {
     "intel/auto-round": "autoround",
 }
 # Formats that are no weights by themselves, and the ends of names under which they would be.
-_CODES = ("U8", "I8", "I32", "F8_E4M3")
-_ENDINGS = (".weight", ".qweight", ".weight_packed", "_blocks")
+_CODES = ("U8", "I8", "I32", "U32", "F8_E4M3")
+_ENDINGS = (".weight", ".qweight", ".weight_packed", "_blocks", "_proj")
 
 
 def compose(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
@@ -40,7 +41,9 @@ def compose(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: Pat
     """
     parts = Parts(dict(tensors))
     settings = config.get("quantization_config")
-    if settings is not None:
+    if mlx.describes(own := config.get("quantization", settings)):
+        mlx.compose(own, parts)
+    elif settings is not None:
         _compose(settings, parts, where)
     for name, tensor in parts.tensors.items():
         if tensor.format.name in _CODES and name.endswith(_ENDINGS):
@@ -58,4 +61,5 @@ def _compose(settings: Any, parts: Parts, where: Path) -> None:
         raise FormatError(
             f"{where} names the quantization method {method!r}; supported are {', '.join(_METHODS)}, and GGUF files."
         )
+    parts.drop_cache_scales()
     import_module(f".{_METHODS[method]}", __package__).compose(settings, parts)

@@ -14,16 +14,17 @@ from engine.formats.quantized.short_floats import compose_floats
 
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
     named = settings.get("packing_format", settings.get("backend"))
-    packing = named if named not in (None, "auto") else "auto_round:auto_gptq"  # which the first versions did not name
-    known = isinstance(packing, str)
-    if known and "awq" in packing:
+    if named in (None, "auto"):
+        named = "auto_round:auto_gptq"  # which the first versions did not name
+    packing = named if isinstance(named, str) else ""
+    if "awq" in packing:
         awq.compose(settings, parts)
-    elif known and "gptq" in packing:
+    elif "gptq" in packing:
         gptq.compose(settings, parts)
-    elif known and "fp" in packing:
+    elif "fp" in packing:
         compose_floats(parts)
     else:
         raise FormatError(
-            f"quantization_config has the packing_format {packing!r}; supported are auto_round:auto_gptq,"
+            f"quantization_config has the packing_format {named!r}; supported are auto_round:auto_gptq,"
             " auto_round:auto_awq, and those of fp8, nv_fp4 and mx_fp4."
         )

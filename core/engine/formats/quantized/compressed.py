@@ -74,7 +74,6 @@ class _Settings(Settings):
 
 
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
-    parts.drop_cache_scales()
     if settings.get("format") in ("nvfp4-pack-quantized", "mxfp4-pack-quantized"):
         return compose_floats(parts)
     if settings.get("format") == "mixed-precision":
@@ -115,7 +114,8 @@ def _block(weights: _Weights) -> tuple[int, int] | None:
 def _compose_float(group: _Group, parts: Parts, stem: str) -> None:
     block = _block(group.weights)
     asked = group.input_activations
-    compose_fp8(parts, stem, ".weight_scale", block, ANY_INPUT if asked is None or asked.type != "float" else ROUNDED)
+    spec = ANY_INPUT if asked is None or asked.type != "float" else ROUNDED
+    compose_fp8(parts, f"{stem}.weight", f"{stem}.weight_scale", block, spec)
 
 
 def _compose_integers(group: _Group, parts: Parts, stem: str) -> None:

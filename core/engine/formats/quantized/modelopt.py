@@ -11,5 +11,4 @@ from engine.formats.quantized.short_floats import compose_floats
 
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
     """No setting changes what the stored numbers are."""
-    parts.drop_cache_scales()
     compose_floats(parts)

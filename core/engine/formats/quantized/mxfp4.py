@@ -24,17 +24,18 @@ def compose(settings: Mapping[str, Any], parts: Parts) -> None:
     """No setting changes what the stored numbers are."""
     for stem in parts.stems("_blocks"):
         scales = parts.take(f"{stem}_scales", ("U8",), (None, None, None))
-        parts.put(_composed(stem, parts.take(f"{stem}_blocks", ("U8",), (*scales.shape, _HALF)), scales))
+        parts.put(composed(stem, parts.take(f"{stem}_blocks", ("U8",), (*scales.shape, _HALF)), scales))
 
 
 def compose_packed(parts: Parts, stem: str) -> None:
     """The weight of the module ``stem``, of compressed-tensors."""
     scales = parts.take(f"{stem}.weight_scale", ("U8",), (None, None))
     packed = parts.take(f"{stem}.weight_packed", ("U8",), (scales.shape[0], scales.shape[1] * _HALF))
-    parts.put(_composed(f"{stem}.weight", packed, scales))
+    parts.put(composed(f"{stem}.weight", packed, scales))
 
 
-def _composed(name: str, blocks: Tensor, scales: Tensor) -> ComposedTensor:
+def composed(name: str, blocks: Tensor, scales: Tensor) -> ComposedTensor:
+    """Scales of any shape [.., K / 32], and the numbers' bytes in the same order."""
     groups = scales.shape[-1]
 
     def read(start: int, stop: int) -> Bytes:

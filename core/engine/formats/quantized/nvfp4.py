@@ -15,7 +15,7 @@ from engine.formats.checkpoint import ComposedTensor, Tensor
 from engine.formats.nvfp4 import check_scale, with_scale
 from engine.formats.quantformats import FORMATS, Bytes, Floats
 from engine.formats.quantized.parts import Parts
-from engine.formats.quantized.stored import floats
+from engine.formats.quantized.stored import FLOATS, floats
 
 _BLOCK, _GROUP = 64, 16
 _ONE = ((), (1,), (1, 1))
@@ -42,9 +42,29 @@ def _compose(parts: Parts, stem: str, ending: str, stored: Tensor, scale: Floats
     packed = parts.take(f"{stem}.{ending}", ("U8",), (None, None))
     rows, depth = packed.shape[0], packed.shape[1] * 2
     name = f"{stem}.weight"
+    _check_depth(name, depth)
+    scales = parts.take(f"{name}_scale", ("F8_E4M3",), (rows, depth // _GROUP))
+    parts.put(_composed(name, (rows, depth), (packed, scales, stored), scale))
+
+
+def composed_mlx(parts: Parts, stem: str, packed: Tensor, scales: Tensor) -> ComposedTensor:
+    """The weight of the module ``stem`` of MLX, whose scale of the whole weight may be absent."""
+    stored = parts.maybe(f"{stem}.global_scale", FLOATS, *_ONE)
+    scale = np.ones(1, np.float32) if stored is None else floats(stored).reshape(-1)
+    check_scale(f"{stem}.global_scale", scale)
+    shape = (*scales.shape[:-1], scales.shape[-1] * _GROUP)
+    _check_depth(f"{stem}.weight", shape[-1])
+    return _composed(f"{stem}.weight", shape, (packed, scales, *([] if stored is None else [stored])), scale)
+
+
+def _check_depth(name: str, depth: int) -> None:
     if depth % _BLOCK:
         raise FormatError(f"{name} has {depth} inputs; weights in NVFP4 have a multiple of {_BLOCK}.")
-    scales = parts.take(f"{name}_scale", ("F8_E4M3",), (rows, depth // _GROUP))
+
+
+def _composed(name: str, shape: tuple[int, ...], parts: tuple[Tensor, ...], scale: Floats) -> ComposedTensor:
+    """``parts``: the numbers, two a byte, and the scales of their groups, first."""
+    packed, scales, depth = parts[0], parts[1], shape[-1]
 
     def read(start: int, stop: int) -> Bytes:
         codes = scales.rows(start, stop)
@@ -57,4 +77,4 @@ def _compose(parts: Parts, stem: str, ending: str, stored: Tensor, scale: Floats
         blocks = np.concatenate([codes.reshape(by_block), halves.reshape(by_block)], axis=-1)
         return with_scale(blocks.reshape(len(pairs), -1), np.broadcast_to(scale, len(pairs)))
 
-    parts.put(ComposedTensor(name, (rows, depth), FORMATS["NVFP4S"], parts=(packed, scales, stored), read=read))
+    return ComposedTensor(name, shape, FORMATS["NVFP4S"], parts=parts, read=read)

@@ -8,7 +8,7 @@ from engine.errors import FormatError
 from engine.formats.checkpoint import Tensor
 
 Shape = tuple[int | None, ...]
-_OF_THE_CACHE = (".k_scale", ".v_scale", ".q_scale")
+_OF_THE_CACHE = (".k_scale", ".v_scale", ".q_scale", ".kv_scale")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ def compose_floats(parts: Parts, block: tuple[int, int] | None = None) -> None:
         if f"{stem}.weight_scale_2" in parts.tensors:
             nvfp4.compose_modelopt(parts, stem)
         elif f"{stem}.weight_packed" not in parts.tensors:
-            compose_fp8(parts, stem, ".weight_scale", block, ROUNDED)
+            compose_fp8(parts, f"{stem}.weight", f"{stem}.weight_scale", block, ROUNDED)
         elif f"{stem}.weight_global_scale" in parts.tensors:
             nvfp4.compose_packed(parts, stem)
         else:

@@ -1,4 +1,5 @@
-// The formats whose codes and scales lie in tensors of their own (core/engine/formats/hfblocks.py), and numbers that are packed as they are.
+// The formats whose codes and scales lie in tensors of their own (core/engine/formats/hfblocks.py), and numbers that are packed
+// as they are.
 #include <iterator>
 
 #include "../../simd_storage.h"
