@@ -301,6 +301,8 @@ def test_queries_of_deepseeks_files_that_grow(saved, tmp_path):
     path = gguf_of("v3", saved("v3"), tmp_path / "m.gguf", absorbed=True, keys=keys)
     config = load_model(open_checkpoint(path)).config
     assert (config.query_growth, config.query_span) == (pytest.approx(0.6), 16)
+    none = gguf_of("v3", saved("v3"), tmp_path / "none.gguf", absorbed=True, keys={"attention.temperature_scale": 0.0})
+    assert load_model(open_checkpoint(none)).config.query_growth == 0
     ids = random_ids(40)
     grown, plain = (logits(load_for_logits(p, "reference"), ids, (40,)) for p in (path, saved("v3")))
     np.testing.assert_allclose(grown[:16], plain[:16], rtol=0, atol=1e-3)

@@ -58,6 +58,11 @@ FAMILIES = {
         | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     ),
     "qwen3_next": ("Qwen3Next", LINEAR | EXPERTS | {"num_hidden_layers": 4}),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "num_dense_layers": 1}
+        | {"layer_types": ["conv", "full_attention", "conv"], "norm_eps": 0.01, "tie_word_embeddings": True},
+    ),
     "gemma4": (
         "Gemma4Text",
         EXPERTS
@@ -138,6 +143,16 @@ def gate_apart(tensors: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def renamed(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Of lfm2_moe: layers without experts have the usual names, and its filters are turned."""
+    found = {}
+    for name, tensor in tensors.items():
+        for own, usual in LFM2_NAMES.items():
+            name = name.replace(own, usual)  # noqa: PLW2901
+        found[name] = tensor.swapaxes(1, 2) if name.endswith("conv.conv.weight") else tensor
+    return found
+
+
 def latent_apart(tensors: dict[str, Any]) -> dict[str, Any]:
     """kv_b as it is absorbed."""
     found = {}
@@ -161,10 +176,15 @@ def shifted(tensors: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+LFM2_NAMES = {
+    f"feed_forward.{own}.": f"feed_forward.{usual}_proj."
+    for own, usual in zip(("w1", "w2", "w3"), ("gate", "down", "up"), strict=True)
+}
 OWN: dict[str, list[Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "deepseek": [stacked, latent_apart],
     "qwen3_next": [stacked, shifted],
     "gemma4": [gate_apart],
+    "lfm2_moe": [stacked, renamed],
 }
 
 
@@ -172,7 +192,18 @@ STACKS = {"gpt_oss": "experts", "gemma4": "experts.switch_glu"}
 
 
 def is_quantized(name: str, tensor: Any) -> bool:
-    kept = ("norm", "conv1d", ".gate.weight", "router", "sinks", "shared_expert_gate", "A_log", "dt_bias")
+    kept = (
+        "norm",
+        "conv1d",
+        "conv.conv",
+        "expert_bias",
+        ".gate.weight",
+        "router",
+        "sinks",
+        "shared_expert_gate",
+        "A_log",
+        "dt_bias",
+    )
     return name.endswith(".weight") and tensor.ndim > 1 and not any(part in name for part in kept)
 
 
@@ -222,6 +253,10 @@ def as_in_transformers(model: Any, family: str, tensors: dict[str, Any]) -> dict
     """mlx-lm's tensors in a model's own parameters."""
     state = model.state_dict()
     found = {name: tensors[name] for name in state if name in tensors}
+    if family == "lfm2_moe":
+        for own, usual in LFM2_NAMES.items():
+            found |= {name: tensors[name.replace(own, usual)] for name in state if own in name}
+        found |= {n: t.swapaxes(1, 2) for n, t in found.items() if n.endswith("conv.conv.weight")}
     if family == "qwen3_next":
         found |= {n: t.swapaxes(1, 2) for n, t in found.items() if n.endswith("conv1d.weight")}
         norms = ("layernorm.weight", "model.norm.weight", "_norm.weight")

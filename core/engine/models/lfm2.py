@@ -53,9 +53,12 @@ HF_NAMES = {
     "blk.{i}.shortconv.in_proj.weight": _LAYER + "conv.in_proj.weight",
     "blk.{i}.shortconv.out_proj.weight": _LAYER + "conv.out_proj.weight",
     "blk.{i}.ffn_norm.weight": _LAYER + "ffn_norm.weight",
-    "blk.{i}.ffn_gate.weight": _LAYER + "feed_forward.w1.weight",
-    "blk.{i}.ffn_up.weight": _LAYER + "feed_forward.w3.weight",
-    "blk.{i}.ffn_down.weight": _LAYER + "feed_forward.w2.weight",
+    "blk.{i}.ffn_gate.weight": (
+        _LAYER + "feed_forward.w1.weight",
+        _LAYER + "feed_forward.gate_proj.weight",
+    ),  # the latter of mlx-lm
+    "blk.{i}.ffn_up.weight": (_LAYER + "feed_forward.w3.weight", _LAYER + "feed_forward.up_proj.weight"),
+    "blk.{i}.ffn_down.weight": (_LAYER + "feed_forward.w2.weight", _LAYER + "feed_forward.down_proj.weight"),
     "blk.{i}.ffn_gate_inp.weight": _LAYER + "feed_forward.gate.weight",
     "blk.{i}.exp_probs_b.bias": _LAYER + "feed_forward.expert_bias",
     "blk.{i}.ffn_gate_up_exps.weight": _LAYER + "feed_forward.experts.gate_up_proj",

@@ -94,7 +94,7 @@ def query_growth(checkpoint: Checkpoint) -> tuple[float, int]:
     else:
         key, span = f"{arch}.attention.temperature_scale", f"{arch}.attention.temperature_length"
         span = span if span in data else f"{arch}.rope.scaling.original_context_length"
-    return (0.0, 1) if data.get(key) is None else (positive(data, key), integer(data, span, high=1 << 30))
+    return (0.0, 1) if not data.get(key) else (positive(data, key), integer(data, span, high=1 << 30))
 
 
 def rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
