@@ -328,7 +328,8 @@ def _parts(model: Model, delta: DeltaConfig | None, weight: WeightRef) -> Iterab
         return falcon_parts(model, model.config, weight)
     if model.family in ("granite_hybrid", "nemotron_h"):
         return mamba_parts(model.config, weight)
-    return gate_and_up(weight) if "gate_up_exps" in weight.name else (weight,)
+    apart = "gate_up_exps" in weight.name and model.family != "gemma4"  # whose GGUF files have them in one, too
+    return gate_and_up(weight) if apart else (weight,)
 
 
 def _of_program(model: Model) -> Iterator[WeightRef]:
