@@ -97,10 +97,10 @@ def logits_of(model: Any, ids: list[int]) -> np.ndarray:
 
 
 @cache
-def nudged(model: Any) -> tuple[Any, Any]:
-    """The model twice more, its weights moved by some two millionths of themselves: what that does to a token's logits is what
-    sums in another order may do."""
-    models = deepcopy(model), deepcopy(model)
+def nudged(model: Any) -> tuple[Any, ...]:
+    """The model six times more, its weights moved by some two millionths of themselves: what that does to a token's logits is
+    what sums in another order may do. Of two experts that are tied as nearly as that each nudge chooses one or the other."""
+    models = tuple(deepcopy(model) for _ in range(6))
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in (p for one in models for p in one.parameters()):
