@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import tiny_models
+from other_families import other_keys
 from safetensors.numpy import load_file
 from state_space_families import falcon_tensor
 from younger_families import younger_keys, younger_tensors
@@ -50,7 +51,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
 
     rope = getattr(config, "rope_parameters", None) or {}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron")
+    normal = arch in ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron", "phi2", "stablelm")
     keys = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -87,7 +88,7 @@ def published_keys(arch: str, config: Any) -> dict[str, Any]:
     if arch in ("gemma2", "gemma3"):
         # A key that GGUF defines for any architecture; without it the size of the model tells the scale.
         keys["attention.scale"] = config.query_pre_attn_scalar**-0.5
-    return keys | younger_keys(arch, config)
+    return keys | younger_keys(arch, config) | other_keys(arch, config)
 
 
 def yarn_keys(rope: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def converted(arch: str, config: Any, tensors: dict[str, np.ndarray]) -> dict[st
 
 def rearranged(arch: str, config: Any, name: str, array: np.ndarray) -> np.ndarray:
     """What llama.cpp's converter does to the numbers."""
-    neighbours = arch in ("llama", "arcee", "smollm3", "granite", "granitemoe", "mistral3")
+    neighbours = arch in ("llama", "arcee", "smollm3", "granite", "granitemoe", "mistral3", "olmo")
     if neighbours and ".q_proj." in name:
         return tiny_models.interleave(array, config.num_attention_heads)
     if neighbours and ".k_proj." in name:

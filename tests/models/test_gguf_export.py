@@ -28,6 +28,8 @@ REFUSED = {
     "qwen3_moe dense layer, not renormalized": "renormalize",
     "gpt2 relu": "act",
     "opt": "opt cannot be written",
+    "youtu": "deepseek cannot be written",
+    "cwm": "windows",
 }
 
 
@@ -36,7 +38,7 @@ def written(folder: Path, path: Path):
     return open_checkpoint(path)
 
 
-@pytest.mark.parametrize("family", more.WITH_GGUF)
+@pytest.mark.parametrize("family", [family for family in more.WITH_GGUF if family not in REFUSED])
 def test_tensors_and_keys_are_the_published_ones(family, saved, tmp_path):  # noqa: F811
     arch, config = more.FAMILIES[family][1], more.model_of(family).config
     found = written(saved(family), tmp_path / "model.gguf")

@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 from checkpoints import SIZES, assert_logits, in_half, logits_of, saved_once
 from family_ggufs import to_gguf
+from other_families import OTHER, OTHER_GGUF_KEYS
 from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
 from state_space_families import STATE_SPACE
@@ -137,6 +138,7 @@ FAMILIES = {
     ),
     "starcoder2 whole": ("Starcoder2", None, {"use_bias": False, "tie_word_embeddings": False}),
     **YOUNGER,
+    **OTHER,
     **STATE_SPACE,
 }
 # Keys of GGUF beyond those that every file of a family has.
@@ -158,6 +160,7 @@ GGUF_KEYS = {
     "falcon 7b": {"attention.head_count_kv": 1},
     "gemma3 wider than its context": {"attention.sliding_window_pattern": [True, False]},
     **YOUNGER_GGUF_KEYS,
+    **OTHER_GGUF_KEYS,
 }
 WITH_GGUF = [name for name, (_, arch, _) in FAMILIES.items() if arch is not None]
 # A cache longer than the original context chooses the long factors at load; transformers does at each call.
@@ -177,7 +180,7 @@ def model_of(family):
         sizes = {k: v for k, v in sizes.items() if k not in ("intermediate_size", "num_key_value_heads")}
     config = getattr(transformers, kind)(**sizes, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
-    minus_one = name in ("Gemma", "Gemma2", "Gemma3")
+    minus_one = name in ("Gemma", "Gemma2", "Gemma3", "VaultGemma")
     norms_less_one = minus_one or name in ("Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "Nemotron")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

@@ -55,7 +55,7 @@ def test_the_tiny_llama_itself_is_good(folder, tmp_path):
 
 def test_unknown_architecture_names_the_known(folder, tmp_path):
     configure(folder, model_type="mamba9")
-    assert_refused(folder, "mamba9", "llama, internlm3, mixtral, qwen2, qwen2_vl_text")
+    assert_refused(folder, "mamba9", "llama, internlm3, iquestcoder, mixtral, qwen2, qwen2_vl_text")
 
 
 def test_unknown_architecture_in_gguf(tmp_path):

@@ -17,9 +17,9 @@ from ..program.weights import ConstantWeight, row_matrix, select
 from .rope import Rope
 from .weights import Weights
 
-QKNorm = Literal["none", "head", "row", "each head"]
-"""Norms of q and k: RMS norms with one weight for all heads or with a weight for the whole row, or layer norms of each head
-with a weight of its own."""
+QKNorm = Literal["none", "head", "rotated head", "row", "each head"]
+"""Norms of q and k: RMS norms with one weight for all heads, before the rotary embedding or behind it, or with a weight for the
+whole row, or layer norms of each head with a weight of its own."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ def attention_block(
     v = b.linear(h, w(p + "attn_v.weight"), w.maybe(p + "attn_v.bias"), axes=("kv_heads", "embed"))
     if qk_norm == "each head":
         q, k = (_layer_norm_heads(b, c, w, f"{p}attn_{part}_norm.weight", x) for part, x in (("q", q), ("k", k)))
-    elif qk_norm != "none":
+    elif qk_norm in ("head", "row"):
         width = c.head_dim if qk_norm == "head" else 0
         q = b.rms_norm(q, w(p + "attn_q_norm.weight"), c.eps, width, c.norm_offset)
         k = b.rms_norm(k, w(p + "attn_k_norm.weight"), c.eps, width, c.norm_offset)
-    return attend(b, c, w, i, q, k, v, sinks)
+    return attend(b, c, w, i, q, k, v, sinks, norms=qk_norm == "rotated head")
 
 
 def _layer_norm_heads(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:
@@ -167,9 +167,10 @@ def attend(
     sinks: WeightRef | None = None,
     gate: Value | None = None,
     source: int | None = None,
+    norms: bool = False,
 ) -> Value:
-    """Rotary embedding if there is one, cache write, attention, a gate's sigmoid if there is one, output projection. Without
-    k and v the layer reads the cache of ``source``, an earlier one."""
+    """Rotary embedding if there is one, norms of each head if ``norms``, cache write, attention, a gate's sigmoid if there is
+    one, output projection. Without k and v the layer reads the cache of ``source``, an earlier one."""
     window = c.window(i)
     local = window > 0 and c.local_rope is not None
     rope = c.local_rope if local else c.rope
@@ -178,6 +179,9 @@ def attend(
         q = b.rope(q, inv_freq, c.heads, c.head_dim, rope.interleaved, rope.scale)
         if k is not None:
             k = b.rope(k, inv_freq, c.kv_heads, c.head_dim, rope.interleaved, rope.scale)
+    if norms and k is not None:
+        q = b.rms_norm(q, w(f"blk.{i}.attn_q_norm.weight"), c.eps, c.head_dim)
+        k = b.rms_norm(k, w(f"blk.{i}.attn_k_norm.weight"), c.eps, c.head_dim)
     q = grown(b, c, q)
     if k is not None:
         b.kv_write(i, k, v, c.kv_heads, c.head_dim)
@@ -324,4 +328,4 @@ def logits(b: Builder, c: DecoderConfig, w: Weights, x: Value) -> Program:
     all, and nothing is to be generated."""
     tied = c.may_tie or w.without_head
     head = w.first("output.weight", "token_embd.weight") if tied else w("output.weight")
-    return b.finish(x, head, c.logit_scale, c.logit_softcap)
+    return b.finish(x, head, c.logit_scale, c.logit_softcap, w.maybe("output.bias"))

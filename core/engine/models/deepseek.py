@@ -26,8 +26,7 @@ from .experts import (
     ExpertsConfig,
     dense_layers,
     feed_forward,
-    gguf_layers,
-    gguf_routing,
+    gguf_experts,
     routing,
     shared_width,
     unused,
@@ -52,6 +51,7 @@ HF_DEFAULTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {},
     "deepseek_v3": _THIRD,
     "kimi_k2": _THIRD,
+    "youtu": {"max_position_embeddings": 131072, "tie_word_embeddings": True},
     "glm4_moe_lite": {
         "max_position_embeddings": 202752,
         "rms_norm_eps": 1e-5,
@@ -168,9 +168,7 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         rope = replace(rope, scale=positive(data, f"{prefix}.attn_factor", 1.0))
         scale *= (1 + positive(data, f"{prefix}.yarn_log_multiplier") * math.log(factor)) ** 2
     return _completed(
-        replace(c, rope=rope, layers=gguf_layers(c, checkpoint)),
-        routing=gguf_routing(c, checkpoint),
-        renormalize=flag(data, f"{arch}.expert_weights_norm", False),
+        gguf_experts(replace(c, rope=rope), checkpoint, renormalize=False),
         attention_scale=scale,
         q_rank=integer(data, f"{arch}.attention.q_lora_rank", 0, low=0),
         kv_rank=integer(data, f"{arch}.attention.kv_lora_rank"),
@@ -178,8 +176,6 @@ def _from_gguf(c: DecoderConfig, checkpoint: Checkpoint) -> DeepseekConfig:
         rotary=rotary,
         v_dim=integer(data, f"{arch}.attention.value_length_mla", value),
         latent_eps=c.eps,
-        dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),
-        shared=shared_width(data, f"{arch}.expert_shared_count", f"{arch}.expert_feed_forward_length"),
     )
 
 

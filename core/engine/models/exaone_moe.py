@@ -8,17 +8,8 @@ from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import exaone4, qwen3
 from .decoder import DecoderConfig, attention_block, pre_norm_layers
-from .experts import (
-    HF_EXPERTS,
-    ExpertsConfig,
-    dense_layers,
-    feed_forward,
-    gguf_experts,
-    routing,
-    shared_width,
-)
+from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_experts, hf_experts
 from .experts import unused as after_the_last
-from .fields import flag, integer, positive
 from .weights import Weights
 
 HF_DEFAULTS = {
@@ -45,16 +36,10 @@ def unused(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
-    c, data = exaone4.configure(c, checkpoint), checkpoint.metadata
+    c = exaone4.configure(c, checkpoint)
     if checkpoint.kind == "gguf":
         return gguf_experts(c, checkpoint)
-    groups, kept = (integer(data, key, 1) for key in ("n_group", "topk_group"))
-    return ExpertsConfig(
-        **vars(c) | {"renormalize": flag(data, "norm_topk_prob", True)},
-        dense=dense_layers(data),
-        shared=shared_width(data, "num_shared_experts", "moe_intermediate_size"),
-        routing=routing(c, "sigmoid", positive(data, "routed_scaling_factor", 1.0), groups, kept),
-    )
+    return hf_experts(c, checkpoint, shared="num_shared_experts")
 
 
 def build(b: Builder, c: ExpertsConfig, w: Weights) -> Program:

@@ -100,10 +100,23 @@ def gguf_routing(c: DecoderConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     return routing(c, _score(checkpoint), positive(data, f"{arch}.expert_weights_scale", 1.0), groups, kept)
 
 
-def gguf_experts(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
-    """By the keys of GGUF files."""
+def hf_experts(c: DecoderConfig, checkpoint: Checkpoint, shared: str = "n_shared_experts") -> ExpertsConfig:
+    """By the keys of DeepSeek V3's configuration, of which ``shared`` counts the experts that all tokens share."""
+    data = checkpoint.metadata
+    groups, kept = (integer(data, key, 1) for key in ("n_group", "topk_group"))
+    return ExpertsConfig(
+        **vars(replace(c, renormalize=flag(data, "norm_topk_prob", True))),
+        dense=dense_layers(data),
+        shared=shared_width(data, shared, "moe_intermediate_size"),
+        routing=routing(c, "sigmoid", positive(data, "routed_scaling_factor", 1.0), groups, kept),
+    )
+
+
+def gguf_experts(c: DecoderConfig, checkpoint: Checkpoint, renormalize: bool = True) -> ExpertsConfig:
+    """By the keys of GGUF files; ``renormalize`` holds where a file has none."""
     data, arch = checkpoint.metadata, checkpoint.architecture
-    c = replace(c, layers=gguf_layers(c, checkpoint), renormalize=flag(data, f"{arch}.expert_weights_norm", True))
+    renormalize = flag(data, f"{arch}.expert_weights_norm", renormalize)
+    c = replace(c, layers=gguf_layers(c, checkpoint), renormalize=renormalize)
     return ExpertsConfig(
         **vars(c),
         dense=integer(data, f"{arch}.leading_dense_block_count", 0, low=0),

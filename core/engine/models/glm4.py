@@ -38,12 +38,13 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
         # GGUF files of the models of 2024 keep the rows of q, k and v in one matrix.
         fused = w.maybe(f"blk.{i}.attn_qkv.weight") is not None
         h = (fused_attention_block if fused else attention_block)(b, c, w, i, h)
-        x = b.add(x, _after(b, c, w, f"blk.{i}.post_attention_norm.weight", h))
+        x = b.add(x, after(b, c, w, f"blk.{i}.post_attention_norm.weight", h))
         h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
-        x = b.add(x, _after(b, c, w, f"blk.{i}.post_ffw_norm.weight", fused_mlp_block(b, c, w, i, h)))
+        x = b.add(x, after(b, c, w, f"blk.{i}.post_ffw_norm.weight", fused_mlp_block(b, c, w, i, h)))
     return output_head(b, c, w, x)
 
 
-def _after(b: Builder, c: DecoderConfig, w: Weights, name: str, h: Value) -> Value:
+def after(b: Builder, c: DecoderConfig, w: Weights, name: str, h: Value) -> Value:
+    """A norm of what a block gave, where the file has one."""
     weight = w.maybe(name)
     return h if weight is None else b.rms_norm(h, weight, c.eps)

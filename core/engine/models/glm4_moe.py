@@ -3,15 +3,12 @@ experts after first layers without."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import qwen3
 from .decoder import DecoderConfig, QKNorm, attention_block, pre_norm_layers
-from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_experts, routing, shared_width, unused
-from .fields import flag, integer, positive
+from .experts import HF_EXPERTS, ExpertsConfig, feed_forward, gguf_experts, hf_experts, unused
 from .weights import Weights
 
 __all__ = ["HF_DEFAULTS", "HF_KEYS", "HF_NAMES", "build", "configure", "unused"]
@@ -34,16 +31,7 @@ HF_NAMES = {
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> ExpertsConfig:
-    data = checkpoint.metadata
-    if checkpoint.kind == "gguf":
-        return gguf_experts(c, checkpoint)
-    groups, kept = (integer(data, key, 1) for key in ("n_group", "topk_group"))
-    return ExpertsConfig(
-        **vars(replace(c, renormalize=flag(data, "norm_topk_prob", True))),
-        dense=integer(data, "first_k_dense_replace", low=0),
-        shared=shared_width(data, "n_shared_experts", "moe_intermediate_size"),
-        routing=routing(c, "sigmoid", positive(data, "routed_scaling_factor", 1.0), groups, kept),
-    )
+    return gguf_experts(c, checkpoint) if checkpoint.kind == "gguf" else hf_experts(c, checkpoint)
 
 
 def build(b: Builder, c: ExpertsConfig, w: Weights) -> Program:

@@ -15,6 +15,13 @@ HF_DEFAULTS = {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     },
+    "iquestcoder": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    },
 }
 HF_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

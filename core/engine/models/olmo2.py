@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+from ..backend.v1 import Value
 from ..program.build import Builder, Program
 from . import llama
 from .decoder import DecoderConfig, attention_block, mlp_block, output_head
@@ -23,11 +25,17 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     return layers(b, c, w, qk_norm="row")
 
 
-def layers(b: Builder, c: DecoderConfig, w: Weights, qk_norm: Literal["head", "row"]) -> Program:
+def layers(
+    b: Builder,
+    c: DecoderConfig,
+    w: Weights,
+    qk_norm: Literal["head", "row"],
+    feed_forward: Callable[[Builder, DecoderConfig, Weights, int, Value], Value] = mlp_block,
+) -> Program:
     x = b.embed(w("token_embd.weight"))
     for i in b.layers(c.layers):
         h = attention_block(b, c, w, i, x, qk_norm)
         x = b.add(x, b.rms_norm(h, w(f"blk.{i}.post_attention_norm.weight"), c.eps))
-        h = mlp_block(b, c, w, i, x)
+        h = feed_forward(b, c, w, i, x)
         x = b.add(x, b.rms_norm(h, w(f"blk.{i}.post_ffw_norm.weight"), c.eps))
     return output_head(b, c, w, x)

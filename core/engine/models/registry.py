@@ -27,7 +27,7 @@ from .fields import integer
 from .weights import Weights
 
 FAMILIES: Sequence[Family] = (
-    Family("llama", ("llama",), ("llama", "internlm3"), interleaved=True),
+    Family("llama", ("llama",), ("llama", "internlm3", "iquestcoder"), interleaved=True),
     Family("mixtral", (), ("mixtral",), interleaved=True, windowed=True, eps=1e-5),
     Family(
         "qwen2",
@@ -37,7 +37,7 @@ FAMILIES: Sequence[Family] = (
         full_first=True,
     ),
     Family("qwen3", ("qwen3", "qwen3vl"), ("qwen3", "qwen3_vl_text"), windowed=True, full_first=True),
-    Family("mistral", (), ("mistral",), interleaved=True, windowed=True),
+    Family("mistral", (), ("mistral", "ministral", "cwm"), interleaved=True, windowed=True),
     Family("ministral3", ("mistral3",), ("ministral3",), interleaved=True, windowed=True, eps=1e-5),
     Family("qwen3_moe", ("qwen3moe", "qwen3vlmoe"), ("qwen3_moe", "qwen3_vl_moe_text"), windowed=True),
     Family("olmo2", ("olmo2",), ("olmo2",), eps=1e-5),
@@ -53,7 +53,12 @@ FAMILIES: Sequence[Family] = (
     Family("gpt_neox", ("gptneox",), ("gpt_neox",), acts=("gelu", "gelu_tanh", "relu"), eps=1e-5),
     Family("starcoder2", ("starcoder2",), ("starcoder2",), acts=("gelu_tanh", "gelu"), windowed=True, eps=1e-5),
     Family("cohere", ("command-r",), ("cohere",), interleaved=True, eps=1e-5),
-    Family("deepseek", ("deepseek2",), ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), interleaved=True),
+    Family(
+        "deepseek",
+        ("deepseek2",),
+        ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu"),
+        interleaved=True,
+    ),
     Family("mistral4", ("mistral4",), ("mistral4",), interleaved=True),
     Family("cohere2", ("cohere2",), ("cohere2",), interleaved=True, windowed=True, full_every=4, eps=1e-5),
     Family("falcon", ("falcon",), ("falcon",), acts=("gelu",), eps=1e-5),
@@ -80,6 +85,17 @@ FAMILIES: Sequence[Family] = (
     Family("ernie4_5", ("ernie4_5",), ("ernie4_5",), interleaved=True, eps=1e-5),
     Family("ernie4_5_moe", ("ernie4_5-moe",), ("ernie4_5_moe",), interleaved=True, eps=1e-5),
     Family("seed_oss", ("seed_oss",), ("seed_oss",)),
+    Family("phi", ("phi2",), ("phi",), acts=("gelu_tanh", "gelu"), eps=1e-5),
+    Family("stablelm", ("stablelm",), ("stablelm",), eps=1e-5),
+    Family("olmo", ("olmo",), ("olmo",), interleaved=True, eps=1e-5),
+    Family("flex_olmo", (), ("flex_olmo",)),
+    Family("hunyuan", ("hunyuan-dense",), ("hunyuan_v1_dense",), eps=1e-5),
+    Family("hunyuan_moe", ("hunyuan-moe",), ("hunyuan_v1_moe",), eps=1e-5),
+    Family("hyperclovax", (), ("hyperclovax",)),
+    Family("helium", (), ("helium",), eps=1e-8),
+    Family("vaultgemma", (), ("vaultgemma",), acts=("gelu_tanh",), windowed=True, full_every=2),
+    Family("mellum", (), ("mellum",), windowed=True),
+    Family("jais2", (), ("jais2",), acts=("relu2",), eps=1e-5),
     Family("qwen3_next", ("qwen3next",), ("qwen3_next",)),
     Family("qwen3_5", ("qwen35", "qwen35moe"), ("qwen3_5_text", "qwen3_5_moe_text")),
 )

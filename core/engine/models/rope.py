@@ -127,6 +127,9 @@ def rope_from_hf(config: Mapping[str, Any], head_dim: int, context: int, length:
         return Rope(inv_freq, interleaved=False)
     if kind == "linear":
         return Rope(inv_freq / np.float32(positive(scaling, "factor")), interleaved=False)
+    if kind == "dynamic" and rotary > 2 and scaling.get("alpha"):  # Hunyuan's, which no length changes
+        theta *= positive(scaling, "alpha") ** (rotary / (rotary - 2))
+        return Rope(base_frequencies(rotary, theta), interleaved=False)
     if kind == "dynamic" and rotary > 2:
         theta = dynamic_theta(theta, rotary, positive(scaling, "factor"), length, context)
         return Rope(base_frequencies(rotary, theta), interleaved=False)

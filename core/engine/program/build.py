@@ -384,15 +384,22 @@ class Builder(Recorder):
 
     # -- the step's end --------------------------------------------------------------------------------------------
 
-    def finish(self, x: Value, lm_head: WeightRef, logit_scale: float = 1.0, logit_softcap: float = 0.0) -> Program:
-        """Gather the rows that are wanted, project them to the vocabulary, scale and cap, process and sample."""
+    def finish(
+        self,
+        x: Value,
+        lm_head: WeightRef,
+        logit_scale: float = 1.0,
+        logit_softcap: float = 0.0,
+        bias: WeightRef | None = None,
+    ) -> Program:
+        """Gather the rows that are wanted, project them to the vocabulary, add a bias, scale and cap, process and sample."""
         self._hidden = int(x.shape[-1])
         rows = self.input("rows")
         hidden = self.call("gather_rows", {"x": x, "rows": rows}, [("hidden", ("R", self._hidden), "act")])[0]
         self._body_end = len(self._calls)
         self._scope = "head"
         self._needs(lm_head, (self._vocab, self._hidden))
-        logits = self.linear(hidden, lm_head, axes=("vocab", "embed"))
+        logits = self.linear(hidden, lm_head, bias, axes=("vocab", "embed"))
         if logit_scale != 1.0 or logit_softcap:
             out = [("logits", logits.shape, "act")]
             logits = self.call("scale_softcap", {"x": logits}, out, scale=logit_scale, softcap=logit_softcap)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any
@@ -17,16 +17,15 @@ from engine.formats.gguf_writer import encode_value
 from engine.formats.recommended import GGUF_KEYS
 from engine.models import FAMILIES, Model, load_model
 from engine.models.experts import ExpertsConfig
-from engine.models.falcon_h1 import FalconH1Config
 from engine.models.family import Family
 from engine.models.gated_delta import DeltaConfig
 from engine.models.gemma4 import Gemma4Config
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
-from engine.quantize.export_delta import delta_keys, delta_parts, gate_and_up, in_file_order
+from engine.quantize.export_delta import delta_keys, delta_parts
 from engine.quantize.export_falcon_h1 import falcon_parts, without_factors
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
-from engine.quantize.export_lfm2 import lfm2_keys
+from engine.quantize.export_lfm2 import lfm2_keys, lfm2_parts
 from engine.quantize.export_mamba2 import mamba_keys, mamba_of, mamba_parts
 from engine.quantize.export_tokenizer import tokenizer_keys
 
@@ -42,16 +41,31 @@ _EXPORTABLE = (
     "gpt2", "gpt_neox", "starcoder2", "cohere", "cohere2", "falcon", "gpt_oss", "smollm3", "granite", "granite_moe", "olmo3",
     "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "arcee", "dots1", "minimax_m2", "exaone", "exaone_moe", "nemotron",
     "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3", "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid",
-    "nemotron_h", "falcon_h1",
+    "nemotron_h", "falcon_h1", "phi", "stablelm", "olmo", "hunyuan", "hunyuan_moe",
 )  # fmt: skip
-_LAYER_NORMS = ("gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron")
+_LAYER_NORMS = (
+    "gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron", "phi2", "stablelm", "olmo",
+)  # fmt: skip
 _EXPERT_WIDTHS = {
     "moe_intermediate_size": "expert",
     "shared_expert_intermediate_size": "expert_shared",
     "shared_intermediate_size": "expert_shared",
 }
-_IN_ONE = ("gpt_oss", "granite", "granite_moe", "ernie4_5_moe", "qwen3_moe")
-"""Families some of whose Hugging Face files have in one tensor what is several in GGUF files, or in another shape."""
+_BY_PROGRAM = (
+    "gpt_oss", "granite", "granite_moe", "ernie4_5_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1",
+    "minimax_m2", "exaone_moe", "hunyuan_moe",
+)  # fmt: skip
+"""Families some of whose Hugging Face files have in one tensor what is several in GGUF files, or in another shape, and whose
+programs take these out of it."""
+_PARTS: Mapping[str, Callable[[Model, WeightRef], Iterable[WeightRef]]] = {
+    "qwen3_next": delta_parts,
+    "qwen3_5": delta_parts,
+    "granite_hybrid": mamba_parts,
+    "nemotron_h": mamba_parts,
+    "falcon_h1": falcon_parts,
+    "lfm2": lfm2_parts,
+}
+"""What a GGUF file has for a weight of a Hugging Face file, of families whose programs take it further apart than that."""
 _GROUPED = ("gpt_neox", "falcon")
 """Families whose Hugging Face files keep q, k and v of a KV head together, where GGUF files have all q, all k, all v."""
 
@@ -159,6 +173,8 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
             if isinstance(data.get(own), int):
                 keys[f"{name}_feed_forward_length"] = data[own]
         keys.setdefault("expert_feed_forward_length", c.mlp)
+    if arch == "hunyuan-moe":
+        keys |= {"expert_shared_count": 1, "expert_shared_feed_forward_length": c.mlp}
     if isinstance(c, ExpertsConfig) and c.experts:
         keys |= _expert_keys(c, keys["expert_feed_forward_length"])
     if isinstance(c, DeltaConfig):
@@ -184,7 +200,7 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys["logit_scale"] = 1 / c.logit_scale
     if c.query_growth:
         keys["attention.temperature_scale"] = c.query_growth
-    if arch == "gptneox":
+    if arch in ("gptneox", "stablelm"):
         keys["use_parallel_residual"] = c.parallel_residual
     return {f"{arch}.{key}": value for key, value in keys.items()}
 
@@ -235,6 +251,8 @@ def _scaling(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def _rope_keys(rope: Rope, data: Mapping[str, Any]) -> dict[str, Any]:
     scaling = _scaling(data)
     theta = scaling.get("rope_theta") or data.get("rope_theta") or data.get("rotary_emb_base") or 10000.0
+    if scaling.get("alpha"):
+        theta = _theta(rope)
     keys: dict[str, Any] = {"rope.freq_base": float(theta), "rope.dimension_count": 2 * rope.inv_freq.size}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     original = scaling.get("original_max_position_embeddings") or data.get("original_max_position_embeddings")
@@ -307,33 +325,22 @@ def _alike(a: object, b: object) -> bool:
 
 def _tensors(model: Model) -> Iterator[WeightRef]:
     """The weights by canonical name, laid out as GGUF files have them."""
-    if model.family in _IN_ONE:
+    if model.family in _BY_PROGRAM:
         yield from _of_program(model)
         return
-    names, delta = import_module(f"engine.models.{model.family}").HF_NAMES, in_file_order(model)
+    names, parts = import_module(f"engine.models.{model.family}").HF_NAMES, _PARTS.get(model.family)
     for pattern in sorted(names, key=lambda name: name.startswith("blk.")):
         for layer in range(model.config.layers if "{i}" in pattern else 1):
             weight = model.weight(pattern.replace("{i}", str(layer)))
             if weight is not None:
                 _check_columns(weight)
-                yield from (_laid_out(model, pattern, part) for part in _parts(model, delta, weight))
+                found = (weight,) if parts is None else parts(model, weight)
+                yield from (_laid_out(model, pattern, part) for part in found)
     model.check_all_used()
 
 
-def _parts(model: Model, delta: DeltaConfig | None, weight: WeightRef) -> Iterable[WeightRef]:
-    """What a GGUF has for a weight of a Hugging Face file."""
-    if delta is not None:
-        return delta_parts(delta, weight)
-    if isinstance(model.config, FalconH1Config):
-        return falcon_parts(model, model.config, weight)
-    if model.family in ("granite_hybrid", "nemotron_h"):
-        return mamba_parts(model.config, weight)
-    apart = "gate_up_exps" in weight.name and model.family != "gemma4"  # whose GGUF files have them in one, too
-    return gate_and_up(weight) if apart else (weight,)
-
-
 def _of_program(model: Model) -> Iterator[WeightRef]:
-    """Where a file keeps several matrices in one, those that the family's program takes out of it, which have GGUF's names."""
+    """The weights that the family's program multiplies with, which have GGUF's names."""
     found = {ref.name: ref for call in model.program(16, "f16").calls for ref in call.weights.values()}
     for name, ref in found.items():
         if not name.startswith("rope"):
@@ -353,8 +360,6 @@ def _laid_out(model: Model, pattern: str, weight: WeightRef) -> WeightRef:
     if c.norm_offset and pattern.endswith("norm.weight") and not pattern.endswith(".ssm_norm.weight"):
         return ConstantWeight(weight.name, weight.dense() + np.float32(c.norm_offset))
     part = pattern.split(".")[-2]
-    if pattern.endswith(".shortconv.conv.weight"):
-        return ConstantWeight(weight.name, weight.dense().reshape(weight.shape[0], -1))
     if part == "attn_qkv" and model.family in _GROUPED:
         rows = np.arange((c.heads + 2 * c.kv_heads) * c.head_dim).reshape(c.kv_heads, -1, c.head_dim)
         return select(

@@ -99,9 +99,10 @@ def gate_and_up(weight: WeightRef) -> Iterator[WeightRef]:
         yield expert_rows(weight.name.replace("gate_up", own), weight, slice(n * half, (n + 1) * half))
 
 
-def delta_parts(c: DeltaConfig, weight: WeightRef) -> Iterator[WeightRef]:
-    """What a GGUF has for a weight of a Hugging Face file; ``c`` is of ``in_file_order``."""
-    name, part = weight.name, weight.name.split(".")[-2]
+def delta_parts(model: Model, weight: WeightRef) -> Iterator[WeightRef]:
+    """What a GGUF has for a weight of a Hugging Face file."""
+    c, name, part = in_file_order(model), weight.name, weight.name.split(".")[-2]
+    assert c is not None
     heads = np.argsort(c.in_groups(1))
     if part == "ssm_in":
         yield from parts_in_one(c, weight)

@@ -49,9 +49,11 @@ def without_factors(model: Model) -> Model:
     return replace(model, config=plain)
 
 
-def falcon_parts(model: Model, c: FalconH1Config, weight: WeightRef) -> Iterator[WeightRef]:
+def falcon_parts(model: Model, weight: WeightRef) -> Iterator[WeightRef]:
     """What a GGUF has for a weight of a Hugging Face file. llama.cpp has the second norm of a layer without an ending."""
-    for part in mamba_parts(c, weight):
+    c = model.config
+    assert isinstance(c, FalconH1Config)
+    for part in mamba_parts(model, weight):
         if part.name.endswith(".ffn_norm.weight"):
             yield ConstantWeight(part.name.removesuffix(".weight"), part.dense())
         else:

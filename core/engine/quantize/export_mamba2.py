@@ -10,7 +10,6 @@ import numpy as np
 
 from engine.backend.v1 import WeightRef
 from engine.models import Model
-from engine.models.decoder import DecoderConfig
 from engine.models.falcon_h1 import FalconH1Config
 from engine.models.granite_hybrid import GraniteHybridConfig
 from engine.models.mamba2 import Mamba2
@@ -61,9 +60,9 @@ def _nemotron_keys(model: Model, c: NemotronConfig) -> dict[str, Any]:
     }
 
 
-def mamba_parts(c: DecoderConfig, weight: WeightRef) -> Iterator[WeightRef]:
+def mamba_parts(model: Model, weight: WeightRef) -> Iterator[WeightRef]:
     """What a GGUF has for a weight of a Hugging Face file. Granite's know one feed-forward by two names, of which one holds."""
-    name, part = weight.name, weight.name.split(".")[2] if weight.name.startswith("blk.") else ""
+    c, name, part = model.config, weight.name, weight.name.split(".")[2] if weight.name.startswith("blk.") else ""
     other = part in ("ffn_gate_up", "ffn_down") if c.experts else part.endswith("_shexp")
     if other and not isinstance(c, NemotronConfig):
         return

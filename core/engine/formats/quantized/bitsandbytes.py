@@ -18,6 +18,7 @@ from engine.formats.checkpoint import ComposedTensor, Tensor
 from engine.formats.hfblocks import FP4_TABLE, NF4_TABLE
 from engine.formats.jsonfile import parse_object
 from engine.formats.quantformats import FORMATS, Bytes, Floats
+from engine.formats.quantized.blocks import octets, row
 from engine.formats.quantized.grouped import Groups, check_scales, compose_groups
 from engine.formats.quantized.parts import Parts
 from engine.formats.quantized.settings import Settings, parse
@@ -56,9 +57,9 @@ def _compose_four(parts: Parts, name: str, kind: str) -> None:
 
     def read(start: int, stop: int) -> Bytes:
         runs = np.arange(start * depth, stop * depth, _BLOCK) // state.blocksize
-        found = scales.at(runs).astype("<f4")[:, None].view(np.uint8)
-        packed = codes.data[start * depth // 2 : stop * depth // 2].reshape(-1, _BLOCK // 2)
-        return np.concatenate([found, packed], axis=-1).reshape(stop - start, -1)
+        found = scales.at(runs).reshape(stop - start, -1)
+        packed = codes.data[start * depth // 2 : stop * depth // 2]
+        return row(octets(found, "<f4"), packed.reshape(*found.shape, _BLOCK // 2))
 
     form = FORMATS[kind.upper()]
     parts.put(ComposedTensor(name, (rows, depth), form, parts=(codes, *scales.parts), read=read))

@@ -17,7 +17,8 @@ import numpy as np
 from engine.errors import FormatError
 from engine.formats.checkpoint import ComposedTensor, InputSpec, Tensor
 from engine.formats.quantformats import FORMATS, Bytes, Floats
-from engine.formats.quantized.grouped import BLOCK, check_scales
+from engine.formats.quantized.blocks import BLOCK, octets, row
+from engine.formats.quantized.grouped import check_scales
 from engine.formats.quantized.parts import Parts
 from engine.formats.quantized.settings import Settings, parse
 from engine.formats.quantized.stored import FLOATS, floats
@@ -68,8 +69,7 @@ def compose_fp8(parts: Parts, name: str, scales: str, block: tuple[int, int] | N
         codes = weight.rows(start, stop)
         if (codes & 127 == 127).any():
             raise FormatError(f"{name} holds numbers that are NaN; the file is damaged.")
-        each = scales_of(start, stop).astype("<f4")[..., None].view(np.uint8)
-        return np.concatenate([each, codes.reshape(*each.shape[:-1], BLOCK)], axis=-1).reshape(len(codes), -1)
+        return row(octets(scales_of(start, stop), "<f4"), codes.reshape(len(codes), -1, BLOCK))
 
     parts.put(ComposedTensor(name, weight.shape, FORMATS["FP8"], input=spec, parts=(weight, scale), read=read))
 

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from engine.errors import FormatError
 from engine.formats.checkpoint import ANY_INPUT, ComposedTensor, InputSpec, Tensor
 from engine.formats.quantformats import FORMATS, Bytes, Floats
+from engine.formats.quantized.blocks import BLOCK, are_halves, by_halves, octets, row
 from engine.formats.quantized.stored import Ints
 
-BLOCK = 32
 MOST = 2.0**100
 """Larger scales are damage: products in f32 would overflow."""
 
@@ -97,27 +97,13 @@ def _format(groups: Groups) -> str:
     check_scales(groups.name, scales)
     middle = 1 << groups.bits - 1
     centred = bool(np.all((groups.zeros if isinstance(groups.zeros, int) else groups.zeros(0, rows)) == middle))
-    with np.errstate(over="ignore"):
-        halves = bool((scales.astype(np.float16) == scales).all())
+    halves = are_halves(scales)
     if groups.bits == 4:
         return "W8S" if not halves else "Q4_0" if centred else "W4Z"
     return "W8M" if not centred else "Q8_0" if halves else "W8S"
 
 
 # -- blocks: codes u8 [n, blocks, 32], scales f32 [n, blocks], zeros [n, blocks] or one -> u8 [n, row bytes] -------------
-
-
-def _bytes(values: npt.NDArray[Any], dtype: str) -> Bytes:
-    """[n, blocks] as their bytes [n, blocks, size]."""
-    return np.ascontiguousarray(values, dtype)[..., None].view(np.uint8)
-
-
-def _row(*pieces: Bytes) -> Bytes:
-    return np.concatenate(pieces, axis=-1).reshape(len(pieces[0]), -1)
-
-
-def _nibbles(codes: Bytes) -> Bytes:
-    return codes[..., :16] | codes[..., 16:] << np.uint8(4)
 
 
 def _rounded(scales: Floats) -> Floats:
@@ -127,11 +113,11 @@ def _rounded(scales: Floats) -> Floats:
 
 
 def _q4_0(codes: Bytes, scales: Floats, zeros: Ints | int) -> Bytes:
-    return _row(_bytes(scales, "<f2"), _nibbles(codes))
+    return row(octets(scales, "<f2"), by_halves(codes))
 
 
 def _w4z(codes: Bytes, scales: Floats, zeros: Ints | int) -> Bytes:
-    return _row(_bytes(scales, "<f2"), _bytes(np.broadcast_to(zeros, scales.shape), "u1"), _nibbles(codes))
+    return row(octets(scales, "<f2"), octets(np.broadcast_to(zeros, scales.shape), "u1"), by_halves(codes))
 
 
 def _signed(codes: Bytes, zeros: Ints | int) -> Bytes:
@@ -141,16 +127,16 @@ def _signed(codes: Bytes, zeros: Ints | int) -> Bytes:
 
 
 def _q8_0(codes: Bytes, scales: Floats, zeros: Ints | int) -> Bytes:
-    return _row(_bytes(scales, "<f2"), _signed(codes, zeros))
+    return row(octets(scales, "<f2"), _signed(codes, zeros))
 
 
 def _w8s(codes: Bytes, scales: Floats, zeros: Ints | int) -> Bytes:
-    return _row(_bytes(_rounded(scales), "<f4"), _signed(codes, zeros))
+    return row(octets(_rounded(scales), "<f4"), _signed(codes, zeros))
 
 
 def _w8m(codes: Bytes, scales: Floats, zeros: Ints | int) -> Bytes:
     scales = _rounded(scales)
-    return _row(_bytes(scales, "<f4"), _bytes(scales * np.asarray(zeros, np.float32), "<f4"), codes)
+    return row(octets(scales, "<f4"), octets(scales * np.asarray(zeros, np.float32), "<f4"), codes)
 
 
 _ENCODERS: dict[str, Callable[[Bytes, Floats, Ints | int], Bytes]] = {

@@ -23,12 +23,12 @@ from engine.formats.checkpoint import ComposedTensor, Tensor
 from engine.formats.language_model import plain_name
 from engine.formats.quantformats import FORMATS, Bytes, Floats
 from engine.formats.quantized import mxfp4, nvfp4
+from engine.formats.quantized.blocks import BLOCK, are_halves, by_halves, in_turn, octets, row
 from engine.formats.quantized.grouped import check_scales
 from engine.formats.quantized.parts import Parts
 from engine.formats.quantized.settings import Settings, parse
 from engine.formats.quantized.stored import FLOATS
 
-_BLOCK = 32
 _MATRICES = ((None, None), (None, None, None))
 
 
@@ -74,20 +74,20 @@ def _compose_affine(parts: Parts, stem: str, module: _Module) -> None:
     check_scales(name, scales.dense())
     check_scales(name, biases.dense())
     form = _format(module.bits, scales, biases)
-    blocks = np.arange(0, depth, _BLOCK) // module.group_size
+    blocks = np.arange(0, depth, BLOCK) // module.group_size
 
     def read(start: int, stop: int) -> Bytes:
-        codes = _unpacked(packed.rows(start, stop), module.bits).reshape(-1, len(blocks), _BLOCK)
+        codes = _unpacked(packed.rows(start, stop), module.bits).reshape(-1, len(blocks), BLOCK)
         scale, bias = (each.format.decode(each.rows(start, stop))[:, blocks] for each in (scales, biases))
-        return _ENCODERS[form](codes, scale, bias).reshape(len(codes), -1)
+        return _ENCODERS[form](codes, scale, bias)
 
     parts.put(ComposedTensor(name, (*before, depth), FORMATS[form], parts=(packed, scales, biases), read=read))
 
 
 def _format(bits: int, *floats: Tensor) -> str:
-    with np.errstate(over="ignore"):
-        halves = all((each.astype(np.float16) == each).all() for each in (tensor.dense() for tensor in floats))
-    return "W8M" if bits > 5 or not halves else "Q5_1" if bits == 5 else "Q4_1"
+    if bits > 5 or not all(are_halves(tensor.dense()) for tensor in floats):
+        return "W8M"
+    return "Q5_1" if bits == 5 else "Q4_1"
 
 
 def _unpacked(rows: Bytes, bits: int) -> Bytes:
@@ -95,30 +95,22 @@ def _unpacked(rows: Bytes, bits: int) -> Bytes:
     if bits == 8:
         return np.ascontiguousarray(rows)
     if bits == 4:
-        return np.stack([rows & 15, rows >> 4], axis=-1).reshape(len(rows), -1)
+        return in_turn(rows)
     single = np.unpackbits(rows, axis=1, bitorder="little").reshape(len(rows), -1, bits)
     return np.packbits(single, axis=2, bitorder="little")[..., 0]
 
 
-def _nibbles(codes: Bytes) -> Bytes:
-    return codes[..., :16] | codes[..., 16:] << np.uint8(4)
-
-
-def _bytes(values: Floats, dtype: str) -> Bytes:
-    return np.ascontiguousarray(values, dtype)[..., None].view(np.uint8)
-
-
 def _q4_1(codes: Bytes, scale: Floats, bias: Floats) -> Bytes:
-    return np.concatenate([_bytes(scale, "<f2"), _bytes(bias, "<f2"), _nibbles(codes)], axis=-1)
+    return row(octets(scale, "<f2"), octets(bias, "<f2"), by_halves(codes))
 
 
 def _q5_1(codes: Bytes, scale: Floats, bias: Floats) -> Bytes:
     high = np.packbits(codes >> 4, axis=-1, bitorder="little")
-    return np.concatenate([_bytes(scale, "<f2"), _bytes(bias, "<f2"), high, _nibbles(codes & np.uint8(15))], axis=-1)
+    return row(octets(scale, "<f2"), octets(bias, "<f2"), high, by_halves(codes & np.uint8(15)))
 
 
 def _w8m(codes: Bytes, scale: Floats, bias: Floats) -> Bytes:
-    return np.concatenate([_bytes(scale, "<f4"), _bytes(-bias, "<f4"), codes], axis=-1)
+    return row(octets(scale, "<f4"), octets(-bias, "<f4"), codes)
 
 
 _ENCODERS = {"Q4_1": _q4_1, "Q5_1": _q5_1, "W8M": _w8m}
@@ -146,8 +138,7 @@ def _mxfp8(name: str, packed: Tensor, scales: Tensor) -> ComposedTensor:
         if (numbers & 127 == 127).any() or (exponents == 255).any():
             raise FormatError(f"{name} holds numbers that are NaN; the file is damaged.")
         scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
-        pieces = [_bytes(scale, "<f4"), numbers.reshape(*scale.shape, _BLOCK)]
-        return np.concatenate(pieces, axis=-1).reshape(len(numbers), -1)
+        return row(octets(scale, "<f4"), numbers.reshape(*scale.shape, BLOCK))
 
-    shape = (*scales.shape[:-1], scales.shape[-1] * _BLOCK)
+    shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK)
     return ComposedTensor(name, shape, FORMATS["FP8"], parts=(packed, scales), read=read)

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from engine.formats.checkpoint import ComposedTensor, Tensor
 from engine.formats.quantformats import FORMATS, Bytes
+from engine.formats.quantized.blocks import BLOCK, by_halves, in_turn, row
 from engine.formats.quantized.parts import Parts
 
-_BLOCK = 32
-_HALF = _BLOCK // 2
+_HALF = BLOCK // 2
 
 
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
@@ -39,11 +37,9 @@ def composed(name: str, blocks: Tensor, scales: Tensor) -> ComposedTensor:
     groups = scales.shape[-1]
 
     def read(start: int, stop: int) -> Bytes:
-        pairs = blocks.data.reshape(-1, groups, _HALF)[start:stop]
-        numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), groups, _BLOCK)
-        packed = numbers[..., :_HALF] | numbers[..., _HALF:] << 4
+        packed = blocks.data.reshape(-1, groups * _HALF)[start:stop]
         scale = scales.data.reshape(-1, groups, 1)[start:stop]
-        return np.concatenate([scale, packed], axis=-1).reshape(len(pairs), -1)
+        return row(scale, by_halves(in_turn(packed).reshape(-1, groups, BLOCK)))
 
-    shape = (*scales.shape[:-1], groups * _BLOCK)
+    shape = (*scales.shape[:-1], groups * BLOCK)
     return ComposedTensor(name, shape, FORMATS["MXFP4"], parts=(blocks, scales), read=read)

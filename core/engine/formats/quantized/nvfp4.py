@@ -14,6 +14,7 @@ from engine.errors import FormatError
 from engine.formats.checkpoint import ComposedTensor, Tensor
 from engine.formats.nvfp4 import check_scale, with_scale
 from engine.formats.quantformats import FORMATS, Bytes, Floats
+from engine.formats.quantized.blocks import by_halves, in_turn, row
 from engine.formats.quantized.parts import Parts
 from engine.formats.quantized.stored import FLOATS, floats
 
@@ -70,11 +71,9 @@ def _composed(name: str, shape: tuple[int, ...], parts: tuple[Tensor, ...], scal
         codes = scales.rows(start, stop)
         if (codes >= 127).any():
             raise FormatError(f"{scales.name} holds numbers that are negative or NaN; the file is damaged.")
-        pairs = packed.rows(start, stop)
-        numbers = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1, _BLOCK // _GROUP, _GROUP)
-        halves = numbers[..., : _GROUP // 2] | numbers[..., _GROUP // 2 :] << np.uint8(4)
-        by_block = (len(pairs), depth // _BLOCK, -1)
-        blocks = np.concatenate([codes.reshape(by_block), halves.reshape(by_block)], axis=-1)
-        return with_scale(blocks.reshape(len(pairs), -1), np.broadcast_to(scale, len(pairs)))
+        by_block = (len(codes), depth // _BLOCK, -1)
+        numbers = by_halves(in_turn(packed.rows(start, stop)).reshape(len(codes), -1, _GROUP))
+        blocks = row(codes.reshape(by_block), numbers.reshape(by_block))
+        return with_scale(blocks, np.broadcast_to(scale, len(codes)))
 
     return ComposedTensor(name, shape, FORMATS["NVFP4S"], parts=parts, read=read)

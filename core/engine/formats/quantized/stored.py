@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from engine.formats.checkpoint import Tensor
 from engine.formats.quantformats import Bytes, Floats
+from engine.formats.quantized.blocks import in_turn
 
 Ints = npt.NDArray[Any]
 
@@ -31,4 +32,4 @@ def unpack(packed: Ints, bits: int) -> Bytes:
     octets = np.ascontiguousarray(packed, "<u4").view(np.uint8)
     if bits == 8:
         return octets
-    return np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(octets), -1)
+    return in_turn(octets)
