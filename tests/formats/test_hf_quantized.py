@@ -98,6 +98,19 @@ def test_scales_of_a_quantized_kv_cache_are_left_out(tmp_path, rng):
         assert list(write(tmp_path, stored, settings).tensors) == [f"{NAME}.weight"], method
 
 
+def test_scales_of_mxfp4_by_the_dtype_they_mean(tmp_path, rng):
+    quantize, how, settings, _ = METHODS["mxfp4 compressed-tensors"]
+    stored, want = quantize(NAME, random_weights(rng), rng, **how)
+    stored[f"{NAME}.weight_scale"] = stored[f"{NAME}.weight_scale"].view(torch.float8_e8m0fnu)
+    np.testing.assert_allclose(write(tmp_path, stored, settings).tensors[f"{NAME}.weight"].dense(), want, rtol=1e-6)
+
+
+def test_powers_of_two_are_torchs(rng):
+    raw = np.arange(256, dtype=np.uint8)
+    want = torch.from_numpy(raw).view(torch.float8_e8m0fnu).float().numpy()
+    np.testing.assert_array_equal(FORMATS["F8_E8M0"].decode(raw), want)
+
+
 def test_a_folder_may_say_how_it_is_quantized_in_a_file_of_its_own(tmp_path, rng):
     """As NVIDIA's Model Optimizer wrote it at first."""
     quantize, how, _, form = METHODS["nvfp4 modelopt"]

@@ -13,7 +13,7 @@ import tiny_models
 from checkpoints import SIZES, logits_of
 from session_logits import load_for_logits, logits
 
-from engine.errors import FormatError
+from engine.errors import FormatError, ModelError
 from engine.formats import open_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -48,12 +48,13 @@ LAYOUTS: dict[str, tuple[tuple[int, int] | None, tuple[int, ...]]] = {
     "one each of gate and up": (None, (EXPERTS, 2, 1)),
     "blocks": ((32, 32), ()),
     "blocks that end early": ((48, 64), ()),
+    "blocks, powers of two": ((32, 32), ()),
 }
 
 
-def random_model() -> Any:
-    config = transformers.Mistral4Config(**(SIZES | MISTRAL), attn_implementation="eager")
-    model = transformers.Mistral4ForCausalLM(config).eval().float()
+def random_model(kind: str = "Mistral4", sizes: dict[str, Any] = MISTRAL) -> Any:
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | sizes), attn_implementation="eager")
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval().float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.from_numpy(np.random.default_rng().standard_normal(parameter.shape, np.float32))
@@ -61,8 +62,10 @@ def random_model() -> Any:
     return model
 
 
-def in_fp8(weight: Any, block: tuple[int, int] | None, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """Codes, scales and what they stand for: of blocks, or of as many parts as a scale's shape says."""
+def in_fp8(
+    weight: Any, block: tuple[int, int] | None, shape: tuple[int, ...] = (), powers: bool = False
+) -> tuple[Any, Any, Any]:
+    """Codes, scales and what they stand for: of blocks, or of as many parts as a scale's shape says. ``powers``: of two."""
     *experts, rows, columns = weight.shape
     parts = shape[1] if len(shape) > 1 else 1
     high, wide = block or (rows // parts, columns)
@@ -72,6 +75,7 @@ def in_fp8(weight: Any, block: tuple[int, int] | None, shape: tuple[int, ...]) -
         for column in range(scales.shape[-1]):
             own = (..., slice(row * high, (row + 1) * high), slice(column * wide, (column + 1) * wide))
             scale = weight[own].abs().amax(dim=(-2, -1)) / 448
+            scale = scale.log2().ceil().exp2() if powers else scale
             scales[..., row, column] = scale
             each[own] = scale[..., None, None]
     codes = (weight / each).to(torch.float8_e4m3fn)
@@ -89,7 +93,8 @@ def write(model: Any, folder: Path, layout: str) -> Any:
             stored[name] = values[name] = weight
             continue
         own = (EXPERTS, *[1] * (len(shape) - 1)) if fused and "down" in name else shape
-        codes, scales, values[name] = in_fp8(weight, block, own if fused else ())
+        codes, scales, values[name] = in_fp8(weight, block, own if fused else (), "powers" in layout)
+        scales = scales.to(torch.float8_e8m0fnu) if "powers" in layout else scales
         step = torch.full((EXPERTS,), 0.02) if fused else torch.tensor(0.02)
         before = name.removesuffix("weight") if not fused else f"{name}_"
         stored |= {name: codes, f"{name}_scale_inv": scales, f"{before}activation_scale": step}
@@ -113,6 +118,45 @@ def test_logits_are_those_of_transformers(layout, tmp_path, backend):
     for chunks in ((40,), (25, 1, 1, 13)):
         np.testing.assert_allclose(logits(loaded, ids, chunks), want, rtol=0, atol=1e-3)
     assert np.abs(want).max() > 1
+
+
+def write_turned(model: Any, folder: Path, block: tuple[int, int]) -> None:
+    """The experts transposed and in fp8, the rest as it is; what they stand for is put into the model."""
+    model.save_pretrained(folder)
+    stored = {}
+    for name, weight in model.state_dict().items():
+        stored[name] = weight
+        if name.endswith(("gate_up_proj", "down_proj")):
+            turned = weight.swapaxes(1, 2).contiguous()
+            stored[name], stored[f"{name}_scale_inv"], values = in_fp8(turned, block)
+            weight.copy_(values.swapaxes(1, 2))
+    save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": list(block)}
+    (folder / "config.json").write_text(json.dumps(config))
+    tiny_models.write_tokenizer(folder)
+
+
+QWEN = {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS, "moe_intermediate_size": 32, "head_dim": 16}
+
+
+def test_experts_that_lie_transposed(tmp_path, backend):
+    """As Qwen3-VL's do."""
+    model = random_model("Qwen3Moe", QWEN)
+    with torch.no_grad():
+        write_turned(model, tmp_path, (32, 32))
+    ids = np.random.default_rng().permutation(np.arange(3, tiny_models.VOCAB))[:40].tolist()
+    want = logits_of(model, ids)
+    got = logits(load_for_logits(tmp_path, backend, strict=backend == "cpu"), ids, (40,))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-3)
+    assert np.abs(want).max() > 1
+
+
+def test_transposed_blocks_that_are_too_low_are_refused(tmp_path):
+    with torch.no_grad():
+        write_turned(random_model("Qwen3Moe", QWEN), tmp_path, (16, 32))
+    with pytest.raises(ModelError, match="scales that differ within 32"):
+        load_for_logits(tmp_path, "reference")
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,16 @@ def test_rows_of_turned_experts(name, part):
     assert_rows(turned_experts("e", weight, part), weight.dense().swapaxes(1, 2)[:, part])
 
 
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_rows_of_turned_experts_in_fp8(part):
+    rng = np.random.default_rng()
+    codes = rng.integers(0, 127, (3, 64, 64), np.uint8) | rng.integers(0, 2, (3, 64, 64), np.uint8) << 7
+    scales = np.repeat(rng.random((3, 2, 2), np.float32), 32, axis=1)
+    blocks = np.concatenate([scales[..., None].view(np.uint8), codes.reshape(3, 64, 2, 32)], axis=-1)
+    weight = single("w", Tensor("w", (3, 64, 64), FORMATS["FP8"], blocks.reshape(-1)))
+    assert_rows(turned_experts("e", weight, part), weight.dense().swapaxes(1, 2)[:, part])
+
+
 def assert_rows(experts, want):
     assert experts.shape == want.shape
     np.testing.assert_array_equal(experts.dense(), want)

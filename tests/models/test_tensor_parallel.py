@@ -30,7 +30,10 @@ TOLERANCE = 1e-4
 # What else differs in how it is split: KV heads that several ranks hold, tied heads, biases after the reduction.
 MORE = {
     **{name: checkpoints for name in ("llama four heads a KV head, wide", "llama biases", "qwen2 tied", "qwen3 tied")},
-    **{name: test_more_families for name in ("cohere norms of heads", "falcon 40b", "opt norms after, projected")},
+    **{
+        name: test_more_families
+        for name in ("cohere norms of heads", "falcon 40b", "opt norms after, projected", "phi")
+    },
     **{name: test_more_families for name in ("gemma4 keys are values", "gemma4 experts")},
 }
 

@@ -51,6 +51,7 @@ NF4_TABLE: Floats = np.array(
 )
 _FP4_MAGNITUDES = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
 FP4_TABLE: Floats = np.concatenate([_FP4_MAGNITUDES, -_FP4_MAGNITUDES])
+_E8M0_TABLE: Floats = np.append(np.ldexp(np.float32(1), np.arange(-127, 128)), np.float32(np.nan))
 _E2M1_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _E2M1_TABLE: Floats = np.concatenate([_E2M1_MAGNITUDES, 0 - _E2M1_MAGNITUDES])  # one zero, as ggml has it
 # ggml leaves the sign out, and takes one of the two codes of NaN for 0, the other for what it would be.
@@ -72,6 +73,11 @@ def _row(values: Floats) -> Floats:
 def decode_e4m3(raw: Bytes) -> Floats:
     """Numbers without a scale."""
     return E4M3_TABLE[raw]
+
+
+def decode_e8m0(raw: Bytes) -> Floats:
+    """Powers of two, and NaN (OCP Microscaling Formats 1.0)."""
+    return _E8M0_TABLE[raw]
 
 
 def decode_w4z(raw: Bytes) -> Floats:

@@ -134,6 +134,8 @@ _TABLE = (
     Format("FP4", 64, 36, None, hfblocks.decode_fp4, None),
     Format("NVFP4S", 64, 40, None, hfblocks.decode_nvfp4s, None),
     Format("F8_E4M3", 1, 1, None, hfblocks.decode_e4m3, None),
+    # no weights, but their scales
+    Format("F8_E8M0", 1, 1, None, hfblocks.decode_e8m0, None),
     # no weights, but buffers that checkpoints carry beside them
     _plain("F64", "<f8", 28),
     _plain("I8", "<i1", 24),

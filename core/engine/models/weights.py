@@ -144,7 +144,7 @@ def needs_rows(weight: WeightRef, needed: int) -> None:
 
 def _numeric(weight: MappedWeight) -> MappedWeight:
     """ModelError for a weight stored as plain integers or truth values, which no model multiplies with."""
-    if weight.format in ("I8", "I16", "I32", "I64", "U8", "U32", "BOOL"):
+    if weight.format in ("I8", "I16", "I32", "I64", "U8", "U32", "BOOL", "F8_E8M0"):
         raise ModelError(
             f"{weight.name} is stored as {weight.format}; a weight must be of a floating or quantized format."
         )

@@ -78,6 +78,28 @@ class TurnedExperts(_ExpertPart):
         return np.ascontiguousarray(self.source.dense()[:, :, self.part].swapaxes(1, 2))
 
 
+class TurnedFp8(TurnedExperts):
+    """The same of FP8, whose scales are those of square blocks: 32 neighbours of a column have one, too."""
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Array:
+        """A copy of the rows asked for, made anew each time. ModelError where scales differ within a new block."""
+        depth, columns = self.source.shape[1], np.arange(self.source.shape[2])[self.part]
+        form = FORMATS["FP8"]
+        found = []
+        for expert, low, high in of_matrices(self.shape, start, stop):
+            stored = self.source.rows(expert * depth, (expert + 1) * depth).reshape(depth, -1, form.block_bytes)
+            own = columns[low:high]
+            codes = stored[..., 4:].reshape(depth, -1)[:, own].T.reshape(len(own), -1, form.block)
+            scales = stored[:, own // form.block, :4].reshape(-1, form.block, len(own), 4)
+            if (scales != scales[:, :1]).any():
+                raise ModelError(
+                    f"{self.source.name} lies transposed, with scales that differ within {form.block} of its inputs; supported"
+                    f" are scales of blocks of {form.block} by {form.block} or more."
+                )
+            found.append(np.concatenate([scales[:, 0].swapaxes(0, 1), codes], axis=-1).reshape(len(own), -1))
+        return np.concatenate(found)
+
+
 def expert_rows(name: str, source: WeightRef, part: slice) -> ExpertRows:
     """ModelError for what is no weight of several experts, or has none of these rows."""
     if len(source.shape) != 3 or not range(source.shape[1])[part]:
@@ -86,11 +108,12 @@ def expert_rows(name: str, source: WeightRef, part: slice) -> ExpertRows:
 
 
 def turned_experts(name: str, source: WeightRef, part: slice) -> TurnedExperts:
-    """ModelError for what is no such tensor, or is stored in blocks, which cannot be turned."""
-    whole = len(source.shape) == 3 and source.format in ("F32", "F16", "BF16")
+    """ModelError for what is no such tensor, or is stored in blocks, of which FP8's alone can be turned."""
+    fp8 = source.format == "FP8" and len(source.shape) == 3 and source.shape[1] % FORMATS["FP8"].block == 0
+    whole = fp8 or (len(source.shape) == 3 and source.format in ("F32", "F16", "BF16"))
     if not whole or not range(source.shape[2])[part]:
         raise ModelError(
             f"{source.name} is stored as {source.format} {list(source.shape)}; experts that lie transposed in their file must"
-            " be F32, F16 or BF16 [experts, inputs, outputs]."
+            " be F32, F16, BF16 or FP8 [experts, inputs, outputs], in FP8 with a multiple of 32 inputs."
         )
-    return TurnedExperts(name, source, part)
+    return (TurnedFp8 if fp8 else TurnedExperts)(name, source, part)

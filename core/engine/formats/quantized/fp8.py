@@ -23,6 +23,8 @@ from engine.formats.quantized.parts import Parts
 from engine.formats.quantized.settings import Settings, parse
 from engine.formats.quantized.stored import FLOATS, floats
 
+_FORMS = (*FLOATS, "F8_E8M0")
+"""Of scales."""
 ROUNDED = InputSpec(quantized="fp8")
 """All schemes round activations to E4M3. A static scale, or a bound of one, is not used: one found for each row is nearer."""
 _SCALES = ("_scale_inv", ".weight_scale")
@@ -82,11 +84,11 @@ def _scale(
     if block is not None:
         if block[1] % BLOCK and block[1] < depth:
             raise FormatError(f"The blocks of {name} are {block[1]} inputs wide; supported are multiples of {BLOCK}.")
-        return parts.take(name, FLOATS, (*experts, -(-rows // block[0]), -(-depth // block[1]))), block
+        return parts.take(name, _FORMS, (*experts, -(-rows // block[0]), -(-depth // block[1]))), block
     if experts:  # gate and up have one each, or one together
         halves = [(*experts, 2, 1)] if rows % 2 == 0 else []
-        tensor = parts.take(name, FLOATS, (*experts,), (*experts, 1, 1), *halves)
+        tensor = parts.take(name, _FORMS, (*experts,), (*experts, 1, 1), *halves)
     else:
-        tensor = parts.take(name, FLOATS, (), (1,), (1, 1), (rows,), (rows, 1))
+        tensor = parts.take(name, _FORMS, (), (1,), (1, 1), (rows,), (rows, 1))
     each = tensor.data.size // tensor.format.block_bytes // prod(experts)
     return tensor, (rows // each, depth)

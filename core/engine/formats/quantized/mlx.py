@@ -20,6 +20,7 @@ import numpy as np
 
 from engine.errors import FormatError
 from engine.formats.checkpoint import ComposedTensor, Tensor
+from engine.formats.hfblocks import decode_e8m0
 from engine.formats.language_model import plain_name
 from engine.formats.quantformats import FORMATS, Bytes, Floats
 from engine.formats.quantized import mxfp4, nvfp4
@@ -137,8 +138,7 @@ def _mxfp8(name: str, packed: Tensor, scales: Tensor) -> ComposedTensor:
         numbers, exponents = packed.rows(start, stop), scales.rows(start, stop)
         if (numbers & 127 == 127).any() or (exponents == 255).any():
             raise FormatError(f"{name} holds numbers that are NaN; the file is damaged.")
-        scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
-        return row(octets(scale, "<f4"), numbers.reshape(*scale.shape, BLOCK))
+        return row(octets(decode_e8m0(exponents), "<f4"), numbers.reshape(*exponents.shape, BLOCK))
 
     shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK)
     return ComposedTensor(name, shape, FORMATS["FP8"], parts=(packed, scales), read=read)

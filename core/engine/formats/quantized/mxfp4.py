@@ -16,18 +16,20 @@ from engine.formats.quantized.blocks import BLOCK, by_halves, in_turn, row
 from engine.formats.quantized.parts import Parts
 
 _HALF = BLOCK // 2
+_SCALES = ("U8", "F8_E8M0")
+"""Two names of the same bytes."""
 
 
 def compose(settings: Mapping[str, Any], parts: Parts) -> None:
     """No setting changes what the stored numbers are."""
     for stem in parts.stems("_blocks"):
-        scales = parts.take(f"{stem}_scales", ("U8",), (None, None, None))
+        scales = parts.take(f"{stem}_scales", _SCALES, (None, None, None))
         parts.put(composed(stem, parts.take(f"{stem}_blocks", ("U8",), (*scales.shape, _HALF)), scales))
 
 
 def compose_packed(parts: Parts, stem: str) -> None:
     """The weight of the module ``stem``, of compressed-tensors."""
-    scales = parts.take(f"{stem}.weight_scale", ("U8",), (None, None))
+    scales = parts.take(f"{stem}.weight_scale", _SCALES, (None, None))
     packed = parts.take(f"{stem}.weight_packed", ("U8",), (scales.shape[0], scales.shape[1] * _HALF))
     parts.put(composed(f"{stem}.weight", packed, scales))
 
