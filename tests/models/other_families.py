@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from younger_families import expert_keys
+
 WINDOW = 24
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 GEMMA = {
@@ -33,13 +35,14 @@ LATENT = {
     "v_head_dim": 24,
     "num_key_value_heads": 4,
 }
+NORMS = {"layer_norm_eps": 0.05}  # so large that it shows
 NTK = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 
 # name -> (transformers' class, GGUF's architecture or None, what differs from SIZES)
 OTHER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
-    "phi": ("Phi", "phi2", {}),
+    "phi": ("Phi", "phi2", NORMS),
     "phi shared heads": ("Phi", None, {"rope_parameters": PARTIAL, "num_key_value_heads": 1}),
-    "stablelm": ("StableLm", "stablelm", {"use_qkv_bias": True}),
+    "stablelm": ("StableLm", "stablelm", NORMS | {"use_qkv_bias": True}),
     "stablelm side by side": ("StableLm", "stablelm", {"use_parallel_residual": True, "rope_parameters": PARTIAL}),
     "olmo": ("Olmo", "olmo", {}),
     "olmo tied": ("Olmo", None, {"tie_word_embeddings": True, "attention_bias": True}),
@@ -57,9 +60,9 @@ OTHER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
         | {"sliding_window": WINDOW, "num_hidden_layers": 3, "rope_parameters": KINDS}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-        | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "norm_topk_prob": False},
     ),
-    "jais2": ("Jais2", None, {"head_dim": 16}),
+    "jais2": ("Jais2", None, NORMS | {"head_dim": 16}),
     "iquestcoder": ("IQuestCoder", None, {"head_dim": 16}),
     "ministral": (
         "Ministral",
@@ -81,13 +84,8 @@ def other_keys(arch: str, config: Any) -> dict[str, Any]:
     if arch in ("phi2", "stablelm"):
         return {"rope.dimension_count": int(config.rope_parameters["partial_rotary_factor"] * head_dim)}
     if arch == "hunyuan-moe":
-        return {
-            "expert_count": config.num_experts,
-            "expert_used_count": config.moe_topk,
-            "expert_feed_forward_length": config.intermediate_size,
-            "expert_shared_count": 1,
-            "expert_shared_feed_forward_length": config.intermediate_size,
-        }
+        shared = {"expert_shared_count": 1, "expert_shared_feed_forward_length": config.intermediate_size}
+        return shared | expert_keys(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
     if arch == "olmo":
         return {"attention.layer_norm_epsilon": 1e-5}
     if arch == "deepseek2":

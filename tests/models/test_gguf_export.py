@@ -59,6 +59,38 @@ def test_tensors_and_keys_are_the_published_ones(family, saved, tmp_path):  # no
         assert found.metadata[f"{arch}.attention.sliding_window"] == config.sliding_window
 
 
+_PARTS = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1, "down_proj": 2, "w2": 2}
+
+
+def in_one(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A folder's tensors with all experts of a layer in two, as transformers has them in memory."""
+    found, experts = {}, {}
+    for name, array in tensors.items():
+        stem, _, rest = name.rpartition(".experts.")
+        if stem:
+            number, part, _ = rest.split(".")
+            experts.setdefault(f"{stem}.experts.", [{}, {}, {}])[_PARTS[part]][int(number)] = array
+        else:
+            found[name] = array
+    for stem, parts in experts.items():
+        gate, up, down = (np.stack([part[e] for e in range(len(part))]) for part in parts)
+        found |= {f"{stem}gate_up_proj": np.concatenate([gate, up], axis=1), f"{stem}down_proj": down}
+    return found
+
+
+@pytest.mark.parametrize("family", ["lfm2_moe", "hunyuan_moe", "glm4_moe", "exaone_moe", "qwen2_moe", "ernie4_5_moe"])
+def test_experts_that_lie_in_one_tensor_are_taken_apart(family, saved, tmp_path):  # noqa: F811
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    more.rewrite(saved(family), folder, rename=in_one)
+    assert any(name.endswith("experts.gate_up_proj") for name in load_file(folder / "model.safetensors"))
+    want = written(saved(family), tmp_path / "want.gguf").tensors
+    found = written(folder, tmp_path / "model.gguf").tensors
+    assert set(found) == set(want)
+    for name, tensor in want.items():
+        np.testing.assert_array_equal(found[name].dense(), tensor.dense(), err_msg=name)
+
+
 @pytest.mark.parametrize(("family", "factor"), {"olmo3 yarn": 1.3, "ministral3": 1.0}.items())
 def test_a_scale_of_yarns_own(family, factor, saved, tmp_path):  # noqa: F811
     """As a factor of the usual one, which llama.cpp reads of every family."""

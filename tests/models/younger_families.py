@@ -200,6 +200,32 @@ YOUNGER_GGUF_KEYS: dict[str, dict[str, Any]] = {
 }
 
 
+# GGUF's keys of experts: what transformers' configurations call them
+EXPERT_KEYS = {
+    "expert_count": ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts"),
+    "expert_used_count": ("moe_topk", "moe_k", "top_k_experts", "num_experts_per_tok"),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+}
+_COUNTS = ("expert_count", "expert_used_count")
+_WIDTHS = (*_COUNTS, "expert_feed_forward_length")
+# architecture -> those that its files have
+EXPERTS_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("granitemoe", "olmoe", "minimax-m2"), _COUNTS),
+    **dict.fromkeys(("glm4moe", "dots1", "exaone-moe"), tuple(EXPERT_KEYS)),
+    "lfm2moe": (*_WIDTHS, "expert_weights_scale", "leading_dense_block_count"),
+    "ernie4_5-moe": (*_WIDTHS, "expert_shared_count", "leading_dense_block_count"),
+}
+
+
+def expert_keys(config: Any, *keys: str) -> dict[str, Any]:
+    """What a configuration says under each of the keys."""
+    return {key: next(getattr(config, name) for name in EXPERT_KEYS[key] if hasattr(config, name)) for key in keys}
+
+
 def younger_keys(arch: str, config: Any) -> dict[str, Any]:
     """What GGUF files of these families have beyond the keys of all."""
     keys = state_space_keys(arch, config)
@@ -211,51 +237,17 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
             "logit_scale": config.logits_scaling,
         }
     if arch == "granitemoe":
-        keys |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
         keys["expert_shared_feed_forward_length"] = getattr(config, "shared_intermediate_size", None)
     if arch == "granite" and config.model_type == "granitemoehybrid":
         keys["feed_forward_length"] = config.shared_intermediate_size
-    if arch == "olmoe":
-        keys |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
-    if arch in ("glm4moe", "dots1"):
-        keys |= {
-            "expert_count": config.n_routed_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_shared_count": config.n_shared_experts,
-            "expert_weights_scale": config.routed_scaling_factor,
-            "expert_weights_norm": config.norm_topk_prob,
-            "expert_gating_func": 2,
-            "leading_dense_block_count": config.first_k_dense_replace,
-        }
-    if arch == "exaone-moe":
-        keys |= {
-            "expert_count": config.num_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_shared_count": config.num_shared_experts,
-            "expert_shared_feed_forward_length": config.moe_intermediate_size * config.num_shared_experts,
-            "expert_weights_scale": config.routed_scaling_factor,
-            "expert_weights_norm": config.norm_topk_prob,
-            "expert_gating_func": 2,
-            "leading_dense_block_count": config.first_k_dense_replace,
-        }
-    if arch == "minimax-m2":
-        keys |= {
-            "expert_count": config.num_local_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_gating_func": 2,
-        }
+    if arch in EXPERTS_OF:
+        keys |= expert_keys(config, *EXPERTS_OF[arch])
+    if arch in ("glm4moe", "dots1", "exaone-moe", "minimax-m2", "lfm2moe"):
+        keys["expert_gating_func"] = 2
+    if arch in ("exaone-moe", "ernie4_5-moe"):
+        keys["expert_shared_feed_forward_length"] = keys["expert_shared_count"] * config.moe_intermediate_size
     if arch == "ernie4_5-moe":
-        keys |= {
-            "expert_count": config.moe_num_experts,
-            "expert_used_count": config.moe_k,
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_shared_count": config.moe_num_shared_experts,
-            "expert_shared_feed_forward_length": config.moe_num_shared_experts * config.moe_intermediate_size,
-            "interleave_moe_layer_step": config.moe_layer_interval,
-            "leading_dense_block_count": config.moe_layer_start_index,
-        }
+        keys["interleave_moe_layer_step"] = config.moe_layer_interval
     if arch == "gemma4":
         keys |= gemma4_keys(config)
     if arch in ("lfm2", "lfm2moe"):
@@ -264,15 +256,6 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
         keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
     if arch == "lfm2":
         keys["feed_forward_length"] = 64
-    if arch == "lfm2moe":
-        keys |= {
-            "expert_count": config.num_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "leading_dense_block_count": config.num_dense_layers,
-            "expert_gating_func": 2,
-            "expert_weights_scale": config.routed_scaling_factor,
-        }
     return keys
 
 
