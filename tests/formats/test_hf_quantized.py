@@ -368,7 +368,7 @@ KEYS = (
     "format",
     "config_groups",
 )
-DTYPES = ("I8", "U8", "I32", "U32", "I64", "F16", "BF16", "F32", "F8_E4M3")
+DTYPES = ("I8", "U8", "I32", "U32", "I64", "F16", "BF16", "F32", "F8_E4M3", "F8_E8M0")
 
 
 def random_parts(name: str) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ from engine.errors import FormatError, ModelError
 from engine.formats import open_checkpoint
 from engine.models import load_model
 
+torch = pytest.importorskip("torch")
+
 
 def program(path):
     return load_model(open_checkpoint(path)).program(16, "f16")
@@ -180,6 +182,16 @@ def test_tensors_that_nothing_uses_are_refused(folder):
     extra = "model.layers.0.self_attn.q_norm.weight"
     save_file(tensors | {extra: np.ones(16, np.float32)}, folder / "model.safetensors")
     assert_refused(folder, extra)
+
+
+def test_weights_of_a_dtype_of_scales(folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = torch.ones(tensors[name].shape).to(torch.float8_e8m0fnu)
+    save_file(tensors, folder / "model.safetensors")
+    assert_refused(folder, "blk.0.ffn_up.weight is stored as F8_E8M0")
 
 
 def test_frequencies_that_old_files_carry_are_passed_over(folder):
