@@ -150,6 +150,7 @@ def test_a_gguf_of_glm_with_q_k_and_v_in_one(saved, tmp_path):  # noqa: F811
         ("glm4_moe_lite", {"mlp_layer_types": "dense"}, "mlp_layer_types"),
         ("minimax_m2", {"rotary_dim": 64, "rope_parameters": None}, "rotary_dim"),
         ("glm4_moe", {"first_k_dense_replace": 0}, r"layers\.0\.mlp\.experts\.0\.gate_proj"),
+        ("afmoe", {"sliding_window": None}, "sliding_window"),
         ("ernie4_5_moe", {"moe_layer_interval": 2}, "dense ones"),
         ("ernie4_5_moe", {"moe_layer_end_index": 1}, "dense ones"),
     ],

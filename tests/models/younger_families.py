@@ -41,6 +41,13 @@ GLM_EXPERTS = {
 }
 GLM_EXPERTS_ALONE = {key: value for key, value in GLM_EXPERTS.items() if key != "head_dim"}
 EXAONE_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+AFMOE = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "head_dim": 16,
+    "route_scale": 1.5,
+}
 ERNIE_EXPERTS = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32, "num_hidden_layers": 3}
 LINEAR = {
     "rms_norm_eps": 0.01,  # or rows that are nearly 0 have their rounding enlarged
@@ -130,6 +137,8 @@ YOUNGER: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     ),
     "arcee": ("Arcee", "arcee", {"head_dim": 16}),
     "arcee biases": ("Arcee", None, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "afmoe": ("Afmoe", "afmoe", WINDOW | AFMOE | {"mup_enabled": True, "num_shared_experts": 1}),
+    "afmoe every second layer, not scaled": ("Afmoe", None, WINDOW | AFMOE | {"global_attn_every_n_layers": 2}),
     "dots1": (
         "Dots1",
         "dots1",
@@ -206,7 +215,7 @@ EXPERT_KEYS = {
     "expert_used_count": ("moe_topk", "moe_k", "top_k_experts", "num_experts_per_tok"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
     "expert_weights_norm": ("norm_topk_prob",),
     "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
 }
@@ -216,6 +225,7 @@ _WIDTHS = (*_COUNTS, "expert_feed_forward_length")
 EXPERTS_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("granitemoe", "olmoe", "minimax-m2"), _COUNTS),
     **dict.fromkeys(("glm4moe", "dots1", "exaone-moe"), tuple(EXPERT_KEYS)),
+    "afmoe": (*_WIDTHS, "expert_shared_count", "expert_weights_scale", "leading_dense_block_count"),
     "lfm2moe": (*_WIDTHS, "expert_weights_scale", "leading_dense_block_count"),
     "ernie4_5-moe": (*_WIDTHS, "expert_shared_count", "leading_dense_block_count"),
 }
@@ -242,7 +252,7 @@ def younger_keys(arch: str, config: Any) -> dict[str, Any]:
         keys["feed_forward_length"] = config.shared_intermediate_size
     if arch in EXPERTS_OF:
         keys |= expert_keys(config, *EXPERTS_OF[arch])
-    if arch in ("glm4moe", "dots1", "exaone-moe", "minimax-m2", "lfm2moe"):
+    if arch in ("glm4moe", "dots1", "exaone-moe", "minimax-m2", "lfm2moe", "afmoe"):
         keys["expert_gating_func"] = 2
     if arch in ("exaone-moe", "ernie4_5-moe"):
         keys["expert_shared_feed_forward_length"] = keys["expert_shared_count"] * config.moe_intermediate_size

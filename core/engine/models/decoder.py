@@ -89,6 +89,7 @@ def attention_block(
     h: Value,
     qk_norm: QKNorm = "none",
     sinks: WeightRef | None = None,
+    gate: Value | None = None,
 ) -> Value:
     """Projections, optional norms of q and k, then ``attend``."""
     p = f"blk.{i}."
@@ -101,7 +102,7 @@ def attention_block(
         width = c.head_dim if qk_norm == "head" else 0
         q = b.rms_norm(q, w(p + "attn_q_norm.weight"), c.eps, width, c.norm_offset)
         k = b.rms_norm(k, w(p + "attn_k_norm.weight"), c.eps, width, c.norm_offset)
-    return attend(b, c, w, i, q, k, v, sinks, norms=qk_norm == "rotated head")
+    return attend(b, c, w, i, q, k, v, sinks, gate, norms=qk_norm == "rotated head")
 
 
 def _layer_norm_heads(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value:

@@ -80,6 +80,7 @@ FAMILIES: Sequence[Family] = (
     Family("solar_open", (), ("solar_open",), eps=1e-5),
     Family("nemotron", ("nemotron",), ("nemotron",), acts=("relu2",), eps=1e-5),
     Family("arcee", ("arcee",), ("arcee",), interleaved=True, acts=("relu2",), eps=1e-5),
+    Family("afmoe", ("afmoe",), ("afmoe",), windowed=True, full_every=4, eps=1e-5),
     Family("dots1", ("dots1",), ("dots1",), windowed=True, full_first=True),
     Family("minimax_m2", ("minimax-m2",), ("minimax_m2",)),
     Family("ernie4_5", ("ernie4_5",), ("ernie4_5",), interleaved=True, eps=1e-5),

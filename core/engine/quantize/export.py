@@ -42,6 +42,7 @@ _EXPORTABLE = (
     "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "arcee", "dots1", "minimax_m2", "exaone", "exaone_moe", "nemotron",
     "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3", "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid",
     "nemotron_h", "falcon_h1", "phi", "stablelm", "olmo", "hunyuan", "hunyuan_moe",
+    "afmoe",
 )  # fmt: skip
 _LAYER_NORMS = (
     "gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron", "phi2", "stablelm", "olmo",
@@ -53,7 +54,7 @@ _EXPERT_WIDTHS = {
 }
 _BY_PROGRAM = (
     "gpt_oss", "granite", "granite_moe", "ernie4_5_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "dots1",
-    "minimax_m2", "exaone_moe", "hunyuan_moe",
+    "minimax_m2", "exaone_moe", "hunyuan_moe", "afmoe",
 )  # fmt: skip
 """Families some of whose Hugging Face files have in one tensor what is several in GGUF files, or in another shape, and whose
 programs take these out of it."""
