@@ -105,7 +105,7 @@ def test_scales_of_mxfp4_by_the_dtype_they_mean(tmp_path, rng):
     np.testing.assert_allclose(write(tmp_path, stored, settings).tensors[f"{NAME}.weight"].dense(), want, rtol=1e-6)
 
 
-def test_powers_of_two_are_torchs(rng):
+def test_powers_of_two_are_torchs():
     raw = np.arange(256, dtype=np.uint8)
     want = torch.from_numpy(raw).view(torch.float8_e8m0fnu).float().numpy()
     np.testing.assert_array_equal(FORMATS["F8_E8M0"].decode(raw), want)

@@ -141,7 +141,7 @@ QWEN = {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS, "moe_intermediat
 
 
 def test_experts_that_lie_transposed(tmp_path, backend):
-    """As Qwen3-VL's do."""
+    """As those of Qwen3-VL in plain numbers do."""
     model = random_model("Qwen3Moe", QWEN)
     with torch.no_grad():
         write_turned(model, tmp_path, (32, 32))

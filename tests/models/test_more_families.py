@@ -274,6 +274,12 @@ def assert_is(path, family):
     assert_logits(got, model_of(family), ids)
 
 
+def assert_refused(path, word):
+    with pytest.raises(ModelError, match=word) as caught:
+        load_model(open_checkpoint(path)).program(16, "f16")
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
 def test_gpt2_without_prefix_and_with_masks(saved, tmp_path):
     def bare(tensors):
         mask = {"h.0.attn.bias": np.tril(np.ones((1, 1, 256, 256), np.float32))}

@@ -10,11 +10,10 @@ from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import qwen3
-from .decoder import DecoderConfig, attention_block, pre_norm_layers
+from .decoder import DecoderConfig, after, attention_block, pre_norm_layers
 from .experts import HF_EXPERTS, ExpertsConfig, gguf_experts, routing, shared_width
 from .experts import feed_forward as experts
 from .fields import flag, integer, positive
-from .glm4 import after
 from .weights import Weights
 
 HF_KEYS = {"sliding_window_pattern": "global_attn_every_n_layers"}

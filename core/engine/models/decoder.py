@@ -300,6 +300,17 @@ def norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Value
     return b.layer_norm(x, weight, w.maybe(name + ".bias"), c.eps)
 
 
+def after(b: Builder, c: DecoderConfig, w: Weights, name: str, h: Value) -> Value:
+    """A norm of what a block gave, where the file has one."""
+    weight = w.maybe(name)
+    return h if weight is None else b.rms_norm(h, weight, c.eps)
+
+
+def weightless_norm(b: Builder, c: DecoderConfig, x: Value) -> Value:
+    """A layer norm whose weights are ones."""
+    return b.layer_norm(x, b.constant(f"ones.{x.shape[-1]}", np.ones(x.shape[-1])), None, c.eps)
+
+
 def pre_norm_layers(
     b: Builder,
     c: Config,

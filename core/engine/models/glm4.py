@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import llama
-from .decoder import DecoderConfig, attention_block, fused_attention_block, fused_mlp_block, output_head
+from .decoder import DecoderConfig, after, attention_block, fused_attention_block, fused_mlp_block, output_head
 from .weights import Weights
 
 HF_DEFAULTS = {
@@ -42,9 +41,3 @@ def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
         h = b.rms_norm(x, w(f"blk.{i}.ffn_norm.weight"), c.eps)
         x = b.add(x, after(b, c, w, f"blk.{i}.post_ffw_norm.weight", fused_mlp_block(b, c, w, i, h)))
     return output_head(b, c, w, x)
-
-
-def after(b: Builder, c: DecoderConfig, w: Weights, name: str, h: Value) -> Value:
-    """A norm of what a block gave, where the file has one."""
-    weight = w.maybe(name)
-    return h if weight is None else b.rms_norm(h, weight, c.eps)

@@ -10,7 +10,7 @@ from ..backend.v1 import Value
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
-from . import hunyuan
+from . import hunyuan, qwen3_moe
 from .decoder import DecoderConfig, mlp_block, moe_block, pre_norm_layers
 from .weights import Weights
 
@@ -20,10 +20,7 @@ _MLP = "model.layers.{i}.mlp."
 HF_NAMES = {
     **{name: own for name, own in hunyuan.HF_NAMES.items() if "ffn_" not in name or "norm" in name},
     "blk.{i}.ffn_gate_inp.weight": _MLP + "gate.wg.weight",
-    "blk.{i}.ffn_gate_exps.weight": _MLP + "experts.{e}.gate_proj.weight",
-    "blk.{i}.ffn_up_exps.weight": _MLP + "experts.{e}.up_proj.weight",
-    "blk.{i}.ffn_gate_up_exps.weight": _MLP + "experts.gate_up_proj",
-    "blk.{i}.ffn_down_exps.weight": (_MLP + "experts.{e}.down_proj.weight", _MLP + "experts.down_proj"),
+    **{name: own for name, own in qwen3_moe.HF_NAMES.items() if "_exps" in name},
     **{f"blk.{{i}}.ffn_{name}_shexp.weight": f"{_MLP}shared_mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
 }
 

@@ -10,9 +10,8 @@ from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from . import granite, llama
-from .decoder import DecoderConfig, attention_block, mlp_block, pre_norm_layers
+from .decoder import DecoderConfig, after, attention_block, mlp_block, pre_norm_layers
 from .fields import positive
-from .glm4 import after
 from .weights import Weights
 
 HF_DEFAULTS = {"tie_word_embeddings": False}

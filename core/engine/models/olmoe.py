@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from .decoder import DecoderConfig, attention_block, moe_block, pre_norm_layers
@@ -20,10 +19,6 @@ HF_DEFAULTS = {"max_position_embeddings": 4096, "num_experts": 64, "num_experts_
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     """GGUF files have no key for it: their experts' weights are shares of all experts."""
-    if checkpoint.metadata.get("clip_qkv") is not None:
-        raise ModelError(
-            "The configuration's clip_qkv must be null: q, k and v are not clipped, as in OLMoE's own models."
-        )
     return replace(c, renormalize=checkpoint.kind == "hf" and flag(checkpoint.metadata, "norm_topk_prob", False))
 
 

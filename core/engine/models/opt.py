@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ..backend.v1 import Value
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
 from ..program.weights import select
-from .decoder import DecoderConfig, attention_block, logits, norm, plain_mlp_block
+from .decoder import DecoderConfig, attention_block, logits, norm, plain_mlp_block, weightless_norm
 from .fields import flag
 from .weights import Weights
 
@@ -50,7 +48,7 @@ def _norm(b: Builder, c: DecoderConfig, w: Weights, name: str, x: Value) -> Valu
     """A layer norm, with a weight of ones where the files keep none."""
     if flag(w.checkpoint.metadata, "layer_norm_elementwise_affine", True):
         return norm(b, c, w, name, x)
-    return b.layer_norm(x, b.constant(name + ".weight", np.ones(x.shape[-1])), None, c.eps)
+    return weightless_norm(b, c, x)
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:

@@ -173,6 +173,7 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     """
     family = _family(checkpoint)
     _check_causal(checkpoint)
+    _check_unclipped(checkpoint)
     module: Any = import_module(f".{family.name}", __package__)
     if checkpoint.kind == "hf" and hasattr(module, "HF_DEFAULTS"):
         defaults = module.HF_DEFAULTS.get(checkpoint.architecture, module.HF_DEFAULTS)
@@ -208,6 +209,16 @@ def _check_causal(checkpoint: Checkpoint) -> None:
             f"The checkpoint {checkpoint.path} attends in both directions ({wrong} is {data[wrong]}), which is not supported;"
             " use a causal decoder."
         )
+
+
+def _check_unclipped(checkpoint: Checkpoint) -> None:
+    """ModelError for models that clip q, k and v, as OLMo 1 7B does."""
+    for key in ("clip_qkv", f"{checkpoint.architecture}.attention.clamp_kqv"):
+        if checkpoint.metadata.get(key):
+            raise ModelError(
+                f"The configuration's {key} is {checkpoint.metadata[key]!r}; it must be absent, since q, k and v are not clipped"
+                " here."
+            )
 
 
 def _family(checkpoint: Checkpoint) -> Family:
