@@ -170,9 +170,10 @@ def defined(
 ) -> np.ndarray:
     group = batch.heads // batch.kv_heads
     out = np.empty((len(q), batch.heads, batch.dim))
+    window = int(numbers.get("window", 0)) or len(k)
     for i, row in enumerate(q.reshape(len(q), batch.heads, batch.dim).astype(np.float64)):
-        end = start + i + 1
-        begin = max(0, end - int(numbers.get("window", 0) or end))
+        own = start + i
+        begin, end = max(0, own + 1 - window), own + 1 if numbers.get("causal", 1) else min(len(k), own + window)
         for h in range(batch.heads):
             scores = k[begin:end, h // group].astype(np.float64) @ row[h] * numbers["scale"]
             if cap := numbers.get("softcap", 0):
@@ -220,6 +221,20 @@ def test_window_and_softcap(dtype: str, numbers: dict[str, float]) -> None:
     batch = Batch([0, 600, 250], [50, 1, 20], 4, 2, 64, np.random.default_rng())
     for got, wanted in zip(*attend(batch, dtype=dtype, **numbers), strict=True):
         np.testing.assert_allclose(got, wanted, **TOLERANCE.get(dtype, CLOSE))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 1, 20, 300])
+@pytest.mark.parametrize("heads,kv_heads,dim", [(4, 4, 32), (14, 2, 80)])
+def test_encoders_see_both_ways(isa: str, dtype: str, window: int, heads: int, kv_heads: int, dim: int) -> None:
+    """Texts of one token, of a part of a chunk and of several; one has begun before."""
+    batch = Batch([0, 0, 270, 0], [1, 20, 3, 330], heads, kv_heads, dim, np.random.default_rng())
+    for threads in (1, 3):
+        for got, wanted in zip(
+            *attend(batch, dtype=dtype, isa=isa, threads=threads, window=window, causal=0), strict=True
+        ):
+            np.testing.assert_allclose(got, wanted, **TOLERANCE.get(dtype, CLOSE))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -248,6 +248,7 @@ def _layers(r, tokens, ints, seqs=16, pages=512):
         ("int8", 128, {}),
         ("u8", 128, {}),
         ("f16", 64, {"window": 128, "sinks": True}),
+        ("bf16", 64, {"window": 128, "causal": False}),
         ("bf16", 256, {"softcap": 50.0, "window": 4096}),
         ("bf16", 576, {"v_head_dim": 512}),
         ("int8", 576, {"v_head_dim": 512}),

@@ -202,10 +202,10 @@ def test_int8_weights_with_one_scale_a_row_meet_int8_activations(device):
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_long_contexts_are_cut_into_parts(stages, device, monkeypatch):
-    """One query over more cached tokens than the first parts have, with a window and without."""
+    """One query over more cached tokens than the first parts have, with a window and without, causal or not."""
     attention_with(monkeypatch, stages=stages)
-    for window in (0, 700):
-        _check_long(device, 1700, "f16", window=window)
+    for window, causal in ((0, False), (700, True)):
+        _check_long(device, 1700, "f16", window=window, causal=causal)
 
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
@@ -215,7 +215,11 @@ def test_words_of_a_cache_become_operands(together, kv, device, monkeypatch):
     from engine_cuda.ops import cache
 
     monkeypatch.setattr(cache, "together", lambda: together)
-    for cached, width, features in ((5, 64, {}), (1150, 64, {"window": 700}), (330, 128, {"softcap": 5.0})):
+    for cached, width, features in (
+        (5, 64, {}),
+        (1150, 64, {"window": 700}),
+        (330, 128, {"softcap": 5.0, "causal": False}),
+    ):
         launched = _check_long(device, cached, kv, width=width, **features)
         assert "attend_words" in launched and "attend" not in launched
 

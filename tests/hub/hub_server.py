@@ -14,6 +14,8 @@ BELOW = {
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "modules.json": b'[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]',
     "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+    "2_Dense/config.json": b"{}",
+    "2_Dense/model.safetensors": b"a matrix",
 }
 """What embeddings and templates with names have in folders of their own, as files of a repository."""
 

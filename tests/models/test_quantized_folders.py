@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import test_more_families as more
 import tiny_models
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from session_logits import load_for_logits, logits
 
 from engine.errors import EngineError, UsageError
@@ -95,14 +95,16 @@ def test_templates_and_pooling_come_along(tmp_path):
     for name, text in (
         ("chat_template.jinja", "a"),
         ("additional_chat_templates/tool_use.jinja", "b"),
-        ("modules.json", '[{"type": "a.Pooling", "path": "1_Pooling"}]'),
+        ("modules.json", '[{"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense", "path": "2_Dense"}]'),
         ("1_Pooling/config.json", '{"pooling_mode_mean_tokens": true}'),
+        ("2_Dense/config.json", "{}"),
     ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+    save_file({"linear.weight": np.ones((2, 64), np.float32)}, folder / "2_Dense" / "model.safetensors")
     quantized(folder, tmp_path / "out", "NF4")
     found = open_checkpoint(tmp_path / "out")
-    assert found.embedding().pooling == "mean"
+    assert found.embedding().pooling == "mean" and found.embedding().layers[0].weight.shape == (2, 64)
     assert found.chat_template() == ChatTemplate("a", {"bos_token": "<s>", "eos_token": "</s>"}, "b")
 
 

@@ -128,16 +128,13 @@ def test_missing_tensors_are_named(folder, name):
     assert_refused(folder, "lacks", name)
 
 
-@pytest.mark.parametrize(("key", "value"), [("use_bidirectional_attention", True), ("is_causal", False)])
-def test_attention_in_both_directions_is_named(folder, tmp_path, key, value):
-    configure(folder, **{key: not value})
+def test_attention_in_both_directions_of_unknown_kinds_is_named(folder):
+    configure(folder, use_bidirectional_attention=False)
     assert program(folder).vocab == tiny_models.VOCAB
-    configure(folder, **{key: value})
-    assert_refused(folder, "both directions", key)
-    gguf = {"attention.causal": False}
-    assert_refused(
-        tiny_models.to_gguf(folder, tmp_path / "m.gguf", **gguf), "both directions", "llama.attention.causal"
-    )
+    configure(folder, use_bidirectional_attention=True)
+    assert_refused(folder, "both directions", "use_bidirectional_attention")
+    configure(folder, use_bidirectional_attention=False, is_causal=False, model_type="mistral", sliding_window=16)
+    assert_refused(folder, "both directions", "window")
 
 
 def test_a_head_may_be_missing_where_it_is_tied(folder):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_models
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from engine import LLM, AsyncLLM, SamplingParams
 from engine.errors import AdmissionError, EngineError, FormatError, RequestError
@@ -258,7 +258,7 @@ POOLED = modules("Transformer", "Pooling")
 @pytest.mark.parametrize(
     ("listed", "settings", "want"),
     [
-        (None, {}, ("last", True)),
+        (None, {}, (None, True)),
         (modules("Transformer", "Pooling", "Normalize"), {"pooling_mode_lasttoken": True}, ("last", True)),
         (
             POOLED,
@@ -273,7 +273,8 @@ POOLED = modules("Transformer", "Pooling")
             "pools by",
         ),
         (POOLED, {}, "pools by nothing"),
-        (modules("Transformer", "Dense"), {}, "Dense"),
+        (modules("Transformer", "Dense"), {}, "in this order"),
+        (modules("Transformer", "LSTM"), {}, "LSTM"),
         ([{"type": "a.Pooling", "path": "../elsewhere"}], {}, "plain name"),
         ([5], {}, "module None"),
         ({}, {}, "must be a JSON list"),
@@ -292,6 +293,70 @@ def test_folders(llama, tmp_path, listed, settings, want):
             found.embedding()
     else:
         assert (found.embedding().pooling, found.embedding().normalize) == want
+
+
+def with_dense(llama, folder, *layers):
+    """The folder with a module Dense for each (weight, bias or None, activation)."""
+    for file in llama.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    listed = modules("Transformer", "Pooling")
+    for number, (weight, bias, act) in enumerate(layers, 2):
+        own = folder / f"{number}_Dense"
+        own.mkdir()
+        (own / "config.json").write_text(
+            json.dumps({"in_features": 64, "activation_function": f"torch.nn.modules.{act}"})
+        )
+        held = {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias})
+        save_file(held, own / "model.safetensors")
+        listed.append({"type": "sentence_transformers.models.Dense", "path": own.name})
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "modules.json").write_text(json.dumps([*listed, *modules("Normalize")]))
+    return folder
+
+
+def test_modules_behind_the_pooling(llama, tmp_path, cpu):
+    rng, given = np.random.default_rng(), inputs(np.random.default_rng(), (3, 50))
+    wide, back = rng.standard_normal((96, 64), np.float32) / 8, rng.standard_normal((24, 96), np.float32) / 8
+    bias = rng.standard_normal(96, np.float32)
+    with LLM(llama, backend=cpu) as llm:
+        plain = llm.embed(given, "mean", normalize=False).astype(np.float64)
+    folder = with_dense(llama, tmp_path, (wide, bias, "activation.Tanh"), (back, None, "linear.Identity"))
+    want = np.tanh(plain @ wide.T + bias) @ back.T
+    with LLM(folder, backend=cpu) as llm:
+        np.testing.assert_allclose(llm.embed(given, normalize=False), want, rtol=1e-4, atol=1e-5)
+        cut = want[:, :10] / np.linalg.norm(want[:, :10], axis=1, keepdims=True)
+        np.testing.assert_allclose(llm.embed(given, dimensions=10), cut, rtol=1e-4, atol=1e-5)
+        with pytest.raises(RequestError, match="dimensions is 25; embeddings of this model have 24"):
+            llm.embed(given, dimensions=25)
+
+
+ONES = np.ones((8, 64), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([(ONES, None, "activation.ReLU")], "activation 'torch.nn.modules.activation.ReLU'"),
+        ([(ONES, np.ones(9, np.float32), "linear.Identity")], "shape"),
+        ([(np.ones(8, np.float32), None, "linear.Identity")], "shape"),
+        ([(ONES, None, "linear.Identity")] * 2, "gives 8 numbers, and the next takes 64"),
+        ([(ONES[:, :32], None, "linear.Identity")], "takes 32 numbers, and states have 64"),
+    ],
+)
+def test_modules_that_do_not_fit(llama, tmp_path, cpu, layers, said):
+    with LLM(with_dense(llama, tmp_path, *layers), backend=cpu) as llm, pytest.raises(RequestError, match=said):
+        llm.embed("a text")
+
+
+def test_modules_without_their_files(llama, tmp_path):
+    folder = with_dense(llama, tmp_path, (ONES, None, "linear.Identity"))
+    save_file({"weight": ONES}, folder / "2_Dense" / "model.safetensors")
+    with pytest.raises(FormatError, match=r"must hold linear\.weight"):
+        open_checkpoint(folder).embedding()
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(FormatError, match="is missing; a module Dense keeps its matrix there"):
+        open_checkpoint(folder).embedding()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,11 @@ def embedding(seq_id: int, prompt: int | list[int], embeds_from: int = 0) -> Seq
     return sequence
 
 
+def whole(sequence: Sequence) -> Sequence:
+    sequence.whole = True
+    return sequence
+
+
 def test_chunks_of_a_mean_and_the_end() -> None:
     scheduler = build(budget=10)
     scheduler.add(embedding(0, 25))
@@ -51,6 +56,18 @@ def test_no_hit_over_a_wanted_position(embeds_from: int, hit: int) -> None:
     assert (part.start, part.embedded) == (hit, (embeds_from, 17))
 
 
+def test_an_encoder_s_text_is_computed_whole() -> None:
+    """Behind others where a step has no room for all of it, and of nothing that is cached."""
+    scheduler = build(budget=40, context=40)
+    for seq_id, length in enumerate((33, 8, 7, 1, 40)):
+        scheduler.add(whole(embedding(seq_id, list(range(length)))))
+    steps = []
+    while (step := scheduler.schedule()) is not None:
+        steps.append(sorted(parts(step)))
+        complete(scheduler, step)
+    assert steps == [[(0, 0, 33, False)], [(1, 0, 8, False), (2, 0, 7, False), (3, 0, 1, False)], [(4, 0, 40, False)]]
+
+
 def test_the_whole_context_can_be_embedded_and_no_more() -> None:
     scheduler = build(context=30)
     scheduler.add(embedding(0, 30))
@@ -59,19 +76,23 @@ def test_the_whole_context_can_be_embedded_and_no_more() -> None:
         scheduler.add(embedding(1, 31))
 
 
+@pytest.mark.parametrize("encoders", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_each_position_once(depth: int) -> None:
+def test_each_position_once(depth: int, encoders: bool) -> None:
     """In little memory, so that they are preempted, with faults that lose all steps in flight, and steps that overlap."""
     rng = np.random.default_rng()
     preempted = 0
     for _ in range(40):
-        scheduler = build(blocks=14, budget=int(rng.integers(3, 40)), slots=4, context=50)
+        scheduler = build(
+            blocks=14, budget=int(rng.integers(*((45, 60) if encoders else (3, 40)))), slots=4, context=50
+        )
         wanted = {}
         for seq_id in range(12):
             length = int(rng.integers(1, 40))
             if rng.random() < 0.6:
                 wanted[seq_id] = (int(rng.integers(0, length)), length)
-                scheduler.add(embedding(seq_id, length, wanted[seq_id][0]))
+                sequence = embedding(seq_id, length, wanted[seq_id][0])
+                scheduler.add(whole(sequence) if encoders else sequence)
             else:
                 scheduler.add(new(seq_id, length, max_tokens=int(rng.integers(1, 10))))
         got: dict[int, list[int]] = {seq_id: [] for seq_id in wanted}
@@ -89,6 +110,7 @@ def test_each_position_once(depth: int) -> None:
                 start, stop = part.embedded
                 assert start == stop == 0 or part.start <= start < stop == part.start + part.num_tokens
                 if part.seq_id in wanted:
+                    assert not encoders or (part.start, part.num_tokens) == (0, wanted[part.seq_id][1])
                     got[part.seq_id] += range(*part.embedded)
             tokens = {part.seq_id: 7 for part in step.sequences if part.emits}
             ended += [u.sequence.seq_id for u in scheduler.complete(step, tokens) if u.finished]

@@ -160,7 +160,30 @@ def test_the_model_s_files_choose_the_pooling(start, tmp_path):
         model="tiny", input=TEXTS, extra_body={"pooling": "mean", "normalize": False}, encoding_format="float"
     )
     assert (vectors(client.embeddings.create(model="tiny", input=TEXTS)) == vectors(asked)).all()
-    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(openai.BadRequestError, match="Dense") as refused:
+    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "sentence_transformers.models.LSTM"}]))
+    with pytest.raises(openai.BadRequestError, match="LSTM") as refused:
         start(model=folder).openai.embeddings.create(model="tiny", input="a")
     assert refused.value.body["message"].startswith("modules.json has"), "where the files lie is nobody's business"
+
+
+def test_an_encoder(start, tmp_path):
+    """Its vectors are transformers', of a text with what its tokenizer puts around it; a chat with it is refused."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    peer = transformers.BertModel(transformers.BertConfig(vocab_size=tiny_models.VOCAB, **sizes)).eval()
+    peer.save_pretrained(tmp_path)
+    tiny_models.write_tokenizer(tmp_path)
+    running = start(model=tmp_path, max_model_len=None, max_num_seqs=8)
+    texts = [*TEXTS[:2], "word " * 60]
+    answer = running.openai.embeddings.create(model="tiny", input=texts * 9)
+    want = []
+    for text in texts:
+        with torch.no_grad():
+            mean = peer(torch.tensor([list(running.engine.encode(text))])).last_hidden_state[0].numpy().mean(0)
+        want.append(mean / np.linalg.norm(mean))
+    np.testing.assert_allclose(vectors(answer), np.tile(want, (9, 1)), atol=2e-3)
+    with pytest.raises(openai.BadRequestError, match="is an encoder; it can embed texts"):
+        running.openai.completions.create(model="tiny", prompt="a")
+    with running.http as http:
+        assert http.post("/api/show", json={"model": "tiny"}).json()["capabilities"] == ["embedding"]
+    running.wait_until_free()

@@ -97,7 +97,7 @@ def rope_kv_write(low: Lowering) -> None:
 
 
 def attention(low: Lowering) -> None:
-    names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap", "v_head_dim")
+    names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap", "v_head_dim", "causal")
     numbers = {name: low.bound.call.attr(name) for name in names}
     numbers["latent"] = "v" not in low.bound.call.states
     inputs = low.inputs("q", "seq_starts", "query_offsets", "page_table")

@@ -147,7 +147,7 @@ def make_providers(device: CpuDevice) -> dict[str, tuple[Provider, ...]]:
         _pairs_check,
         kv=True,
     )
-    features = "k_scale v_scale window softcap v_head_dim sinks contiguous"
+    features = "k_scale v_scale window softcap v_head_dim sinks contiguous causal"
     one("attention", lower.attention, features, _pairs_check, kv=True)
     one("embed", lower.embed, "scale", _embed_check)
     one("quantize", lower.quantize, "scale", _quantize_check)

@@ -101,7 +101,11 @@ def make_providers(device: torch.device, cuts: Cuts, together: int) -> dict[str,
         kv=True,
     )
     one(
-        "attention", cache.attention, "k_scale v_scale window softcap v_head_dim sinks contiguous", kv=True, alone=False
+        "attention",
+        cache.attention,
+        "k_scale v_scale window softcap v_head_dim sinks contiguous causal",
+        kv=True,
+        alone=False,
     )
     one("causal_conv", recurrent.causal_conv, "act bias")
     one("gated_delta", recurrent.gated_delta)

@@ -18,7 +18,7 @@ from .ops.rows import ACTIVATIONS, CLAMPED
 
 Check = Callable[[Call], str | None]
 NO_LAYOUT: frozenset[str] = frozenset()
-ATTENTION = "k_scale v_scale window softcap v_head_dim sinks contiguous"
+ATTENTION = "k_scale v_scale window softcap v_head_dim sinks contiguous causal"
 ROPE_KV_WRITE = "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset"
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..backend.v1 import Array, StepInputs
-from ..errors import KVCacheError
+from ..errors import ConfigError, KVCacheError
 from ..kv import MappingAllocator
 from ..ops import STEP_INPUTS
 from ..runtime.head_inputs import HeadInputs, RowParams
@@ -25,6 +25,8 @@ class Forward:
     """
 
     def __init__(self, loaded: Loaded) -> None:
+        if not loaded.model.config.causal:
+            raise ConfigError(f"{loaded.checkpoint.path} is an encoder, which predicts no tokens; use a decoder.")
         self._loaded = loaded
         self.allocator = loaded.allocator()
         self.allocator.open(_SEQUENCE, loaded.max_model_len)

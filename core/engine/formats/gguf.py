@@ -356,5 +356,5 @@ def open_gguf(path: Path) -> Checkpoint:
         sampling=recommended.of_gguf(metadata),
         load_tokenizer=partial(tokenizer_gguf.build_tokenizer, metadata),
         load_chat_template=partial(tokenizer_gguf.chat_template, metadata),
-        load_embedding=partial(pooling.of_gguf, architecture, metadata),
+        load_embedding=partial(pooling.of_gguf, architecture, metadata, tensors),
     )

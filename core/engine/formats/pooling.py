@@ -1,14 +1,21 @@
-"""How a model's files would have a text embedded: sentence-transformers' modules.json, or GGUF's pooling_type."""
+"""How a model's files would have a text embedded: sentence-transformers' modules.json, or GGUF's pooling_type with the matrices
+of EmbeddingGemma."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from engine.backend.v1 import Array
 from engine.errors import FormatError
+from engine.formats.checkpoint import Tensor
 from engine.formats.jsonfile import is_plain_name, read_list, read_object
+from engine.formats.safetensors import read_safetensors
 
 Pooling = Literal["last", "mean", "cls"]
 """The hidden state of the last token, the mean of all, or that of the first."""
@@ -18,16 +25,35 @@ _SWITCHES: Mapping[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
 }
-_GGUF: Mapping[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last"}
+_GGUF: Mapping[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 """0 is none: the file leaves it open."""
+GGUF_DENSE = ("dense_2.weight", "dense_3.weight")
+_ACTS = {"torch.nn.modules.linear.Identity": False, "torch.nn.modules.activation.Tanh": True}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """What a pooled vector goes through: weight f32 [out, in], bias f32 [out], and then perhaps a tanh."""
+
+    weight: Array
+    bias: Array | None = None
+    tanh: bool = False
+
+    def __call__(self, vector: Array) -> Array:
+        """f64 [in] -> f64 [out]."""
+        found: Array = self.weight.astype(np.float64) @ vector
+        if self.bias is not None:
+            found += self.bias
+        return np.tanh(found) if self.tanh else found
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """What an embedding is where a request does not say; that of a causal decoder of whose files none says anything."""
+    """What an embedding is where a request does not say; ``pooling`` is None where no file says anything."""
 
-    pooling: Pooling = "last"
+    pooling: Pooling | None = None
     normalize: bool = True
+    layers: tuple[Dense, ...] = ()
 
 
 def of_folder(folder: Path) -> Embedding:
@@ -35,29 +61,63 @@ def of_folder(folder: Path) -> Embedding:
     path = folder / "modules.json"
     if not path.is_file():
         return Embedding()
-    pooling: Pooling = "last"
+    pooling: Pooling | None = None
     normalize = False
+    layers: list[Dense] = []
     for module in read_list(path):
         kind = module.get("type") if isinstance(module, dict) else None
         name = kind.rpartition(".")[2] if isinstance(kind, str) else None
         if name == "Pooling":
             pooling = _pooling(folder / _inner(path, module.get("path")) / "config.json")
+        elif name == "Dense" and pooling is not None and not normalize:
+            layers.append(_dense(folder / _inner(path, module.get("path"))))
         elif name == "Normalize":
             normalize = True
         elif name != "Transformer":
             raise FormatError(
-                f"{path} has the module {kind!r}; embeddings are made of Transformer, Pooling and Normalize alone."
+                f"{path} has the module {kind!r}; embeddings are made of Transformer, Pooling, Dense and Normalize alone, in this"
+                " order."
             )
-    return Embedding(pooling, normalize)
+    return Embedding(pooling, normalize, _chained(path, layers))
 
 
-def of_gguf(architecture: str, metadata: Mapping[str, Any]) -> Embedding:
-    """By the key pooling_type. FormatError where it asks for what is not there."""
+def of_gguf(architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Embedding:
+    """By the key pooling_type, and the matrices dense_2 and dense_3. FormatError where it asks for what is not there."""
     key = f"{architecture}.pooling_type"
     value = metadata.get(key, 0)
     if not isinstance(value, int) or value not in _GGUF:
         raise FormatError(f"The metadata's {key} is {value}; embeddings know 0 (open), 1 (mean), 2 (cls) and 3 (last).")
-    return Embedding(_GGUF[value])
+    layers = [Dense(tensors[name].dense()) for name in GGUF_DENSE if name in tensors]
+    return Embedding(_GGUF[value], layers=_chained("The file", layers))
+
+
+def _dense(folder: Path) -> Dense:
+    settings = read_object(folder / "config.json")
+    act = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if act not in _ACTS:
+        raise FormatError(f"{folder / 'config.json'} has the activation {act!r}; Identity and Tanh of torch are known.")
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise FormatError(f"{path} is missing; a module Dense keeps its matrix there.")
+    held = read_safetensors(path)
+    if "linear.weight" not in held or set(held) - {"linear.weight", "linear.bias"}:
+        raise FormatError(f"{path} must hold linear.weight, and linear.bias if it has one, and nothing else.")
+    bias = held["linear.bias"].dense() if "linear.bias" in held else None
+    return Dense(held["linear.weight"].dense(), bias, _ACTS[act])
+
+
+def _chained(path: Path | str, layers: Sequence[Dense]) -> tuple[Dense, ...]:
+    """FormatError where one does not take what the one before it gives."""
+    for layer in layers:
+        if layer.weight.ndim != 2 or (layer.bias is not None and layer.bias.shape != layer.weight.shape[:1]):
+            raise FormatError(
+                f"{path} has a module Dense with a weight of the shape {layer.weight.shape}; it is [out, in]."
+            )
+    for one, other in pairwise(layers):
+        if one.weight.shape[0] != other.weight.shape[1]:
+            shapes = f"{one.weight.shape[0]} numbers, and the next takes {other.weight.shape[1]}"
+            raise FormatError(f"{path} has a module Dense that gives {shapes}.")
+    return tuple(layers)
 
 
 def _inner(path: Path, name: Any) -> str:

@@ -16,7 +16,12 @@ _PROJECTOR, _IMATRIX = (re.compile(rf"(?:^|[-._]){word}(?=$|[-._])", re.IGNORECA
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 BESIDE = (".json", ".model", ".txt", ".jinja")
 """How the files end that a folder has beside its weights."""
-BELOW = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
+BELOW = (
+    "additional_chat_templates/*.jinja",
+    "*_Pooling/config.json",
+    "*_Dense/config.json",
+    "*_Dense/model.safetensors",
+)
 """What a folder's own folders may hold for it: templates with names, and how a text is embedded."""
 _WIDE = {"BF16", "FP16", "F16", "F32", FOLDER}
 _THOUSAND = 999.5  # in three digits
@@ -96,9 +101,9 @@ def _is_below(path: PurePosixPath) -> bool:
 
 def _folder(files: Sequence[RepoFile]) -> list[Variant]:
     """Files with settings come first: what a download has begun is then known to be incomplete."""
-    weights = [file for file in files if file.path.endswith(".safetensors")]
+    weights = [file for file in files if file.path.endswith(".safetensors") and "/" not in file.path]
     named = [file for file in weights if file.path.startswith("model")]
-    beside = [file for file in files if file.path.endswith(BESIDE)]
+    beside = [file for file in files if file.path.endswith(BESIDE) or "/" in file.path]
     config = [file for file in beside if file.path == "config.json"]
     if not config or not weights:
         return []

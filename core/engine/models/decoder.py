@@ -71,6 +71,8 @@ class DecoderConfig:
     """Layers with a memory that does not grow with the tokens, and no KV cache."""
     recurrent_attends: bool = False
     """These have attention and its cache, too."""
+    causal: bool = True
+    """Otherwise it is an encoder: a token sees all of its text, which one step computes whole, and nothing is generated."""
     norm_after: bool = False
     """Layer norms follow each residual sum; otherwise they precede attention and feed-forward."""
 
@@ -188,7 +190,8 @@ def attend(
         b.kv_write(i, k, v, c.kv_heads, c.head_dim)
     scale = c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
     reads = i if source is None else source
-    a = b.attention(q, reads, c.heads, scale, sinks, window=window, softcap=c.attention_softcap)
+    sight: dict[str, Any] = {"window": window, "softcap": c.attention_softcap, "causal": c.causal}
+    a = b.attention(q, reads, c.heads, scale, sinks, **sight)
     if gate is not None:
         a = b.gated_act(gate, a, "sigmoid")
     p = f"blk.{i}.attn_output"

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..formats import Checkpoint
+from ..formats.pooling import GGUF_DENSE
 from ..program.build import Builder, Program
 from . import gemma2
 from .decoder import DecoderConfig
-from .fields import positive
+from .fields import flag, positive
 from .rope import Rope, base_frequencies, rope_of_kinds
 from .weights import Weights
 
@@ -39,6 +40,9 @@ LOCAL_THETA = 10000.0
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     c, data = gemma2.with_scales(c, checkpoint, LARGEST), checkpoint.metadata
     c = replace(c, logit_softcap=gemma2.softcap(checkpoint, "final"))
+    both = checkpoint.architecture == "gemma-embedding" or flag(data, "use_bidirectional_attention", False)
+    if both:  # EmbeddingGemma, whose window is split to both sides
+        c = replace(c, causal=False, windows=tuple(width and width // 2 + 1 for width in c.windows))
     if checkpoint.kind == "gguf":
         theta = positive(data, f"{checkpoint.architecture}.rope.freq_base_swa", LOCAL_THETA)
         return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
@@ -47,6 +51,11 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
         return replace(c, local_rope=Rope(base_frequencies(c.head_dim, theta), interleaved=False))
     local, full = rope_of_kinds(data, c.head_dim, c.max_context)
     return replace(c, local_rope=local, rope=full)
+
+
+def needless(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What EmbeddingGemma's vectors go through, once they are pooled."""
+    return GGUF_DENSE if checkpoint.architecture == "gemma-embedding" else ()
 
 
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:

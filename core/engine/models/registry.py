@@ -44,7 +44,7 @@ FAMILIES: Sequence[Family] = (
     Family("qwen2_moe", ("qwen2moe",), ("qwen2_moe",), windowed=True, full_first=True),
     Family("gemma", ("gemma",), ("gemma",), acts=("gelu_tanh", "gelu")),
     Family("gemma2", ("gemma2",), ("gemma2",), acts=("gelu_tanh",), windowed=True, window=4096, full_every=2),
-    Family("gemma3", ("gemma3",), ("gemma3_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
+    Family("gemma3", ("gemma3", "gemma-embedding"), ("gemma3_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
     Family("gemma4", ("gemma4",), ("gemma4_text",), acts=("gelu_tanh",), windowed=True, full_every=6),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2", "lfm2_moe"), eps=1e-5),
     Family("phi3", ("phi3",), ("phi3",), windowed=True, eps=1e-5),
@@ -99,6 +99,20 @@ FAMILIES: Sequence[Family] = (
     Family("jais2", (), ("jais2",), acts=("relu2",), eps=1e-5),
     Family("qwen3_next", ("qwen3next",), ("qwen3_next",)),
     Family("qwen3_5", ("qwen35", "qwen35moe"), ("qwen3_5_text", "qwen3_5_moe_text")),
+    Family(
+        "bert",
+        ("bert",),
+        ("bert", "roberta", "xlm-roberta", "camembert"),
+        acts=("gelu", "gelu_tanh", "relu", "silu"),
+        rotary=False,
+        eps=1e-12,
+    ),
+    Family("distilbert", (), ("distilbert",), acts=("gelu", "relu"), rotary=False, eps=1e-12),
+    Family("nomic_bert", ("nomic-bert",), ("nomic_bert",), eps=1e-12),
+    Family(
+        "modernbert", ("modern-bert",), ("modernbert",), acts=("gelu", "gelu_tanh", "silu"), windowed=True, eps=1e-5
+    ),
+    Family("eurobert", (), ("eurobert",), eps=1e-5),
 )
 RECURRENT_BLOCK = 512
 """Tokens after which the memory of linear attention is kept for those who begin alike: it is as large as some thousand tokens of
@@ -126,6 +140,7 @@ class Model:
         ModelError says so of a model with such a memory."""
         recurrent, kind = self.config.recurrent, self.config.cache
         layers = [i for i in range(self.config.layers) if i not in recurrent or self.config.recurrent_attends]
+        windows = windows and self.config.causal  # an encoder's step sees all of them
         limits = {i: self.config.window(i) if windows else 0 for i in layers}
         found = []
         for limit in sorted(set(limits.values())):
@@ -146,8 +161,9 @@ class Model:
 
     @property
     def generates(self) -> bool:
-        """Whether there is a head. Without one, as models for embeddings are often saved, only hidden states have a meaning."""
-        return self.config.may_tie or not self._weights.without_head
+        """Whether there is a head. Without one, as models for embeddings are often saved, only hidden states have a meaning, and
+        so it is of an encoder."""
+        return self.config.causal and (self.config.may_tie or not self._weights.without_head)
 
     def weight(self, name: str) -> WeightRef | None:
         """The weight of a canonical name, or None if the checkpoint has none."""
@@ -172,7 +188,6 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     context that the checkpoint names.
     """
     family = _family(checkpoint)
-    _check_causal(checkpoint)
     _check_unclipped(checkpoint)
     module: Any = import_module(f".{family.name}", __package__)
     if checkpoint.kind == "hf" and hasattr(module, "HF_DEFAULTS"):
@@ -186,6 +201,8 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
         config = config_from_hf(checkpoint, family, getattr(module, "HF_KEYS", {}), max_model_len)
     if hasattr(module, "configure"):
         config = module.configure(config, checkpoint)
+    if config.causal:
+        config = _both_ways(config, checkpoint)
     prefix, transposed = getattr(module, "HF_PREFIX", "model."), getattr(module, "HF_TRANSPOSED", ())
     unused, needless = (
         getattr(module, hook)(config, checkpoint) if hasattr(module, hook) else () for hook in ("unused", "needless")
@@ -194,21 +211,23 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     return Model(family.name, config, checkpoint, weights, module.build)
 
 
-def _check_causal(checkpoint: Checkpoint) -> None:
-    """ModelError for what was trained to look both ways, as some models for embeddings are."""
-    data = checkpoint.metadata
-    keys = {
-        "use_bidirectional_attention": False,
-        "is_causal": True,
-        f"{checkpoint.architecture}.attention.causal": True,
-    }
-    given = {key: data.get(key) for key in keys}
-    wrong = next((key for key, value in given.items() if isinstance(value, int) and bool(value) != keys[key]), None)
-    if wrong is not None:
+def _both_ways(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    """The configuration of a decoder whose files turn it to attend in both directions, as some models for embeddings are.
+    ModelError where one layer or another cannot."""
+    data, key = checkpoint.metadata, f"{checkpoint.architecture}.attention.causal"
+    turned = data.get("is_causal" if checkpoint.kind == "hf" else key) in (False, 0)
+    if data.get("use_bidirectional_attention") is True:  # Gemma 4's "vision" is of images
         raise ModelError(
-            f"The checkpoint {checkpoint.path} attends in both directions ({wrong} is {data[wrong]}), which is not supported;"
-            " use a causal decoder."
+            f"The checkpoint {checkpoint.path} attends in both directions (use_bidirectional_attention is"
+            f" {data['use_bidirectional_attention']}), in a way that this architecture does not know; is_causal: false says so"
+            " of all of its layers."
         )
+    if turned and (config.recurrent or config.windows or config.cache == "latent"):
+        raise ModelError(
+            f"The checkpoint {checkpoint.path} attends in both directions, which layers with a window, a latent cache or a"
+            " memory of their own do not; use a causal decoder, or an encoder."
+        )
+    return replace(config, causal=not turned)
 
 
 def _check_unclipped(checkpoint: Checkpoint) -> None:

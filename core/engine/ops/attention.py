@@ -33,16 +33,19 @@ def attention(
     v_head_dim: int = 0,
     sinks: Array | None = None,
     contiguous: bool = False,
+    causal: bool = True,
 ) -> tuple[Array]:
     """softmax(scale * q k^T) v: q [T, heads * head_dim] -> f32 of the same shape; k and v in the plain layout.
 
-    A query at position p sees cache positions 0..p, with a ``window`` w > 0 only the last w of them. ``softcap`` c > 0
-    bounds scores as c * tanh(score / c). ``sinks`` [heads] are scores that each token of a head has beside those of its
-    keys: they take part in the softmax and bring no value. Query head h reads KV head h * kv_heads / heads, rounded down.
-    Each query is computed by itself in f64, so that its result depends on neither the other rows nor the chunks. The
-    table's entries for blocks that no query of the step sees are null. ``contiguous`` promises that a sequence's entries
-    are consecutive blocks, which a provider may use or not. Sources: Vaswani et al. (2017); for grouped queries, Ainslie
-    et al. (2023); for sinks, the gpt-oss model card (arXiv 2508.10925).
+    A query at position p sees cache positions 0..p, with a ``window`` w > 0 only the last w of them. Without ``causal`` it
+    sees all positions of its sequence, those that this step writes included, with a window those less than w away, before
+    it and behind it (encoders: Devlin et al. 2018, arXiv 1810.04805). ``softcap`` c > 0 bounds scores as
+    c * tanh(score / c). ``sinks`` [heads] are scores that each token of a head has beside those of its keys: they take part
+    in the softmax and bring no value. Query head h reads KV head h * kv_heads / heads, rounded down. Each query is computed
+    by itself in f64, so that its result depends on neither the other rows nor the chunks. The table's entries for blocks
+    that no query of the step sees are null. ``contiguous`` promises that a sequence's entries are consecutive blocks, which
+    a provider may use or not. Sources: Vaswani et al. (2017); for grouped queries, Ainslie et al. (2023); for sinks, the
+    gpt-oss model card (arXiv 2508.10925).
 
     ``v_head_dim`` d > 0: a latent cache, where the first d columns of a key are the value. There is no v and no v_scale,
     and the result is [T, heads * d] (DeepSeek-V2, arXiv 2405.04434, in the absorbed form).
@@ -55,8 +58,9 @@ def attention(
         keys = _context(k, k_scale, page_table[seq], context, block_size)
         values = keys[..., :v_head_dim] if v is None else _context(v, v_scale, page_table[seq], context, block_size)
         for row in range(first, last):
-            end = int(start) + row - first + 1
-            seen = slice(max(0, end - window) if window else 0, end)
+            own = int(start) + row - first
+            end = own + 1 if causal else min(context, own + window) if window else context
+            seen = slice(max(0, own + 1 - window) if window else 0, end)
             queries = q[row].astype(np.float64).reshape(kv_heads, heads // kv_heads, head_dim)
             y[row] = _attend(queries, keys[:, seen], values[:, seen], scale, softcap, beside).reshape(-1)
     return (y,)
@@ -113,6 +117,9 @@ def attention_cases(rng: Generator) -> Iterator[Case]:
         ([290, 20], [1, 30], 16, 6, 6, 32, "int8", {"sinks": -4.0, "window": 24}),
         ([129, 0, 64], [1, 33, 1], 16, 8, 2, 64, "fp8", {}),
         ([90, 0], [1, 18], 8, 8, 1, 40, "fp8", {"v_head_dim": 24, "window": 24}),
+        ([0, 0, 0], [37, 1, 150], 16, 4, 4, 32, "f16", {"causal": False}),
+        ([0, 40, 0], [300, 3, 2], 16, 4, 2, 64, "int16", {"causal": False}),
+        ([0, 0], [170, 9], 8, 4, 1, 48, "int8", {"causal": False, "window": 24, "softcap": 9.0}),
     ]
     for starts, lengths, block_size, heads, kv_heads, head_dim, dtype, features in shapes:
         batch = random_batch(rng, starts, lengths, (block_size,), len(starts))
@@ -174,6 +181,7 @@ SPECS = (
             "softcap": 0.0,
             "v_head_dim": 0,
             "contiguous": False,
+            "causal": True,
         },
         reference=attention,
         tolerance=Tolerance(5e-5, 5e-5),

@@ -203,7 +203,7 @@ class Builder(Recorder):
         **features: Any,
     ) -> Value:
         """Reads only the cache, this step's tokens included. sinks [heads]. ``v_head_dim``: the width of values, which a
-        latent cache needs. Features: window, softcap."""
+        latent cache needs. Features: window, softcap, causal."""
         kv = next(kv for kv in self._kv_layers if kv.layer == layer)
         kept = self._groups[kv.group].window
         if kept is not None and not 0 < features.get("window", 0) <= kept:

@@ -23,6 +23,7 @@ from engine.models.gemma4 import Gemma4Config
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_delta import delta_keys, delta_parts
+from engine.quantize.export_encoder import bert_parts, dense_tensors, encoder_keys, pooling_keys
 from engine.quantize.export_falcon_h1 import falcon_parts, without_factors
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
 from engine.quantize.export_lfm2 import lfm2_keys, lfm2_parts
@@ -35,6 +36,7 @@ _ARCHITECTURES = {family.name: family.gguf[0] for family in FAMILIES if family.g
     "mixtral": "llama",
     "mistral": "llama",
     "olmo3": "olmo2",
+    "distilbert": "bert",
 }
 _EXPORTABLE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "olmo2", "gemma", "gemma2", "gemma3", "phi3",
@@ -42,10 +44,11 @@ _EXPORTABLE = (
     "olmoe", "exaone4", "glm", "glm4", "glm4_moe", "arcee", "dots1", "minimax_m2", "exaone", "exaone_moe", "nemotron",
     "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3", "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid",
     "nemotron_h", "falcon_h1", "phi", "stablelm", "olmo", "hunyuan", "hunyuan_moe",
-    "afmoe",
+    "afmoe", "bert", "distilbert", "nomic_bert", "modernbert",
 )  # fmt: skip
 _LAYER_NORMS = (
-    "gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron", "phi2", "stablelm", "olmo",
+    "gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron", "phi2", "stablelm", "olmo", "bert",
+    "nomic-bert", "modern-bert",
 )  # fmt: skip
 _EXPERT_WIDTHS = {
     "moe_intermediate_size": "expert",
@@ -65,6 +68,7 @@ _PARTS: Mapping[str, Callable[[Model, WeightRef], Iterable[WeightRef]]] = {
     "nemotron_h": mamba_parts,
     "falcon_h1": falcon_parts,
     "lfm2": lfm2_parts,
+    "bert": bert_parts,
 }
 """What a GGUF file has for a weight of a Hugging Face file, of families whose programs take it further apart than that."""
 _GROUPED = ("gpt_neox", "falcon")
@@ -121,8 +125,9 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
     arch = _architecture(model)
     factors = _rope_factors(model)
     plain = without_factors(model)
-    keys = _keys(arch, plain)
+    keys = _keys(arch, plain) | {f"{arch}.{key}": value for key, value in pooling_keys(model).items()}
     tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
+    tensors += dense_tensors(model, arch)
     _check_same(plain, arch, keys, factors, tensors)
     vocabulary = tokenizer_keys(checkpoint, model.config.vocab)
     named: dict[str, Any] = {"general.architecture": arch, "general.name": checkpoint.path.resolve().name}
@@ -138,10 +143,13 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
 
 
 def _architecture(model: Model) -> str:
-    """Some families have another name with experts, and Granite 4 the older ones' without state-space layers."""
+    """Some families have another name with experts, Granite 4 the older ones' without state-space layers, and Gemma 3 one of its
+    own where it looks both ways."""
     with_experts = {"qwen3_5": "qwen35moe", "lfm2": "lfm2moe", "nemotron_h": "nemotron_h_moe"}
     if model.family == "granite_hybrid" and not model.config.recurrent:
         return "granitemoe" if model.config.experts else "granite"
+    if model.family == "gemma3" and not model.config.causal:
+        return "gemma-embedding"
     return (with_experts if model.config.experts else {}).get(model.family, _ARCHITECTURES[model.family])
 
 
@@ -186,7 +194,9 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         keys |= lfm2_keys(model)
     if (mamba := mamba_of(model)) is not None:
         keys |= mamba_keys(model, mamba)
-    if c.windows:
+    if not c.causal:
+        keys |= encoder_keys(model)
+    elif c.windows:
         keys |= _window_keys(model)
     if c.attention_softcap:
         keys["attn_logit_softcapping"] = c.attention_softcap
@@ -251,7 +261,13 @@ def _scaling(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _rope_keys(rope: Rope, data: Mapping[str, Any]) -> dict[str, Any]:
     scaling = _scaling(data)
-    theta = scaling.get("rope_theta") or data.get("rope_theta") or data.get("rotary_emb_base") or 10000.0
+    theta = (
+        scaling.get("rope_theta")
+        or data.get("rope_theta")
+        or data.get("rotary_emb_base")
+        or data.get("global_rope_theta")
+        or 10000.0
+    )
     if scaling.get("alpha"):
         theta = _theta(rope)
     keys: dict[str, Any] = {"rope.freq_base": float(theta), "rope.dimension_count": 2 * rope.inv_freq.size}

@@ -14,7 +14,7 @@ import numpy as np
 from engine.errors import EngineError, TokenizerError
 from engine.formats import Checkpoint
 from engine.formats.pretokenizers import PRE_TOKENIZERS
-from engine.formats.tokenizer import Tokenizer
+from engine.formats.tokenizer import CONTINUES, SPACE, Tokenizer
 from engine.formats.tokenizer_files import sentencepiece_keys, tokenizer_settings
 from engine.formats.tokenizer_gguf import build_tokenizer
 
@@ -42,8 +42,8 @@ def tokenizer_keys(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
         if _same(own, keys):
             return keys | _template(checkpoint)
     raise TokenizerError(
-        f"The tokenizer of {checkpoint.path} cuts text in a way that no tokenizer of GGUF files does: neither SentencePiece's nor"
-        f" byte-level BPE with any of the {len(PRE_TOKENIZERS)} names of pre-tokenizers."
+        f"The tokenizer of {checkpoint.path} cuts text in a way that no tokenizer of GGUF files does: neither SentencePiece's,"
+        f" nor BERT's, nor byte-level BPE with any of the {len(PRE_TOKENIZERS)} names of pre-tokenizers."
     )
 
 
@@ -56,6 +56,8 @@ def _trials(checkpoint: Checkpoint, own: Tokenizer) -> Iterator[dict[str, Any]]:
         yield sentencepiece_keys(sentencepiece, settings) | marks
     described = own.description()
     model = described["model"]
+    if model.get("type") == "WordPiece":
+        yield _wordpiece(_tokens(described, own) | marks, described, own, settings)
     if model.get("type") != "BPE":
         return
     keys = _tokens(described, own) | marks
@@ -127,6 +129,35 @@ def _byte_level(keys: dict[str, Any], described: Mapping[str, Any], merges: Sequ
     names = {PRE_TOKENIZERS[name]: name for name in reversed(("gpt-2", "llama-bpe", "qwen2", *PRE_TOKENIZERS))}
     for entry in sorted(names, key=lambda entry: not spelled.issuperset(entry.patterns)):
         yield whole | {"tokenizer.ggml.pre": names[entry]}
+
+
+def _wordpiece(
+    keys: dict[str, Any], described: Mapping[str, Any], own: Tokenizer, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What begins a word has U+2581 before it, and what goes on one has nothing."""
+    types, texts = keys["tokenizer.ggml.token_type"], keys["tokenizer.ggml.tokens"]
+    spelled = [_piece(text) if kind == _NORMAL else text for text, kind in zip(texts, types, strict=True)]
+    normalizer = described.get("normalizer") or {}
+    lowercase = bool(normalizer.get("lowercase"))
+    strips = normalizer.get("strip_accents")
+    found = keys | {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,  # what ends a text is [SEP]
+        "tokenizer.ggml.tokens": spelled,
+        "tokenizer.ggml.normalizer.lowercase": lowercase,
+        "tokenizer.ggml.normalizer.strip_accents": lowercase if strips is None else bool(strips),
+    }
+    for mark, names in (("cls", ("bos", "cls")), ("sep", ("seperator",)), ("mask", ("mask",))):
+        token = settings.get(f"{mark}_token")
+        number = own.token_id(str(token.get("content") if isinstance(token, dict) else token))
+        if number is not None:
+            found |= {f"tokenizer.ggml.{name}_token_id": number for name in names}
+    return found
+
+
+def _piece(text: str) -> str:
+    return text.removeprefix(CONTINUES) if text.startswith(CONTINUES) else SPACE + text
 
 
 def _expressions(part: Any) -> Iterator[str]:

@@ -172,7 +172,7 @@ class Engine:
             usual = self.loaded.checkpoint.embedding()
         except FormatError as error:
             raise RequestError(str(error)) from error
-        pooler = params.pooler(usual, self.loaded.program.hidden)
+        pooler = params.pooler(usual, self.loaded.program.hidden, self.loaded.model.config.causal)
         text = prompt if isinstance(prompt, str) else None
         return self.request(text, ids, SamplingParams(), sink, None, priority, False, salt, pooler)
 
@@ -226,7 +226,8 @@ class Engine:
     def _check(self, params: SamplingParams, generates: bool) -> None:
         """RequestError where this model cannot do what is asked for."""
         if generates and not self.loaded.model.generates:
-            raise RequestError("This checkpoint has no head (lm_head); it can embed texts, and not generate any.")
+            what = "has no head (lm_head)" if self.loaded.model.config.causal else "is an encoder"
+            raise RequestError(f"This checkpoint {what}; it can embed texts, and not generate any.")
         if params.stop and not self.has_tokenizer:
             raise RequestError(
                 "Stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids.", "stop"

@@ -89,6 +89,7 @@ class Members:
             beam=group is not None,
             scores_prompt=params.prompt_logprobs is not None,
             embeds_from=None if pooler is None else pooler.first(len(ids)),
+            whole=not self._loaded.model.config.causal,
         )
         row = row_params(request, group)  # before anything is booked: what is wrong with it must leave no trace
         added = self.scheduler.add(first, 1 if group is not None else params.samples)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend.v1 import Array
 from ..errors import EngineError, RequestError
-from ..formats.pooling import Embedding, Pooling
+from ..formats.pooling import Dense, Embedding, Pooling
 from ..sampling.params import plain_number
 from ..scheduler import ScheduledStep
 from .outputs import RequestOutput
@@ -38,14 +38,22 @@ class PoolingParams:
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise RequestError(f"dimensions is {given!r}; it is a whole number of at least 1.", "dimensions")
 
-    def pooler(self, usual: Embedding, hidden: int) -> Pooler:
-        """What pools one text of a model with states of ``hidden`` numbers. RequestError for more dimensions than those."""
-        if self.dimensions is not None and self.dimensions > hidden:
+    def pooler(self, usual: Embedding, hidden: int, causal: bool = True) -> Pooler:
+        """What pools one text of a model with states of ``hidden`` numbers, an encoder unless ``causal``. Where nobody says what
+        is pooled it is the last state of a decoder, and the mean of an encoder's. RequestError for more dimensions than there
+        are."""
+        taken, width = (
+            (usual.layers[0].weight.shape[1], usual.layers[-1].weight.shape[0]) if usual.layers else (hidden, hidden)
+        )
+        if taken != hidden:
             raise RequestError(
-                f"dimensions is {self.dimensions}; embeddings of this model have {hidden}.", "dimensions"
+                f"The files' module Dense takes {taken} numbers, and states have {hidden}; they are inconsistent."
             )
+        if self.dimensions is not None and self.dimensions > width:
+            raise RequestError(f"dimensions is {self.dimensions}; embeddings of this model have {width}.", "dimensions")
         normalize = usual.normalize if self.normalize is None else self.normalize
-        return Pooler(self.pooling or usual.pooling, normalize, self.dimensions or hidden)
+        pooling = self.pooling or usual.pooling or ("last" if causal else "mean")
+        return Pooler(pooling, normalize, self.dimensions or width, causal, usual.layers)
 
 
 @dataclass
@@ -56,6 +64,8 @@ class Pooler:
     pooling: Pooling
     normalize: bool
     dimensions: int
+    causal: bool = True
+    layers: tuple[Dense, ...] = ()
     _sum: Array | None = None
     _count: int = 0
 
@@ -64,14 +74,16 @@ class Pooler:
         return tokens - 1 if self.pooling == "last" else 0
 
     def begin(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Forgets what it has taken, and says which tokens to compute: no later one changes the first one's state."""
+        """Forgets what it has taken, and says which tokens to compute: no later one changes a decoder's first state."""
         self._sum, self._count = None, 0
-        return ids[:1] if self.pooling == "cls" else ids
+        return ids[:1] if self.pooling == "cls" and self.causal else ids
 
     def take(self, states: Array) -> None:
         """The next wanted tokens' states, f32 [tokens, hidden]."""
         if self._sum is None:
             self._sum = np.zeros(states.shape[1], np.float64)
+        if self.pooling == "cls":
+            states = states[: 1 - self._count]
         for state in states:
             self._sum += state
         self._count += len(states)
@@ -81,7 +93,10 @@ class Pooler:
         assert self._sum is not None
         if not np.isfinite(self._sum).all():
             return None
-        found = self._sum[: self.dimensions] / self._count
+        found = self._sum / self._count
+        for layer in self.layers:
+            found = layer(found)
+        found = found[: self.dimensions]
         if self.normalize:
             found /= max(float(np.sqrt(np.square(found).sum())), _LEAST)
         return found.astype(np.float32)

@@ -33,8 +33,10 @@ class Sizing:
 
     @property
     def step(self) -> int:
-        """Tokens of a step at most."""
-        return self.config.max_num_batched_tokens or min(info.step_tokens for info in self.infos.values())
+        """Tokens of a step at most; an encoder's has room for its longest text."""
+        usual = self.config.max_num_batched_tokens or min(info.step_tokens for info in self.infos.values())
+        whole = 0 if self.model.config.causal else self.config.max_model_len or self.model.config.max_context
+        return max(usual, whole)
 
     def watches(self) -> dict[str, Callable[[], Callable[[], int]]]:
         return watches_of(self.devices, self.infos)
@@ -91,6 +93,11 @@ class Sizing:
         length = config.max_model_len or made_for
         if length > made_for:
             raise ConfigError(f"max_model_len is {length}, but the model was made for at most {made_for} tokens.")
+        if (config.max_num_batched_tokens or self.step) < self.step:
+            raise ConfigError(
+                f"max_num_batched_tokens is {config.max_num_batched_tokens}, and an encoder computes each text in one step: allow"
+                f" {length}, or set max_model_len to at most {config.max_num_batched_tokens}."
+            )
         tried = min(length, longest or length)
         affordable = min(pool.longest(tried) for pool in pools.values())
         short = tried < length or any(pool.bytes(pool.needed(length)) > pool.budget for pool in pools.values())

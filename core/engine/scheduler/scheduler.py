@@ -331,7 +331,7 @@ class Scheduler:
             goal = sequence.goal
             swapped = self.swapper.hit(sequence)
             # A token whose row is wanted is computed, whatever is cached of it.
-            limit = min(goal, sequence.first_row + 1)
+            limit = 1 if sequence.whole else min(goal, sequence.first_row + 1)
             hit = swapped or self.allocator.match(sequence.seq_id, sequence.token_ids, limit)
             # Room for all its tokens, not just the first chunk, or it would soon be preempted amid its prompt.
             rest = goal - hit.num_tokens
@@ -354,10 +354,11 @@ class Scheduler:
             self._take(draft, sequence, count)
 
     def _chunk(self, draft: StepDraft, sequence: Sequence, start: int) -> int:
-        """How many tokens from ``start`` on the step can take."""
+        """How many tokens from ``start`` on the step can take: of a sequence that is computed whole all or none."""
         wanted = sequence.goal - start
         fits = wanted if sequence.embeds_from is not None else sequence.first_row - start + draft.rows
-        return max(min(wanted, draft.budget, fits), 0)
+        count = max(min(wanted, draft.budget, fits), 0)
+        return 0 if sequence.whole and count < wanted else count
 
     def _take(self, draft: StepDraft, sequence: Sequence, count: int, guess: tuple[int, ...] = ()) -> None:
         """Puts ``count`` allocated tokens into the step, and those of a guess behind them."""

@@ -27,7 +27,8 @@ class Sequence:
     never reads a token from the device's history. A ``beam`` is synchronous, and ``Scheduler.continue_beams`` chooses
     its tokens. With ``scores_prompt`` every prompt token but the last has a row of its own in the head. With
     ``embeds_from``, an embedding, nothing is sampled (``max_tokens`` is 0), and the hidden state of each token from that
-    position on is wanted. The scheduler sets the rest.
+    position on is wanted. A ``whole`` sequence, an encoder's, is computed in one step, and builds on no cached prefix, since
+    later tokens change what comes of earlier ones. The scheduler sets the rest.
     """
 
     seq_id: int
@@ -41,6 +42,7 @@ class Sequence:
     beam: bool = False
     scores_prompt: bool = False
     embeds_from: int | None = None
+    whole: bool = False
 
     branch: int = 0
     """Index among the parallel samples of the request."""

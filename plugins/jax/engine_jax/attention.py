@@ -61,12 +61,13 @@ def attention(given: Given, shape: Shape) -> jax.Array:
     group = shape.heads // shape.kv_heads
     queries = q.reshape(tokens, shape.kv_heads, group, shape.head_dim)[tiles.rows]
     positions = starts[tiles.seqs][:, None] + tiles.rows - offsets[tiles.seqs][:, None]
+    contexts = (starts + jnp.diff(offsets))[tiles.seqs]
     sinks = given.optional("sinks")
 
     def one(work: tuple[jax.Array, ...]) -> jax.Array:
         return _attend(given.states, shape, sinks, *work)
 
-    work = (queries, positions, tiles.taken, table[tiles.seqs])
+    work = (queries, positions, contexts, tiles.taken, table[tiles.seqs])
     y = jax.lax.map(one, work, batch_size=len(queries) if tile == 1 else _AT_ONCE)
     return y[tiles.item, tiles.place].reshape(tokens, shape.heads * shape.out_dim)
 
@@ -77,14 +78,17 @@ def _attend(
     sinks: jax.Array | None,
     queries: jax.Array,
     positions: jax.Array,
+    context: jax.Array,
     taken: jax.Array,
     pages: jax.Array,
 ) -> jax.Array:
-    """One tile: queries [tile, kv_heads, group, head_dim] at ``positions`` [tile], those ``taken``, of a sequence with the
-    table row ``pages`` [P]. Entries that no query sees are left out by choice, so whatever lies there does no harm."""
+    """One tile: queries [tile, kv_heads, group, head_dim] at ``positions`` [tile], those ``taken``, of a sequence with
+    ``context`` entries and the table row ``pages`` [P]. Entries that no query sees are left out by choice, so whatever lies
+    there does no harm."""
     lead = queries.shape[:3]
-    end = jnp.where(taken, positions + 1, 0)  # what each query sees: from start to end
-    start = jnp.maximum(end - shape.window, 0) if shape.window else jnp.zeros_like(end)
+    reach = 1 if shape.causal else shape.window or context
+    end = jnp.where(taken, jnp.minimum(positions + reach, context), 0)  # what each query sees: from start to end
+    start = jnp.maximum(positions + 1 - shape.window, 0) if shape.window else jnp.zeros_like(end)
     low, high = jnp.min(jnp.where(taken, start, jnp.iinfo(jnp.int32).max)), jnp.max(end)
 
     def chunk(n: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -129,7 +133,7 @@ def _attention(call: Call, site: Site) -> Function:
     shape = Shape.of(call)
 
     def run(given: Given) -> tuple[jax.Array, ...]:
-        if site.pallas and _is_decode(given):
+        if site.pallas and shape.causal and _is_decode(given):  # the kernel sees nothing after a query
             return (paged_attention(given, shape, site.interpret),)
         return (attention(given, shape),)
 
@@ -141,5 +145,5 @@ def _is_decode(given: Given) -> bool:
     return len(given.inputs["q"]) <= len(given.inputs["seq_starts"])
 
 
-FEATURES = frozenset({"window", "softcap", "v_head_dim", "sinks", "contiguous", "k_scale", "v_scale"})
+FEATURES = frozenset({"window", "softcap", "v_head_dim", "sinks", "contiguous", "causal", "k_scale", "v_scale"})
 OPS: Mapping[str, Op] = {"attention": Op(FEATURES, _attention, cached=True)}

@@ -19,6 +19,7 @@ class Shape:
     window: int
     softcap: float
     value_dim: int
+    causal: bool
 
     @property
     def out_dim(self) -> int:
@@ -26,5 +27,5 @@ class Shape:
 
     @staticmethod
     def of(call: Call) -> Shape:
-        names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap", "v_head_dim")
+        names = ("heads", "kv_heads", "head_dim", "scale", "block_size", "window", "softcap", "v_head_dim", "causal")
         return Shape(*(call.attr(name) for name in names))

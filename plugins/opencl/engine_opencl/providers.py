@@ -36,7 +36,7 @@ FEATURES = {
     "rope_kv_write": "k_scale v_scale q_norm k_norm rotary_dim interleaved scale eps weight_offset",
     **dict.fromkeys(("add", "gather_rows", "kv_copy", "gated_delta", "ssm_scan"), ""),
     "causal_conv": "act bias",
-    "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous",
+    "attention": "k_scale v_scale window softcap v_head_dim sinks contiguous causal",
 }
 
 
@@ -227,6 +227,7 @@ class Lowering:
         numbers = [self.call.attr(name) for name in ("heads", "kv_heads", "head_dim", "block_size", "window")]
         width, values = numbers[2], self.call.attr("v_head_dim") or numbers[2]
         flags = ("sinks" in self.call.weights) | 2 * bool(self.call.attr("v_head_dim"))
+        flags |= 4 * (not self.call.attr("causal"))
         inputs = (*self.inputs("q", "seq_starts", "query_offsets", "page_table"), *self.weights("sinks"))
         local = (cl.LocalMemory(4 * size) for size in (width, values, 64, 64))
         counts = (lambda dims: dims.S, lambda dims: dims.P)

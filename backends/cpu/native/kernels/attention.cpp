@@ -29,10 +29,10 @@ struct RowSpans {
 // q f32 [T, heads * head_dim], seq_starts i32 [S], query_offsets i32 [S+1], page_table i32 [S, P] -> f32 like q, or
 // [T, heads * v_head_dim] with a latent cache.
 // States k, v (, k_scale, v_scale), this step's tokens written already; the query at position p sees the tokens 0..p
-// (the last `window` of them). Numbers: heads, kv_heads, head_dim, scale, block_size, kv_dtype, window (0: all),
-// softcap (0: none), latent (0, 1), v_head_dim (latent only: how many of a key's dimensions are the value). A first weight,
-// if there is one, is f32 [heads]: a score beside those of a head's keys, which takes part in the softmax and brings no
-// value (a sink).
+// (the last `window` of them), or without `causal` all of its sequence (those less than `window` away). Numbers: heads,
+// kv_heads, head_dim, scale, block_size, kv_dtype, window (0: all), causal, softcap (0: none), latent (0, 1), v_head_dim
+// (latent only: how many of a key's dimensions are the value). A first weight, if there is one, is f32 [heads]: a score
+// beside those of a head's keys, which takes part in the softmax and brings no value (a sink).
 class Attention final : public Kernel {
  public:
   explicit Attention(const KernelArgs& args)
@@ -50,6 +50,7 @@ class Attention final : public Kernel {
         softcap_(static_cast<float>(args.number_or("softcap", 0))),
         scale_(static_cast<float>(args.number("scale")) * (softcap_ > 0 ? 1 : kPowers)),
         window_(static_cast<int32_t>(args.number_or("window", 0))),
+        causal_(args.number_or("causal", 1) != 0),
         sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1),
         matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)),
@@ -73,7 +74,7 @@ class Attention final : public Kernel {
 
   void run(const Frame& frame, const Team& team, int phase) override {
     const AttentionPlan plan(frame.dims.S, input<int32_t>(frame, starts_), input<int32_t>(frame, offsets_),
-                             static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_,
+                             static_cast<int32_t>(layout_.heads), static_cast<int32_t>(group_), window_, causal_,
                              matrix_ ? kMatrixRows : kTileRows, few_rows_, team.size);
     if (phase == 1) return merge_pieces(frame, team, plan);
     with_kv_type(layout_.dtype, [&](auto* type) { run_tasks(frame, team, plan, type); });
@@ -135,6 +136,7 @@ class Attention final : public Kernel {
   int64_t heads_, group_, v_dim_, width_;
   float softcap_, scale_;  // scores without a cap are powers of two from the first
   int32_t window_;
+  bool causal_;
   std::shared_ptr<PackedWeight> sinks_;
   int64_t max_chunks_;
   bool matrix_;  // what is widened goes through the matrix unit
@@ -164,7 +166,7 @@ int32_t Attention::position(const Frame& frame, const TileTask& task, int32_t ro
 Span Attention::span(const Frame& frame, const AttentionPlan& plan, const TileTask& task, int32_t row,
                      int64_t chunk) const {
   const int32_t own = position(frame, task, row), origin = static_cast<int32_t>(chunk * kChunk);
-  const int32_t begin = plan.first_token(own) - origin, end = own + 1 - origin;
+  const int32_t begin = plan.first_token(own) - origin, end = plan.end_token(task.sequence, own) - origin;
   return {begin > 0 ? begin : 0, end < kChunk ? end : kChunk};
 }
 
@@ -418,8 +420,8 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
   chunks_.softmax_rows<kPanel, T>(of, queries, tile.rows, 0, spans.of, all, work, partials);
   if constexpr (!kPanel) {
     const bool more = chunk + 1 < tile.first_chunk + tile.chunks;
-    chunks_.find_pages(of, all, more ? position(frame, tile, tile.rows - 1) + 1 - chunk * kChunk : 0,
-                       more ? Following{} : next, work, type);
+    const int32_t end = plan.end_token(tile.sequence, position(frame, tile, tile.rows - 1));
+    chunks_.find_pages(of, all, more ? end - chunk * kChunk : 0, more ? Following{} : next, work, type);
   }
   chunks_.sum_values<R, kPanel>(tile.rows, work, spans.of, all, spans.shared, partials, type);
 }

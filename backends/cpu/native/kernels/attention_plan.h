@@ -23,13 +23,14 @@ class AttentionPlan {
  public:
   // few_rows: up to so many of a sequence its KV heads are better taken together.
   AttentionPlan(int32_t sequences, const int32_t* starts, const int32_t* offsets, int32_t kv_heads, int32_t group,
-                int32_t window, int32_t tile_rows, int32_t few_rows, int32_t threads)
+                int32_t window, bool causal, int32_t tile_rows, int32_t few_rows, int32_t threads)
       : sequences_(sequences),
         starts_(starts),
         offsets_(offsets),
         kv_heads_(kv_heads),
         group_(group),
         window_(window),
+        causal_(causal),
         tile_rows_(tile_rows),
         few_rows_(few_rows),
         threads_(threads) {
@@ -97,9 +98,15 @@ class AttentionPlan {
     return block;
   }
 
-  // The tokens that the row at `position` sees: [first_token(position), position].
+  // The tokens of sequence s that the row at `position` sees: [first_token(position), end_token(s, position)).
   int32_t first_token(int32_t position) const {
     return window_ > 0 && position >= window_ ? position + 1 - window_ : 0;
+  }
+
+  int32_t end_token(int32_t s, int32_t position) const {
+    if (causal_) return position + 1;
+    const int32_t context = starts_[s] + offsets_[s + 1] - offsets_[s];
+    return window_ > 0 && window_ < context - position ? position + window_ : context;
   }
 
  private:
@@ -139,13 +146,16 @@ class AttentionPlan {
     t.first_row = static_cast<int32_t>(all * first_tile / count);
     t.rows = static_cast<int32_t>(all * (first_tile + tiles) / count) - t.first_row;
     t.first_chunk = first_token(starts_[s] + t.first_row / group_) / kChunk;
-    t.chunks = (starts_[s] + (t.first_row + t.rows - 1) / group_) / kChunk + 1 - t.first_chunk;
+    const int32_t end = end_token(s, starts_[s] + (t.first_row + t.rows - 1) / group_);
+    t.chunks = (end - 1) / kChunk + 1 - t.first_chunk;
     return t;
   }
 
   int32_t sequences_;
   const int32_t *starts_, *offsets_;
-  int32_t kv_heads_, group_, window_, tile_rows_, few_rows_, threads_;
+  int32_t kv_heads_, group_, window_;
+  bool causal_;
+  int32_t tile_rows_, few_rows_, threads_;
   int64_t most_chunks_;
 };
 

@@ -80,7 +80,7 @@ def attend(
     WINDOWED: tl.constexpr, SINKS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, FIRST: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, PIECE: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr, CAUSAL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of tokens (DECODE: sequences), CHUNKS of the query heads of each KV head, parts. With WHOLE there is one
     part, and y is written; else what the parts sum up to, for ``merge``. LATENT: values are the first value_width columns of
@@ -102,6 +102,9 @@ def attend(
         return
     last = tl.minimum(token + BQ, length)
     end = start + last
+    if not CAUSAL:
+        # What follows the block's tokens is seen, too: with a window as far as from the last of them.
+        end = start + (tl.minimum(length, last - 1 + window) if WINDOWED else length)
     begin = 0
     if WINDOWED:
         begin = tl.maximum(0, start + token + 1 - window)
@@ -165,9 +168,11 @@ def attend(
         if CAPPED:
             scores = softcapped(scores, softcap)
         position = start + query[:, None]
-        visible = seen[None, :] & (place[None, :] <= position)
+        visible = seen[None, :] & (place[None, :] <= position) if CAUSAL else seen[None, :]
         if WINDOWED:
             visible &= place[None, :] > position - window
+            if not CAUSAL:
+                visible &= place[None, :] < position + window
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, axis=1))
         level = tl.where(higher == float("-inf"), 0.0, higher)

@@ -165,6 +165,7 @@ class Attention:
             FIRST=FIRST, SPLIT=self.split, GROUP=group, WIDTH=power_of_two(value_width, 16),
             REST=power_of_two(key_width - value_width, 16),
             **tiles.meta(), DECODE=decode, WHOLE=not decode or self.splits == 1,
+            CAUSAL=decode or o.attr("causal"),  # a single token is the last of its context, so that nothing follows it
         )  # fmt: skip
 
     def merge(self) -> None:

@@ -84,18 +84,20 @@ def attention(o: Operands) -> tuple[mx.array, ...]:
         start, last = int(starts[seq]), int(offsets[seq + 1])
         for first in range(int(offsets[seq]), last, CHUNK):
             count = min(CHUNK, last - first)
-            parts.append(_chunk(o, seq, first, count, start + first - int(offsets[seq])))
+            position = start + first - int(offsets[seq])
+            parts.append(_chunk(o, seq, first, count, position, position + last - first))
     return (mx.concatenate(parts),)
 
 
-def _chunk(o: Operands, seq: int, first: int, count: int, start: int) -> mx.array:
-    """``count`` queries of a sequence from row ``first``, at the positions from ``start`` on."""
+def _chunk(o: Operands, seq: int, first: int, count: int, start: int, context: int) -> mx.array:
+    """``count`` queries of a sequence of ``context`` entries from row ``first``, at the positions from ``start`` on."""
     window, size = o.attr("window"), o.attr("block_size")
     low = max(0, start + 1 - window) // size if window else 0
-    end = start + count
+    reach = 1 if o.attr("causal") else window or context
+    end = min(start + count - 1 + reach, context)
     keys = mx.arange(low * size, end)
-    queries = mx.arange(start, end)[:, None]
-    seen = keys <= queries
+    queries = mx.arange(start, start + count)[:, None]
+    seen = keys < queries + reach
     if window:
         seen = seen & (keys > queries - window)
     blocks = o["page_table"][seq, low : -(-end // size)]
@@ -107,7 +109,7 @@ def _chunk(o: Operands, seq: int, first: int, count: int, start: int) -> mx.arra
 
 
 def _decode(o: Operands, count: int) -> mx.array:
-    """The first ``count`` sequences, of one query each."""
+    """The first ``count`` sequences, of one query each: the last of its sequence, which sees the same if not causal."""
     if o.kernels is not None:
         return paged_decode(o, count, o.kernels)
     window, table = o.attr("window"), o["page_table"][:count]

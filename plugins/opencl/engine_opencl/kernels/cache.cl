@@ -45,7 +45,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void turn_and_write(
   if (SCALED) (is_v ? v_scale : k_scale)[slot] = most / 127;
 }
 // A group takes one head of a token, and the cache in chunks of CHUNK from its first visible position on: what else is in
-// the step makes no difference. ``flags``: 1, sinks; 2, values are the first ``dv`` columns of keys.
+// the step makes no difference. ``flags``: 1, sinks; 2, values are the first ``dv`` columns of keys; 4, queries see
+// what comes after them, too.
 #define CHUNK 64
 KERNEL attention(
     IN float *q, IN int *starts, IN int *offsets, IN int *table, IN float *sinks, IN KV *k, IN KV *v, IN float *k_scale,
@@ -60,7 +61,9 @@ KERNEL attention(
     const int middle = (seq + high) / 2;
     *(offsets[middle] <= token ? &seq : &high) = middle;
   }
-  const int end = starts[seq] + token - offsets[seq] + 1, begin = window > 0 ? max(0, end - window) : 0;
+  const int next = starts[seq] + token - offsets[seq] + 1, begin = window > 0 ? max(0, next - window) : 0;
+  const int context = starts[seq] + offsets[seq + 1] - offsets[seq];
+  const int end = !(flags & 4) ? next : window > 0 ? min(context, next - 1 + window) : context;
   const size_t at = (size_t)token * heads + head;
   EACH(i, d) STORE(LOAD(q + at * d + i) * scale, query + i);
   EACH(i, dv) STORE(BROADCAST(0), sum + i);

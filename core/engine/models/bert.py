@@ -1,0 +1,120 @@
+"""BERT (arXiv 1810.04805), RoBERTa and XLM-RoBERTa: encoders, whose layer norms follow each residual sum. Positions are learned,
+and RoBERTa's kind counts them from behind the id of its padding token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ..backend.v1 import Array, Value
+from ..errors import ModelError
+from ..formats import Checkpoint
+from ..program.build import Builder, Program
+from ..program.weights import ConstantWeight
+from .decoder import DecoderConfig, attention_block, norm, plain_mlp_block
+from .fields import flag, integer, text
+from .weights import Weights, needs_rows
+
+HF_KEYS = {"rms_norm_eps": "layer_norm_eps"}
+_SIZES = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+}
+HF_DEFAULTS = {
+    "bert": _SIZES | {"vocab_size": 30522},
+    "roberta": _SIZES | {"vocab_size": 50265, "pad_token_id": 1},
+    "xlm-roberta": _SIZES | {"vocab_size": 30522, "pad_token_id": 1},
+    "camembert": _SIZES | {"vocab_size": 30522, "pad_token_id": 1},
+}
+HF_PREFIX = "bert."
+
+
+def _named(own: str) -> tuple[str, ...]:
+    return f"bert.{own}", f"roberta.{own}"
+
+
+def _norms(name: str, own: str) -> dict[str, tuple[str, ...]]:
+    """The first files call the two gamma and beta."""
+    kinds = {"weight": "gamma", "bias": "beta"}
+    return {f"{name}.{kind}": _named(f"{own}.{kind}") + _named(f"{own}.{old}") for kind, old in kinds.items()}
+
+
+HF_NAMES = {
+    "token_embd.weight": _named("embeddings.word_embeddings.weight"),
+    "position_embd.weight": _named("embeddings.position_embeddings.weight"),
+    "token_types.weight": _named("embeddings.token_type_embeddings.weight"),
+    **_norms("token_embd_norm", "embeddings.LayerNorm"),
+    **_norms("blk.{i}.attn_output_norm", "encoder.layer.{i}.attention.output.LayerNorm"),
+    **_norms("blk.{i}.layer_output_norm", "encoder.layer.{i}.output.LayerNorm"),
+    **{
+        f"blk.{{i}}.{name}.{kind}": _named(f"encoder.layer.{{i}}.{own}.{kind}")
+        for name, own in (
+            ("attn_q", "attention.self.query"),
+            ("attn_k", "attention.self.key"),
+            ("attn_v", "attention.self.value"),
+            ("attn_output", "attention.output.dense"),
+            ("ffn_up", "intermediate.dense"),
+            ("ffn_down", "output.dense"),
+        )
+        for kind in ("weight", "bias")
+    },
+}
+
+
+def needless(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Heads that guess at masked tokens and at sentences, and what they read of the first token."""
+    return "pooler.", "bert.pooler.", "roberta.pooler.", "cls.", "lm_head."
+
+
+def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    data = checkpoint.metadata
+    if flag(data, "is_decoder", False):
+        raise ModelError("The configuration's is_decoder is true; this architecture is known as an encoder alone.")
+    kind = text(data, "position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise ModelError(f"The configuration's position_embedding_type is {kind!r}; absolute is what is known.")
+    reach = c.max_context - first_position(checkpoint)
+    if reach < 1:
+        raise ModelError(f"A table of {c.max_context} positions has none for a text's tokens.")
+    return replace(c, causal=False, max_context=reach)
+
+
+def first_position(checkpoint: Checkpoint) -> int:
+    """The row of the position table for the first token; GGUF files begin with it."""
+    if checkpoint.kind == "gguf" or checkpoint.architecture in ("bert", "distilbert"):
+        return 0
+    return integer(checkpoint.metadata, "pad_token_id", low=0) + 1
+
+
+def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
+    first, table = first_position(w.checkpoint), w("position_embd.weight")
+    needs_rows(table, first + c.max_context)
+    return post_norm_layers(b, c, w, attention_block, plain_mlp_block, table.dense()[first:])
+
+
+def post_norm_layers(
+    b: Builder,
+    c: DecoderConfig,
+    w: Weights,
+    attention: Callable[[Builder, DecoderConfig, Weights, int, Value], Value],
+    feed_forward: Callable[[Builder, DecoderConfig, Weights, int, Value], Value],
+    positions: Array | None = None,
+) -> Program:
+    """The encoder whose layers norm the sum with ``attention``, and then with ``feed_forward``. Each token is of the first
+    type, whose row is added to those of ``positions`` [context, hidden], if there are any."""
+    rows = np.zeros((c.max_context, c.hidden), np.float32) if positions is None else positions
+    if (types := w.maybe("token_types.weight")) is not None:
+        rows = rows + types.dense()[0]
+    x = b.add(b.embed(w("token_embd.weight")), b.embed_positions(ConstantWeight("position_embd.weight", rows)))
+    x = norm(b, c, w, "token_embd_norm", x)
+    for i in b.layers(c.layers):
+        x = norm(b, c, w, f"blk.{i}.attn_output_norm", b.add(x, attention(b, c, w, i, x)))
+        x = norm(b, c, w, f"blk.{i}.layer_output_norm", b.add(x, feed_forward(b, c, w, i, x)))
+    return b.finish(x, w("token_embd.weight"))

@@ -1,0 +1,52 @@
+"""What a GGUF file says of an encoder, and how any model's texts become one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from engine.backend.v1 import WeightRef
+from engine.errors import ModelError
+from engine.formats.pooling import GGUF_DENSE, Pooling
+from engine.models import Model
+from engine.models.bert import first_position
+from engine.program.weights import ConstantWeight, select
+
+_POOLING: Mapping[Pooling, int] = {"mean": 1, "cls": 2, "last": 3}
+
+
+def encoder_keys(model: Model) -> dict[str, Any]:
+    """Windows are counted there from one end to the other."""
+    keys: dict[str, Any] = {"attention.causal": False}
+    if windows := model.config.windows:
+        keys["attention.sliding_window"] = 2 * (max(windows) - 1)
+        keys["attention.sliding_window_pattern"] = np.array(windows) > 0
+    return keys
+
+
+def dense_tensors(model: Model, arch: str) -> tuple[WeightRef, ...]:
+    """What pooled vectors go through. ModelError where it is not EmbeddingGemma's two matrices."""
+    layers = model.checkpoint.embedding().layers
+    known = arch == "gemma-embedding" and len(layers) == len(GGUF_DENSE)
+    if layers and not (known and all(layer.bias is None and not layer.tanh for layer in layers)):
+        raise ModelError(
+            f"{model.checkpoint.path} has a module Dense behind its pooling, which GGUF files of {arch} have no form for."
+        )
+    return tuple(ConstantWeight(name, layer.weight) for name, layer in zip(GGUF_DENSE, layers, strict=False))
+
+
+def pooling_keys(model: Model) -> dict[str, Any]:
+    wanted = model.checkpoint.embedding()
+    pooling = wanted.pooling or (None if model.config.causal else "mean")
+    return {} if pooling is None else {"pooling_type": _POOLING[pooling]}
+
+
+def bert_parts(model: Model, weight: WeightRef) -> Iterator[WeightRef]:
+    """Positions begin with the first token's."""
+    first = first_position(model.checkpoint)
+    if weight.name == "position_embd.weight" and first:
+        yield select(weight.name, weight, slice(first, first + model.config.max_context))
+    else:
+        yield weight

@@ -1,0 +1,113 @@
+"""Encoders written as GGUF files: the same vectors of the same texts, by the pooling that the folder names."""
+
+from __future__ import annotations
+
+import json
+import string
+
+import numpy as np
+import pytest
+import tokenizers
+from checkpoints import save, save_model, transformers
+from encoder_models import encoder_of
+from safetensors.numpy import save_file
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from engine import LLM
+from engine.errors import ModelError
+from engine.formats import open_checkpoint
+from engine.quantize.mix import TYPES
+from engine.quantize.to_gguf import quantize_to_gguf
+
+LETTERS = string.ascii_letters + string.digits
+WORDS = ["once", "upon", "little", "GI", "gi", "##ve", "##rl", "naive", "é"]
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *LETTERS,
+    *string.punctuation,
+    *(f"##{letter}" for letter in LETTERS),
+    *WORDS,
+]
+TEXTS = ["a", "Once upon a time, there was a little GIRL.", "naïve café, 3.14 🙂 and so on " * 6]
+
+
+def write_wordpiece(folder, lowercase):
+    """As BERT's files have it."""
+    ids = {text: token for token, text in enumerate(PIECES)}
+    pipeline = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    pipeline.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pipeline.decoder = decoders.WordPiece()
+    pipeline.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    marks = {f"{mark.strip('[]').lower()}_token": mark for mark in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=pipeline, **marks).save_pretrained(folder)
+
+
+def write_modules(folder, pooling, *matrices):
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    for number, matrix in enumerate(matrices, 2):
+        kinds.append(("Dense", f"{number}_Dense"))
+        (folder / f"{number}_Dense").mkdir()
+        act = {"activation_function": "torch.nn.modules.linear.Identity"}
+        (folder / f"{number}_Dense" / "config.json").write_text(json.dumps(act))
+        save_file({"linear.weight": matrix}, folder / f"{number}_Dense" / "model.safetensors")
+    kinds.append(("Normalize", "9_Normalize"))
+    listed = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "nomic_bert", "modernbert"])
+def test_vectors_are_the_folder_s(tmp_path, name, lowercase):
+    folder = save_model(encoder_of(name), tmp_path / "folder")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    write_wordpiece(folder, lowercase)
+    write_modules(folder, "cls")
+    quantize_to_gguf(open_checkpoint(folder), tmp_path / "model.gguf", TYPES["F32"])
+    settings = {"backend": "cpu", "kv_cache_dtype": "f32"}
+    with LLM(folder, **settings) as one, LLM(tmp_path / "model.gguf", **settings) as other:
+        ids = [one.engine.encode(text) for text in TEXTS]
+        assert ids == [other.engine.encode(text) for text in TEXTS] and {ids[1][0], ids[1][-1]} == {2, 3}
+        np.testing.assert_allclose(other.embed(TEXTS), one.embed(TEXTS, "cls"), atol=1e-5)
+        assert np.abs(one.embed(TEXTS) - one.embed(TEXTS, "mean")).max() > 0.01
+
+
+def test_a_pooling_is_written_for_decoders_and_where_nobody_names_one(tmp_path):
+    folder = save_model(encoder_of("bert"), tmp_path / "folder")
+    quantize_to_gguf(open_checkpoint(folder), tmp_path / "mean.gguf", TYPES["F16"])
+    assert open_checkpoint(tmp_path / "mean.gguf").embedding().pooling == "mean"
+    folder = save("qwen3", tmp_path / "decoder")
+    for pooling in (None, "mean"):
+        if pooling is not None:
+            write_modules(folder, pooling)
+        quantize_to_gguf(open_checkpoint(folder), tmp_path / f"{pooling}.gguf", TYPES["F16"], force=True)
+        assert open_checkpoint(tmp_path / f"{pooling}.gguf").embedding().pooling == pooling
+
+
+def test_what_has_no_form_is_refused(tmp_path):
+    folder = save_model(encoder_of("bert of another activation"), tmp_path / "folder")
+    with pytest.raises(ModelError, match="sets act in a way"):
+        quantize_to_gguf(open_checkpoint(folder), tmp_path / "model.gguf", TYPES["F16"])
+    folder = save_model(encoder_of("nomic_bert"), tmp_path / "with a matrix")
+    write_modules(folder, "mean", np.ones((4, 64), np.float32))
+    with pytest.raises(ModelError, match="has a module Dense behind its pooling"):
+        quantize_to_gguf(open_checkpoint(folder), tmp_path / "model.gguf", TYPES["F16"])
+
+
+def test_embedding_gemma_with_what_its_vectors_go_through(tmp_path):
+    rng, folder = np.random.default_rng(), save_model(encoder_of("embedding gemma"), tmp_path / "folder")
+    matrices = rng.standard_normal((128, 64), np.float32), rng.standard_normal((40, 128), np.float32)
+    write_modules(folder, "mean", *matrices)
+    quantize_to_gguf(open_checkpoint(folder), tmp_path / "model.gguf", TYPES["F32"])
+    given = [rng.integers(6, 300, n).tolist() for n in (3, 90)]
+    settings = {"backend": "cpu", "kv_cache_dtype": "f32"}
+    with LLM(folder, **settings) as one, LLM(tmp_path / "model.gguf", **settings) as other:
+        assert one.embed(given).shape == (2, 40)
+        np.testing.assert_allclose(other.embed(given), one.embed(given), atol=1e-5)
