@@ -230,6 +230,14 @@ def wordpiece(write: Write, **more: tuple[str, Any]) -> Tokenizer:
     return gguf(write, keys("bert", texts, types, **(named | more)))
 
 
+def test_an_end_that_is_the_separator_comes_once(write_gguf: Write) -> None:
+    """As files of ModernBERT have it."""
+    tokenizer = wordpiece(write_gguf, eos_token_id=("u32", 3), add_eos_token=("bool", True))
+    assert tuple(tokenizer.encode("a", add_special=True)[-2:]) == (tokenizer.encode("a")[-1], 3)
+    tokenizer = wordpiece(write_gguf, eos_token_id=("u32", 4), add_eos_token=("bool", True))
+    assert tuple(tokenizer.encode("a", add_special=True)[-2:]) == (3, 4)
+
+
 @QUICK
 @given(text=TEXT, lowercase=st.booleans())
 def test_wordpiece_ids_are_its_authors(write_gguf: Write, text: str, lowercase: bool) -> None:

@@ -44,8 +44,9 @@ ENCODERS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "distilbert": ("DistilBert", None, {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}),
     "nomic_bert": ("NomicBert", "nomic-bert", NORMS | {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}),
     "modernbert": ("ModernBert", "modern-bert", MARKS | {"local_attention": 22, "rope_parameters": THETAS}),
+    "modernbert silu": ("ModernBert", "modern-bert", MARKS | {"hidden_activation": "silu"}),
     "modernbert with biases": ("ModernBert", None, MARKS | {"norm_bias": True, "attention_bias": True, "local_attention": 400}),
-    "eurobert": ("EuroBert", None, {"num_key_value_heads": 2, "head_dim": 32}),
+    "eurobert": ("EuroBert", "eurobert", MARKS | {"num_key_value_heads": 2, "head_dim": 32}),
     "llama turned": ("Llama", "llama", {"num_key_value_heads": 2, "is_causal": False}),
     "embedding gemma": ("Gemma3Text", "gemma-embedding", GEMMA | {"layer_types": WINDOWED["layer_types"][::-1]}),
 }  # fmt: skip
@@ -93,6 +94,7 @@ def encoder_gguf(name: str, path: Path, extra: Mapping[str, np.ndarray] = Mappin
         "pooling_type": 2,
         "rope.freq_base": rope.get("full_attention", rope).get("rope_theta"),
         "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
+        "hidden_activation": getattr(config, "hidden_activation", None) if arch == "modern-bert" else None,
         "attention.sliding_window": getattr(config, "local_attention", None),
         "attention.key_length": getattr(config, "head_dim", None),
     }

@@ -63,7 +63,9 @@ def write_modules(folder, pooling, *matrices):
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-@pytest.mark.parametrize("name", ["bert", "distilbert", "xlm-roberta", "nomic_bert", "modernbert"])
+@pytest.mark.parametrize(
+    "name", ["bert", "distilbert", "xlm-roberta", "nomic_bert", "modernbert", "modernbert silu", "eurobert"]
+)
 def test_vectors_are_the_folder_s(tmp_path, name, lowercase):
     folder = save_model(encoder_of(name), tmp_path / "folder")
     for file in folder.glob("*token*"):

@@ -376,6 +376,10 @@ def _finish(
                 for token in added
             ]
         )
+    ends = (
+        *tokens.mark("add_sep_token", marks.add_sep, marks.sep_id),
+        *tokens.mark("add_eos_token", marks.add_eos, marks.eos_id),
+    )
     vocabulary = Vocabulary(
         text=tokens.texts.__getitem__,
         id_of=tokens.ids.get,
@@ -386,10 +390,7 @@ def _finish(
         bos_id=marks.bos_id,
         eos_ids=_ends(tokens, marks.eos_id),
         prefix_ids=tokens.mark("add_bos_token", marks.add_bos, marks.bos_id),
-        suffix_ids=(
-            *tokens.mark("add_sep_token", marks.add_sep, marks.sep_id),
-            *tokens.mark("add_eos_token", marks.add_eos, marks.eos_id),
-        ),
+        suffix_ids=tuple(dict.fromkeys(ends)),  # ModernBERT's files call one token both
         strip_space=strip_space,
         missing_bytes=missing_bytes,
     )

@@ -99,7 +99,7 @@ def config_from_gguf(checkpoint: Checkpoint, family: Family, max_model_len: int 
             max_context=reach,
             experts=experts,
             experts_used=integer(data, f"{arch}.expert_used_count", 0, low=0) if experts else 0,
-            act=family.acts[0],
+            act=_act(data, f"{arch}.hidden_activation", family),
             windows=_gguf_windows(data, arch, family, window, layers, reach),
         )
     )
@@ -168,7 +168,7 @@ def config_from_hf(
             experts=experts,
             experts_used=integer(data, "num_experts_per_tok", low=0) if experts else 0,
             may_tie=flag(data, "tie_word_embeddings", True),
-            act=_act(data, family),
+            act=_act(data, "hidden_act", family),
             windows=_hf_windows(data, family, layers, reach),
         )
     )
@@ -179,8 +179,8 @@ def with_common_keys(data: Mapping[str, Any], keys: Mapping[str, str]) -> dict[s
     return dict(data) | {common: data[own] for common, own in keys.items() if own in data}
 
 
-def _act(data: Mapping[str, Any], family: Family) -> str:
-    kind = text(data, "hidden_act", family.acts[0])
+def _act(data: Mapping[str, Any], key: str, family: Family) -> str:
+    kind = text(data, key, family.acts[0])
     if _ACTS.get(kind, kind) not in family.acts:
         raise ModelError(f"The activation {kind!r} is not what this family uses ({', '.join(family.acts)}).")
     return _ACTS.get(kind, kind)

@@ -15,7 +15,7 @@ class Family:
     hf: tuple[str, ...]
     interleaved: bool = False
     acts: tuple[str, ...] = ("silu",)
-    """The activations that it may have; GGUF files, which do not name one, have the first."""
+    """The activations that it may have; GGUF files, most of which do not name one, have the first."""
     eps: float = 1e-6
     """Of its norms, where config.json does not say."""
     rotary: bool = True

@@ -112,7 +112,7 @@ FAMILIES: Sequence[Family] = (
     Family(
         "modernbert", ("modern-bert",), ("modernbert",), acts=("gelu", "gelu_tanh", "silu"), windowed=True, eps=1e-5
     ),
-    Family("eurobert", (), ("eurobert",), eps=1e-5),
+    Family("eurobert", ("eurobert",), ("eurobert",), eps=1e-5),
 )
 RECURRENT_BLOCK = 512
 """Tokens after which the memory of linear attention is kept for those who begin alike: it is as large as some thousand tokens of

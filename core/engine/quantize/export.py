@@ -23,7 +23,7 @@ from engine.models.gemma4 import Gemma4Config
 from engine.models.rope import Rope, base_frequencies, rope_scaling, yarn_scale
 from engine.program.weights import ConstantWeight, input_spec, select, single
 from engine.quantize.export_delta import delta_keys, delta_parts
-from engine.quantize.export_encoder import bert_parts, dense_tensors, encoder_keys, pooling_keys
+from engine.quantize.export_encoder import bert_parts, dense_tensors, encoder_keys, pooling_keys, vocabulary_keys
 from engine.quantize.export_falcon_h1 import falcon_parts, without_factors
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
 from engine.quantize.export_lfm2 import lfm2_keys, lfm2_parts
@@ -45,6 +45,7 @@ _EXPORTABLE = (
     "ernie4_5", "ernie4_5_moe", "seed_oss", "ministral3", "qwen3_next", "qwen3_5", "gemma4", "lfm2", "granite_hybrid",
     "nemotron_h", "falcon_h1", "phi", "stablelm", "olmo", "hunyuan", "hunyuan_moe",
     "afmoe", "bert", "distilbert", "nomic_bert", "modernbert",
+    "eurobert",
 )  # fmt: skip
 _LAYER_NORMS = (
     "gpt2", "gptneox", "falcon", "starcoder2", "command-r", "cohere2", "nemotron", "phi2", "stablelm", "olmo", "bert",
@@ -129,7 +130,7 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
     tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
     tensors += dense_tensors(model, arch)
     _check_same(plain, arch, keys, factors, tensors)
-    vocabulary = tokenizer_keys(checkpoint, model.config.vocab)
+    vocabulary = tokenizer_keys(checkpoint, model.config.vocab) | vocabulary_keys(model)
     named: dict[str, Any] = {"general.architecture": arch, "general.name": checkpoint.path.resolve().name}
     named |= {GGUF_KEYS[name]: value for name, value in checkpoint.sampling.items()}
     return Contents(

@@ -18,12 +18,20 @@ _POOLING: Mapping[Pooling, int] = {"mean": 1, "cls": 2, "last": 3}
 
 
 def encoder_keys(model: Model) -> dict[str, Any]:
-    """Windows are counted there from one end to the other."""
+    """Windows are counted there from one end to the other; an activation is named where it is not the usual one."""
     keys: dict[str, Any] = {"attention.causal": False}
+    if model.family == "modernbert" and model.config.act != "gelu":
+        keys["hidden_activation"] = model.config.act
     if windows := model.config.windows:
         keys["attention.sliding_window"] = 2 * (max(windows) - 1)
         keys["attention.sliding_window_pattern"] = np.array(windows) > 0
     return keys
+
+
+def vocabulary_keys(model: Model) -> dict[str, Any]:
+    """How many types of tokens there are, which llama.cpp asks of an encoder."""
+    types = model.weight("token_types.weight")
+    return {} if model.config.causal else {"tokenizer.ggml.token_type_count": 1 if types is None else types.shape[0]}
 
 
 def dense_tensors(model: Model, arch: str) -> tuple[WeightRef, ...]:
@@ -38,9 +46,14 @@ def dense_tensors(model: Model, arch: str) -> tuple[WeightRef, ...]:
 
 
 def pooling_keys(model: Model) -> dict[str, Any]:
+    """How states become a vector, and the sizes of the matrices that it goes through."""
     wanted = model.checkpoint.embedding()
+    keys: dict[str, Any] = {}
+    for name, layer in zip(GGUF_DENSE, wanted.layers, strict=False):
+        stem = name.removesuffix(".weight")
+        keys |= {f"{stem}_feat_out": layer.weight.shape[0], f"{stem}_feat_in": layer.weight.shape[1]}
     pooling = wanted.pooling or (None if model.config.causal else "mean")
-    return {} if pooling is None else {"pooling_type": _POOLING[pooling]}
+    return keys if pooling is None else keys | {"pooling_type": _POOLING[pooling]}
 
 
 def bert_parts(model: Model, weight: WeightRef) -> Iterator[WeightRef]:
