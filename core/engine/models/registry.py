@@ -140,7 +140,6 @@ class Model:
         ModelError says so of a model with such a memory."""
         recurrent, kind = self.config.recurrent, self.config.cache
         layers = [i for i in range(self.config.layers) if i not in recurrent or self.config.recurrent_attends]
-        windows = windows and self.config.causal  # an encoder's step sees all of them
         limits = {i: self.config.window(i) if windows else 0 for i in layers}
         found = []
         for limit in sorted(set(limits.values())):
