@@ -17,6 +17,7 @@ from engine.formats import open_checkpoint
 from engine.models import load_model
 
 LENGTHS = (1, 2, 17, 60, 200)
+SHORT = (1, 17, 60)
 GGUFS = [name for name, (_, arch, _) in ENCODERS.items() if arch]
 
 
@@ -24,9 +25,9 @@ def inputs(rng, lengths=LENGTHS):
     return [rng.integers(6, tiny_models.VOCAB, n).tolist() for n in lengths]  # no padding among them
 
 
-def assert_is(path, name, **settings):
+def assert_is(path, name, lengths=LENGTHS, **settings):
     """The states, by means of all, those of the first token and those of the last."""
-    given = inputs(np.random.default_rng())
+    given = inputs(np.random.default_rng(), lengths)
     states = [states_of(name, ids) for ids in given]
     with LLM(path, kv_cache_dtype="f32", threads=2, **settings) as llm:
         for pooling, chosen in (("mean", lambda s: s.mean(0)), ("cls", lambda s: s[0]), ("last", lambda s: s[-1])):
@@ -38,7 +39,8 @@ def assert_is(path, name, **settings):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_states_are_transformers(tmp_path, name, backend):
-    assert_is(save_model(encoder_of(name), tmp_path / "folder"), name, backend=backend)
+    lengths = LENGTHS if backend == "cpu" else SHORT
+    assert_is(save_model(encoder_of(name), tmp_path / "folder"), name, lengths, backend=backend)
 
 
 @pytest.mark.parametrize("name", GGUFS)
@@ -50,10 +52,12 @@ def test_states_of_a_gguf(tmp_path, name):
         assert (llm.embed(ids) == llm.embed(ids, "cls")).all()
 
 
-@pytest.mark.parametrize("backend", ["metal", "jax", "opencl"])
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("bert", "metal"), ("bert", "opencl"), ("modernbert", "metal"), ("modernbert", "opencl"), ("modernbert", "jax")],
+)
 def test_other_devices(tmp_path, name, backend):
-    assert_is(save_model(encoder_of(name), tmp_path / "folder"), name, backend=backend)
+    assert_is(save_model(encoder_of(name), tmp_path / "folder"), name, SHORT, backend=backend)
 
 
 def test_the_same_bits_in_any_company(tmp_path):
@@ -128,21 +132,45 @@ def changed(path, config=lambda data: {}, tensors=lambda held: held):
     return path
 
 
-def test_files_of_models_with_heads(tmp_path):
-    """Of the model for masked tokens: prefixed, and heads left out; norms as the first files call them."""
-    path = save_model(encoder_of("bert"), tmp_path / "folder")
+@pytest.mark.parametrize(
+    ("name", "prefix", "head"),
+    [
+        ("bert", "bert.", "cls.predictions.bias"),
+        ("roberta", "roberta.", "lm_head.bias"),
+        ("distilbert", "distilbert.", "vocab_projector.bias"),
+        ("nomic_bert", "nomic_bert.", "cls.predictions.bias"),
+        ("modernbert", "model.", "decoder.bias"),
+        ("eurobert", "model.", "lm_head.weight"),
+    ],
+)
+def test_files_of_models_for_masked_tokens(tmp_path, name, prefix, head):
+    """Prefixed, with a head that is left out; BERT's first files call what norms have gamma and beta."""
+    path, vocab = save_model(encoder_of(name), tmp_path / "folder"), tiny_models.VOCAB
 
-    def of_old(held):
-        found = {"cls.predictions.bias": np.zeros(tiny_models.VOCAB, np.float32)}
-        for name, array in held.items():
-            own = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-            found[f"bert.{own}"] = array
+    def whole(held):
+        of_old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"} if name == "bert" else {}
+        found = {head: np.zeros((vocab, 64) if head.endswith("weight") else vocab, np.float32)}
+        for own, array in held.items():
+            end = next((end for end in of_old if own.endswith(end)), None)
+            found[prefix + (own if end is None else own.removesuffix(end) + of_old[end])] = array
         return found
 
-    assert_is(changed(path, tensors=of_old), "bert", backend="cpu")
+    assert_is(changed(path, tensors=whole), name, backend="cpu")
     extra = {"classifier.weight": np.zeros((2, 64), np.float32)}
     with pytest.raises(ModelError, match=r"classifier\.weight"):
         LLM(changed(path, tensors=lambda held: held | extra), backend="cpu")
+
+
+def test_modernbert_s_first_files(tmp_path):
+    """Which layers see all is told by one number, and the bases of their rotary embeddings have keys of their own."""
+    path = save_model(encoder_of("modernbert"), tmp_path / "folder")
+    data = json.loads((path / "config.json").read_text())
+    del data["layer_types"], data["rope_parameters"]
+    old = {"global_attn_every_n_layers": 3, "global_rope_theta": 5000.0, "local_rope_theta": 100.0}
+    (path / "config.json").write_text(json.dumps(data | old))
+    assert_is(path, "modernbert", backend="cpu")
+    (path / "config.json").write_text(json.dumps(data | old | {"global_attn_every_n_layers": 2}))
+    assert [bool(window) for window in load_model(open_checkpoint(path)).config.windows] == [False, True, False]
 
 
 def test_nomics_own_files(tmp_path):

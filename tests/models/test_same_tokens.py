@@ -111,7 +111,9 @@ def test_stories(backend, stories, wanted, report):
 
 
 def test_no_family_is_left_out(saved):
-    assert {load_model(open_checkpoint(saved(cls))).family for cls in MODELS} == {family.name for family in FAMILIES}
+    encoders = {"bert", "distilbert", "nomic_bert", "modernbert", "eurobert"}  # test_encoder_models.py has them
+    found = {load_model(open_checkpoint(saved(cls))).family for cls in MODELS}
+    assert found == {family.name for family in FAMILIES} - encoders
 
 
 def test_what_is_made_for_measurements_alone_is_no_backend_to_compare():

@@ -27,7 +27,8 @@ def loop_attention(case):
     for seq, table in enumerate(case.inputs["page_table"]):
         for row in range(offsets[seq], offsets[seq + 1]):
             p = case.inputs["seq_starts"][seq] + row - offsets[seq]
-            seen = [i for i in range(p + 1) if not window or i > p - window]
+            end = p + 1 if a.get("causal", True) else case.inputs["seq_starts"][seq] + offsets[seq + 1] - offsets[seq]
+            seen = [i for i in range(end) if not window or abs(i - p) < window]
             heads = []
             for h in range(a["heads"]):
                 q = case.inputs["q"][row, h * dim : (h + 1) * dim].astype(np.float64)
@@ -60,9 +61,32 @@ def test_cases_meet_the_shapes_that_matter():
     assert all(np.isnan(c.states["k"]).any() for c in cases)
 
 
+def cases_of(rng, causal=True):
+    return [case for case in SPEC.cases(rng) if case.attrs.get("causal", True) == causal]
+
+
+def test_encoders_see_what_comes_later_in_their_own_text_alone(rng):
+    """To the bit what a text gives by itself; a window's end lies where it says."""
+    for case in cases_of(rng, causal=False):
+        (whole,), _ = evaluate(SPEC, case)
+        offsets, window = case.inputs["query_offsets"], case.attrs.get("window", 0)
+        for seq, start in enumerate(case.inputs["seq_starts"]):
+            rows = slice(offsets[seq], offsets[seq + 1])
+            alone = {name: case.inputs[name][seq : seq + 1] for name in ("seq_starts", "page_table")}
+            alone |= {"q": case.inputs["q"][rows], "query_offsets": np.array([0, rows.stop - rows.start], np.int32)}
+            (one,), _ = evaluate(SPEC, replace(case, inputs=alone))
+            assert one.tobytes() == whole[rows].tobytes()
+            contents = {name: state.copy() for name, state in case.states.items()}
+            place = divmod(int(start) + len(one) - 1, case.kv.block_size)
+            contents["v"][case.inputs["page_table"][seq, place[0]], place[1]] += 7
+            (other,), _ = evaluate(SPEC, replace(case, inputs=alone, states=contents))
+            far = np.arange(len(one))[::-1] >= window if window else np.zeros(len(one), bool)
+            assert ((one != other).any(axis=1) == ~far).all()
+
+
 def test_causal(rng):
     """What a later token holds changes nothing before it."""
-    for case in SPEC.cases(rng):
+    for case in cases_of(rng):
         (before,), _ = evaluate(SPEC, case)
         size, offsets = case.kv.block_size, case.inputs["query_offsets"]
         contents = {name: state.copy() for name, state in case.states.items()}
@@ -78,7 +102,7 @@ def test_causal(rng):
 
 
 def test_window_hides_what_is_older(rng):
-    for case in [c for c in SPEC.cases(rng) if c.attrs.get("window", 0) > 1]:
+    for case in [c for c in cases_of(rng) if c.attrs.get("window", 0) > 1]:
         (before,), _ = evaluate(SPEC, case)
         start, table = case.inputs["seq_starts"][0], case.inputs["page_table"][0]
         oldest = start - case.attrs["window"] + 1
@@ -92,7 +116,7 @@ def test_window_hides_what_is_older(rng):
 
 def test_chunks_and_company_change_no_bit(rng):
     """Each token of each sequence alone gives what the whole step gives."""
-    for case in SPEC.cases(rng):
+    for case in cases_of(rng):
         (whole,), _ = evaluate(SPEC, case)
         inputs = case.inputs
         for seq in range(case.dims.S):

@@ -296,16 +296,15 @@ def test_folders(llama, tmp_path, listed, settings, want):
 
 
 def with_dense(llama, folder, *layers):
-    """The folder with a module Dense for each (weight, bias or None, activation)."""
+    """The folder with a module Dense for each (weight, bias or None, activation or None, which is a tanh)."""
     for file in llama.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     listed = modules("Transformer", "Pooling")
     for number, (weight, bias, act) in enumerate(layers, 2):
         own = folder / f"{number}_Dense"
         own.mkdir()
-        (own / "config.json").write_text(
-            json.dumps({"in_features": 64, "activation_function": f"torch.nn.modules.{act}"})
-        )
+        named = {} if act is None else {"activation_function": f"torch.nn.modules.{act}"}
+        (own / "config.json").write_text(json.dumps({"in_features": 64, **named}))
         held = {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias})
         save_file(held, own / "model.safetensors")
         listed.append({"type": "sentence_transformers.models.Dense", "path": own.name})
@@ -315,13 +314,14 @@ def with_dense(llama, folder, *layers):
     return folder
 
 
-def test_modules_behind_the_pooling(llama, tmp_path, cpu):
+@pytest.mark.parametrize("tanh", ["activation.Tanh", None])
+def test_modules_behind_the_pooling(llama, tmp_path, cpu, tanh):
     rng, given = np.random.default_rng(), inputs(np.random.default_rng(), (3, 50))
     wide, back = rng.standard_normal((96, 64), np.float32) / 8, rng.standard_normal((24, 96), np.float32) / 8
     bias = rng.standard_normal(96, np.float32)
     with LLM(llama, backend=cpu) as llm:
         plain = llm.embed(given, "mean", normalize=False).astype(np.float64)
-    folder = with_dense(llama, tmp_path, (wide, bias, "activation.Tanh"), (back, None, "linear.Identity"))
+    folder = with_dense(llama, tmp_path, (wide, bias, tanh), (back, None, "linear.Identity"))
     want = np.tanh(plain @ wide.T + bias) @ back.T
     with LLM(folder, backend=cpu) as llm:
         np.testing.assert_allclose(llm.embed(given, normalize=False), want, rtol=1e-4, atol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 import tiny_models
 
 from engine import LLM, AsyncLLM, BeamSearchParams, SamplingParams
-from engine.errors import EngineStoppedError
+from engine.errors import EngineError, EngineStoppedError
 from engine.runtime.load import Loaded
 
 POISON = 300
@@ -195,6 +195,37 @@ def test_a_loop_that_fails_keeps_what_has_not_begun(llama, monkeypatch):
             assert out.finish_reason == "error" and "The step loop failed, and has begun anew" in out.stop_reason
         assert [out.token_ids for out in outputs[2:]] == expected[2:]
         assert [outputs[0].token_ids for outputs in alone(llm)] == expected
+        llm.engine._core.scheduler.check()
+
+
+@pytest.mark.parametrize(
+    ("what", "ask"),
+    [
+        ("engine.runtime.pooling.Pooler.vector", lambda llm: llm.embed(PROMPTS[0])),
+        ("engine.runtime.members.logprobs", lambda llm: llm.generate(PROMPTS[0], replace(GREEDY, max_tokens=1))),
+        ("engine.runtime.beams.BeamGroup.advance", lambda llm: llm.beam_search(PROMPTS[0], BeamSearchParams(max_tokens=3))),
+        ("engine.runtime.beams.BeamGroup.found", lambda llm: llm.beam_search(PROMPTS[0], BeamSearchParams(max_tokens=3))),
+    ],
+)  # fmt: skip
+def test_a_fault_with_the_last_of_a_request_ends_it(llama, monkeypatch, what, ask):
+    """When the scheduler knows it no more."""
+
+    def broken(*given):
+        raise ZeroDivisionError("a defect of what comes behind a step")
+
+    with LLM(llama, backend="reference", max_num_seqs=4, kv_cache_tokens=1024) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(what, broken)
+            try:
+                [out] = ask(llm)[0].outputs[:1]
+            except EngineError as error:
+                said = str(error)
+            else:
+                assert out.finish_reason == "error"
+                said = out.stop_reason
+        assert "The step loop failed, and has begun anew" in said and "ZeroDivisionError" in said
+        assert llm.engine.health().restarts == 1 and len(llm.embed(PROMPTS[:2])) == 2
+        assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].finish_reason == "length"
         llm.engine._core.scheduler.check()
 
 

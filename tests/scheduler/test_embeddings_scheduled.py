@@ -60,7 +60,7 @@ def test_an_encoder_s_text_is_computed_whole() -> None:
     """Behind others where a step has no room for all of it, and of nothing that is cached."""
     scheduler = build(budget=40, context=40)
     for seq_id, length in enumerate((33, 8, 7, 1, 40)):
-        scheduler.add(whole(embedding(seq_id, list(range(length)))))
+        scheduler.add(whole(embedding(seq_id, list(range(length)), length - 1)))
     steps = []
     while (step := scheduler.schedule()) is not None:
         steps.append(sorted(parts(step)))

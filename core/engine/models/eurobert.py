@@ -22,5 +22,4 @@ build = llama.build
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
-    """The head that guesses at masked tokens may be missing."""
-    return replace(c, causal=False, may_tie=True)
+    return replace(c, causal=False)

@@ -127,13 +127,13 @@ class Members:
         return self.by_id.pop(seq_id)
 
     def restart(self, sentence: str) -> None:
-        """Nothing that the scheduler knows is to be relied on. Requests that have begun end with this sentence; the others are
-        added to a new one."""
-        requests = self.requests
+        """Nothing that the scheduler knows is to be relied on. Requests that have begun, or ended there, end with this sentence;
+        the others are added to a new one."""
+        requests, sequences = self.requests, self.scheduler.sequences
         begun = {
-            id(self.by_id[seq_id].request)
-            for seq_id, seq in self.scheduler.sequences.items()
-            if seq_id in self.by_id and (seq.status is SequenceStatus.RUNNING or seq.num_output)
+            id(member.request)
+            for seq_id, member in self.by_id.items()
+            if (seq := sequences.get(seq_id)) is None or seq.status is SequenceStatus.RUNNING or seq.num_output
         }
         self.by_id, self.scheduler = {}, self._loaded.scheduler()
         for request in requests:
@@ -211,8 +211,8 @@ class Members:
                 self.end(member.request, "error", update.error)
             return
         if member.request.pooler is not None:
+            member.request.embedding = vector = member.request.pooler.vector()  # which may fail
             self._drop(seq.seq_id)
-            member.request.embedding = vector = member.request.pooler.vector()
             fault = STATUS[1] if vector is None else None
             self._event(member.request, 0, reason="error" if fault else "stop", why=fault)
             return
@@ -232,23 +232,25 @@ class Members:
                 self.scheduler.finish(seq.seq_id)
         elif update.finished:
             reason = "length"
+        found = logprobs(result, rows[seq.seq_id] + update.nth, member.row.want, token)
         if reason is not None:
             self._drop(seq.seq_id)
-        found = logprobs(result, rows[seq.seq_id] + update.nth, member.row.want, token)
         self._event(member.request, member.index, token, found, is_stop, reason, why)
 
     def _advance(self, member: Member, group: BeamGroup) -> None:
         """The next round of a beam search, or its end: then its best sequences go out whole."""
         request = member.request
-        for seq_id in group.ids:
-            self._drop(seq_id)
+        ids = tuple(group.ids)
         beams = group.advance(self.scheduler, request.request_id, self._next_id)
+        found = () if beams else tuple(group.found(request.params.n))
+        for seq_id in ids:  # now that nothing of this can fail any more
+            self._drop(seq_id)
         if beams:
             self._next_id = max(self._next_id, *(beam.seq_id + 1 for beam in beams))
             self.by_id |= {beam.seq_id: member for beam in beams}
             return
         self.scheduler.abort(request.request_id)
-        for index, token, logprob, reason, why in group.found(request.params.n):
+        for index, token, logprob, reason, why in found:
             self._event(request, index, token, {token: logprob}, isinstance(why, int), reason, why)
         self.end(request, "error", STATUS[NO_TOKEN])  # those that found no token to end with
 
