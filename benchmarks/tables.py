@@ -86,6 +86,16 @@ def accuracy() -> str:
     return "\n".join(lines)
 
 
+def embeddings() -> str:
+    result = load("embedding-peers")
+    lines = ["| model | engine, tok/s | llama.cpp, tok/s | x |", "|---|---|---|---|"]
+    for case in result["cases"]:
+        cells = [case["model"], f"{case['engine']:.0f}", f"{case['llama.cpp']:.0f}", f"{case['ratio']:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    how = f"Texts of {result['tokens']} tokens, {result['threads']} threads, medians of {result['rounds']} rounds."
+    return "\n".join([*lines, "", f"{how} {origin(result)}"])
+
+
 def startup() -> str:
     result = load("startup")
     rows = [
@@ -311,6 +321,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "speculation": speculation,
         "serving-soak": soak,
         "serving-host": host,
+        "embedding-peers": embeddings,
         "gpu-h200": partial(gpu, "gpu-h200"),
     },
     "docs/performance-machines.md": {

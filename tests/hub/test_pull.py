@@ -13,6 +13,7 @@ import pytest
 from hub_server import BELOW
 
 from engine.formats import open_checkpoint
+from engine.hub.variants import RepoFile, variants
 
 COMMAND = [sys.executable, "-m", "engine.cli.main"]
 GREEDY = ("--temperature", "0", "--backend", "cpu", "--max-tokens", "4")
@@ -258,3 +259,11 @@ def test_ps_lists_what_is_loaded_and_forgets_what_was_killed(hub, engine):
         assert str(child.pid) in engine("ps").stdout
         child.kill()
     assert "No process" in engine("ps").stderr
+
+
+def test_a_matrix_behind_a_pooling_is_no_model():
+    names = ("config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "pytorch_model.bin")
+    files = [RepoFile(name, 1) for name in names]
+    assert variants(files) == []
+    [found] = variants([*files, RepoFile("model.safetensors", 1)])
+    assert {file.path for file in found.files} == {*names[:3], "model.safetensors"}

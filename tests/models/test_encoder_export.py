@@ -79,6 +79,9 @@ def test_vectors_are_the_folder_s(tmp_path, name, lowercase):
         assert ids == [other.engine.encode(text) for text in TEXTS] and {ids[1][0], ids[1][-1]} == {2, 3}
         np.testing.assert_allclose(other.embed(TEXTS), one.embed(TEXTS, "cls"), atol=1e-5)
         assert np.abs(one.embed(TEXTS) - one.embed(TEXTS, "mean")).max() > 0.01
+    keys = open_checkpoint(tmp_path / "model.gguf").metadata
+    assert keys["tokenizer.ggml.token_type_count"] == (2 if name in ("bert", "nomic_bert") else 1)  # as llama.cpp asks
+    assert (keys["tokenizer.ggml.cls_token_id"], keys["tokenizer.ggml.mask_token_id"]) == (2, 4)
 
 
 def test_a_pooling_is_written_for_decoders_and_where_nobody_names_one(tmp_path):
@@ -103,6 +106,14 @@ def test_what_has_no_form_is_refused(tmp_path):
         quantize_to_gguf(open_checkpoint(folder), tmp_path / "model.gguf", TYPES["F16"])
 
 
+def test_matrices_that_gguf_has_no_form_for(tmp_path):
+    folder = save_model(encoder_of("embedding gemma"), tmp_path / "folder")
+    write_modules(folder, "mean", np.ones((8, 64), np.float32), np.ones((8, 8), np.float32))
+    (folder / "3_Dense" / "config.json").write_text("{}")  # with a tanh
+    with pytest.raises(ModelError, match="has a module Dense behind its pooling"):
+        quantize_to_gguf(open_checkpoint(folder), tmp_path / "model.gguf", TYPES["F16"])
+
+
 def test_embedding_gemma_with_what_its_vectors_go_through(tmp_path):
     rng, folder = np.random.default_rng(), save_model(encoder_of("embedding gemma"), tmp_path / "folder")
     matrices = rng.standard_normal((128, 64), np.float32), rng.standard_normal((40, 128), np.float32)
@@ -112,4 +123,7 @@ def test_embedding_gemma_with_what_its_vectors_go_through(tmp_path):
     settings = {"backend": "cpu", "kv_cache_dtype": "f32"}
     with LLM(folder, **settings) as one, LLM(tmp_path / "model.gguf", **settings) as other:
         assert one.embed(given).shape == (2, 40)
+        sizes = {"dense_2_feat_in": 64, "dense_2_feat_out": 128, "dense_3_feat_in": 128, "dense_3_feat_out": 40}
+        keys = other.engine.loaded.checkpoint.metadata
+        assert {name: keys[f"gemma-embedding.{name}"] for name in sizes} == sizes
         np.testing.assert_allclose(other.embed(given), one.embed(given), atol=1e-5)
