@@ -204,6 +204,16 @@ def test_variants_are_refused(tmp_path, name, keys, word):
         load_model(open_checkpoint(path)).program(16, "f32")
 
 
+@pytest.mark.parametrize("name", ["embeddings.position_embeddings.weight", "embeddings.token_type_embeddings.weight"])
+def test_tables_of_another_width_are_refused(tmp_path, name):
+    path = changed(
+        save_model(encoder_of("bert"), tmp_path / "folder"),
+        tensors=lambda held: held | {name: np.ascontiguousarray(held[name][:, :32])},
+    )
+    with pytest.raises(ModelError, match="rows of 64"):
+        load_model(open_checkpoint(path)).program(16, "f32")
+
+
 def test_predictions_are_not_measured(tmp_path):
     from engine.evaluate.forward import Forward
     from engine.runtime.config import EngineConfig

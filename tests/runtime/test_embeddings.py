@@ -339,13 +339,14 @@ ONES = np.ones((8, 64), np.float32)
     [
         ([(ONES, None, "activation.ReLU")], "activation 'torch.nn.modules.activation.ReLU'"),
         ([(ONES, np.ones(9, np.float32), "linear.Identity")], "shape"),
+        ([(ONES * np.inf, None, "linear.Identity")], "not finite"),
         ([(np.ones(8, np.float32), None, "linear.Identity")], "shape"),
         ([(ONES, None, "linear.Identity")] * 2, "gives 8 numbers, and the next takes 64"),
         ([(ONES[:, :32], None, "linear.Identity")], "takes 32 numbers, and states have 64"),
     ],
 )
 def test_modules_that_do_not_fit(llama, tmp_path, cpu, layers, said):
-    with LLM(with_dense(llama, tmp_path, *layers), backend=cpu) as llm, pytest.raises(RequestError, match=said):
+    with LLM(with_dense(llama, tmp_path, *layers), backend=cpu) as llm, pytest.raises(EngineError, match=said):
         llm.embed("a text")
 
 
@@ -354,6 +355,10 @@ def test_modules_without_their_files(llama, tmp_path):
     save_file({"weight": ONES}, folder / "2_Dense" / "model.safetensors")
     with pytest.raises(FormatError, match=r"must hold linear\.weight"):
         open_checkpoint(folder).embedding()
+    (folder / "2_Dense" / "config.json").write_text('{"activation_function": ["a"]}')
+    with pytest.raises(FormatError, match="has the activation"):
+        open_checkpoint(folder).embedding()
+    (folder / "2_Dense" / "config.json").write_text("{}")
     (folder / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(FormatError, match="is missing; a module Dense keeps its matrix there"):
         open_checkpoint(folder).embedding()

@@ -40,8 +40,8 @@ class Dense:
     tanh: bool = False
 
     def __call__(self, vector: Array) -> Array:
-        """f64 [in] -> f64 [out]."""
-        found: Array = self.weight.astype(np.float64) @ vector
+        """[in] -> f32 [out]."""
+        found: Array = self.weight @ vector.astype(np.float32)
         if self.bias is not None:
             found += self.bias
         return np.tanh(found) if self.tanh else found
@@ -94,7 +94,7 @@ def of_gguf(architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str
 def _dense(folder: Path) -> Dense:
     settings = read_object(folder / "config.json")
     act = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
-    if act not in _ACTS:
+    if not isinstance(act, str) or act not in _ACTS:
         raise FormatError(f"{folder / 'config.json'} has the activation {act!r}; Identity and Tanh of torch are known.")
     path = folder / "model.safetensors"
     if not path.is_file():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..backend.v1 import Array, Value
+from ..backend.v1 import Array, Value, WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.build import Builder, Program
@@ -96,7 +96,17 @@ def first_position(checkpoint: Checkpoint) -> int:
 def build(b: Builder, c: DecoderConfig, w: Weights) -> Program:
     first, table = first_position(w.checkpoint), w("position_embd.weight")
     needs_rows(table, first + c.max_context)
+    _needs_columns(table, c.hidden)
     return post_norm_layers(b, c, w, attention_block, plain_mlp_block, table.dense()[first:])
+
+
+def _needs_columns(table: WeightRef, needed: int) -> None:
+    """ModelError where the rows of a table are not as wide."""
+    if len(table.shape) != 2 or table.shape[1] != needed:
+        raise ModelError(
+            f"{table.name} has the shape {list(table.shape)}, but this model needs rows of {needed}; the checkpoint is"
+            " inconsistent."
+        )
 
 
 def post_norm_layers(
@@ -111,6 +121,7 @@ def post_norm_layers(
     type, whose row is added to those of ``positions`` [context, hidden], if there are any."""
     rows = np.zeros((c.max_context, c.hidden), np.float32) if positions is None else positions
     if (types := w.maybe("token_types.weight")) is not None:
+        _needs_columns(types, c.hidden)
         rows = rows + types.dense()[0]
     x = b.add(b.embed(w("token_embd.weight")), b.embed_positions(ConstantWeight("position_embd.weight", rows)))
     x = norm(b, c, w, "token_embd_norm", x)

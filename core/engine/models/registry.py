@@ -214,7 +214,8 @@ def _both_ways(config: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     """The configuration of a decoder whose files turn it to attend in both directions, as some models for embeddings are.
     ModelError where one layer or another cannot."""
     data, key = checkpoint.metadata, f"{checkpoint.architecture}.attention.causal"
-    turned = data.get("is_causal" if checkpoint.kind == "hf" else key) in (False, 0)
+    told = data.get("is_causal" if checkpoint.kind == "hf" else key)
+    turned = isinstance(told, int) and not told
     if data.get("use_bidirectional_attention") is True:  # Gemma 4's "vision" is of images
         raise ModelError(
             f"The checkpoint {checkpoint.path} attends in both directions (use_bidirectional_attention is"

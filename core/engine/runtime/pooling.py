@@ -91,11 +91,12 @@ class Pooler:
     def vector(self) -> Array | None:
         """f32 [dimensions]; None where a state was not finite."""
         assert self._sum is not None
-        if not np.isfinite(self._sum).all():
-            return None
         found = self._sum / self._count
-        for layer in self.layers:
-            found = layer(found)
+        with np.errstate(all="ignore"):  # what is not finite is seen below
+            for layer in self.layers:
+                found = layer(found)
+        if not np.isfinite(found).all():
+            return None
         found = found[: self.dimensions]
         if self.normalize:
             found /= max(float(np.sqrt(np.square(found).sum())), _LEAST)
