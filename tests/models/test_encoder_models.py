@@ -156,8 +156,8 @@ def test_files_of_models_for_masked_tokens(tmp_path, name, prefix, head):
         return found
 
     assert_is(changed(path, tensors=whole), name, backend="cpu")
-    extra = {"classifier.weight": np.zeros((2, 64), np.float32)}
-    with pytest.raises(ModelError, match=r"classifier\.weight"):
+    extra = {"adapter.weight": np.zeros((2, 64), np.float32)}
+    with pytest.raises(ModelError, match=r"adapter\.weight"):
         LLM(changed(path, tensors=lambda held: held | extra), backend="cpu")
 
 

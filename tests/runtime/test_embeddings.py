@@ -365,14 +365,14 @@ def test_modules_without_their_files(llama, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "want"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last"), (4, None)]
+    ("value", "want"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last"), (4, "last"), (5, None)]
 )
 def test_gguf_files(llama, tmp_path, cpu, value, want):
     keys = {} if value is None else {"pooling_type": value}
     path = tiny_models.to_gguf(llama, tmp_path / "model.gguf", **keys)
     with LLM(path, backend=cpu, threads=2) as llm:
         if want is None:
-            with pytest.raises(RequestError, match="pooling_type is 4"):
+            with pytest.raises(RequestError, match="pooling_type is 5"):
                 llm.embed("a text")
         else:
             assert (llm.embed("a text") == llm.embed("a text", want, True)).all()

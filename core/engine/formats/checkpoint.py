@@ -117,6 +117,7 @@ class Checkpoint:
     load_tokenizer: Callable[[], Tokenizer]
     load_chat_template: Callable[[], ChatTemplate | None]
     load_embedding: Callable[[], Embedding]
+    load_rerank_template: Callable[[], str | None] = lambda: None
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -137,6 +138,10 @@ class Checkpoint:
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, or None if it has none."""
         return self._chat_template
+
+    def rerank_template(self) -> str | None:
+        """A text in which {query} and {document} stand for what is ranked, of models that were trained on one."""
+        return self.load_rerank_template()
 
     def embedding(self) -> Embedding:
         """How the files would have texts embedded; FormatError where they want what is not there."""

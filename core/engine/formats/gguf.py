@@ -357,4 +357,5 @@ def open_gguf(path: Path) -> Checkpoint:
         load_tokenizer=partial(tokenizer_gguf.build_tokenizer, metadata),
         load_chat_template=partial(tokenizer_gguf.chat_template, metadata),
         load_embedding=partial(pooling.of_gguf, architecture, metadata, tensors),
+        load_rerank_template=partial(tokenizer_gguf.rerank_template, metadata),
     )

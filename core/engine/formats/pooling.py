@@ -3,7 +3,8 @@ of EmbeddingGemma."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,26 +26,66 @@ _SWITCHES: Mapping[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
 }
-_GGUF: Mapping[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last"}
-"""0 is none: the file leaves it open."""
+_GGUF: Mapping[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last", 4: None}
+"""0 is none: the file leaves it open. So does 4, of a model that ranks."""
 GGUF_DENSE = ("dense_2.weight", "dense_3.weight")
-_ACTS = {"torch.nn.modules.linear.Identity": False, "torch.nn.modules.activation.Tanh": True}
+Act = Literal["identity", "tanh", "relu", "gelu", "sigmoid", "softmax"]
+_ACTS: Mapping[str, Act] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+}
+
+
+def _gelu(x: Array) -> Array:
+    """Of each number alone, by the error function."""
+    return np.array([0.5 * n * (1 + math.erf(n / math.sqrt(2))) for n in x.tolist()], np.float32)
+
+
+def _softmax(x: Array) -> Array:
+    powers = np.exp(x - x.max())
+    return np.asarray(powers / powers.sum(), np.float32)
+
+
+_FUNCTIONS: Mapping[Act, Callable[[Array], Array]] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+    "sigmoid": lambda x: (0.5 * (1 + np.tanh(0.5 * x))).astype(np.float32),  # without an exponential that overflows
+    "softmax": _softmax,
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm: weight f32 [out], bias f32 [out]."""
+
+    weight: Array
+    bias: Array | None
+    eps: float
+
+    def __call__(self, x: Array) -> Array:
+        centred = x - x.mean()
+        found = centred / np.sqrt(np.square(centred).mean() + self.eps) * self.weight
+        return np.asarray(found if self.bias is None else found + self.bias, np.float32)
 
 
 @dataclass(frozen=True)
 class Dense:
-    """What a pooled vector goes through: weight f32 [out, in], bias f32 [out], and then perhaps a tanh."""
+    """What a pooled vector goes through: weight f32 [out, in], bias f32 [out], a function, and then perhaps a norm."""
 
     weight: Array
     bias: Array | None = None
-    tanh: bool = False
+    act: Act = "identity"
+    norm: Norm | None = None
 
     def __call__(self, vector: Array) -> Array:
         """[in] -> f32 [out]."""
         found: Array = self.weight @ vector.astype(np.float32)
         if self.bias is not None:
             found += self.bias
-        return np.tanh(found) if self.tanh else found
+        found = _FUNCTIONS[self.act](found)
+        return found if self.norm is None else self.norm(found)
 
 
 @dataclass(frozen=True)
@@ -78,7 +119,7 @@ def of_folder(folder: Path) -> Embedding:
                 f"{path} has the module {kind!r}; embeddings are made of Transformer, Pooling, Dense and Normalize alone, in this"
                 " order."
             )
-    return Embedding(pooling, normalize, _chained(path, layers))
+    return Embedding(pooling, normalize, chained(path, layers))
 
 
 def of_gguf(architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Embedding:
@@ -86,9 +127,11 @@ def of_gguf(architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str
     key = f"{architecture}.pooling_type"
     value = metadata.get(key, 0)
     if not isinstance(value, int) or value not in _GGUF:
-        raise FormatError(f"The metadata's {key} is {value}; embeddings know 0 (open), 1 (mean), 2 (cls) and 3 (last).")
+        raise FormatError(
+            f"The metadata's {key} is {value}; embeddings know 0 (open), 1 (mean), 2 (cls), 3 (last) and 4 (a ranking)."
+        )
     layers = [Dense(tensors[name].dense()) for name in GGUF_DENSE if name in tensors]
-    return Embedding(_GGUF[value], layers=_chained("The file", layers))
+    return Embedding(_GGUF[value], layers=chained("The file", layers))
 
 
 def _dense(folder: Path) -> Dense:
@@ -106,17 +149,20 @@ def _dense(folder: Path) -> Dense:
     return Dense(held["linear.weight"].dense(), bias, _ACTS[act])
 
 
-def _chained(path: Path | str, layers: Sequence[Dense]) -> tuple[Dense, ...]:
+def chained(path: Path | str, layers: Sequence[Dense]) -> tuple[Dense, ...]:
     """FormatError where one does not take what the one before it gives."""
     for layer in layers:
-        if layer.weight.ndim != 2 or (layer.bias is not None and layer.bias.shape != layer.weight.shape[:1]):
+        norm = layer.norm
+        beside = [layer.bias, *((norm.weight, norm.bias) if norm else ())]
+        if layer.weight.ndim != 2 or any(each is not None and each.shape != layer.weight.shape[:1] for each in beside):
             raise FormatError(
-                f"{path} has a module Dense with a weight of the shape {layer.weight.shape}; it is [out, in]."
+                f"{path} has a layer behind its pooling with a weight of the shape {layer.weight.shape}; it is [out, in], and"
+                " what is added has as many numbers."
             )
     for one, other in pairwise(layers):
         if one.weight.shape[0] != other.weight.shape[1]:
             shapes = f"{one.weight.shape[0]} numbers, and the next takes {other.weight.shape[1]}"
-            raise FormatError(f"{path} has a module Dense that gives {shapes}.")
+            raise FormatError(f"{path} has a layer behind its pooling that gives {shapes}.")
     return tuple(layers)
 
 

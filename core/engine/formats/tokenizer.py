@@ -54,6 +54,7 @@ class Vocabulary:
     literal: tokens that are written as they stand, in no spelling; control: those of them that carry no text.
     bos_id: beginning of sequence; eos_ids: ids that end a generation.
     prefix_ids, suffix_ids: what `add_special` puts around a text.
+    between_ids: what stands between two texts that are read together, or None where no file says it.
     strip_space: encoding put a space before the text, which decoding takes away again.
     missing_bytes: bytes that no token of a byte-level vocabulary expresses.
     """
@@ -68,6 +69,7 @@ class Vocabulary:
     eos_ids: frozenset[int]
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
+    between_ids: tuple[int, ...] | None = ()
     strip_space: bool = False
     missing_bytes: frozenset[int] = frozenset()
 
@@ -146,6 +148,22 @@ class Tokenizer:
         prefix = [*self._vocabulary.prefix_ids]
         begun = parse_special and ids[: len(prefix)] == prefix
         return [*([] if begun else prefix), *ids, *self._vocabulary.suffix_ids]
+
+    @property
+    def between_ids(self) -> tuple[int, ...] | None:
+        """What stands between two texts that are read together, or None where no file says it."""
+        return self._vocabulary.between_ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts that are read together: those up to the second, and those of it, with what the model's files say
+        around and between them. Control tokens in the texts are plain text."""
+        between = self._vocabulary.between_ids
+        if between is None:
+            raise TokenizerError(
+                "the post-processor of tokenizer.json changes the tokens of two texts, which is not supported."
+            )
+        before = [*self._vocabulary.prefix_ids, *self.encode(first), *between]
+        return before, [*self.encode(second), *self._vocabulary.suffix_ids]
 
     @property
     def suffix_text(self) -> str:

@@ -99,6 +99,14 @@ class _Tokens:
         return found
 
 
+def rerank_template(metadata: Mapping[str, Any]) -> str | None:
+    """A text in which {query} and {document} stand for what is ranked."""
+    source = metadata.get("tokenizer.chat_template.rerank")
+    if not isinstance(source, str | None):
+        raise FormatError("tokenizer.chat_template.rerank must be a string.")
+    return source
+
+
 def _id(metadata: Mapping[str, Any], name: str) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{name}")
     if value is None or (isinstance(value, int) and value in (-1, 0xFFFFFFFF)):  # how writers say that there is none
@@ -258,7 +266,8 @@ def _unigram(tokens: _Tokens) -> Tokenizer:
         pipeline.normalizer = _normalizer(tokens, space_before)
         if fallback:  # a text that looks like a byte's token is cut, and so not taken for it
             pipeline.pre_tokenizer = pre_tokenizers.Split(Regex("<(?=0x[0-9A-F]{2}>)"), "merged_with_previous")
-    marks = _Marks(tokens.token("bos_token_id"), tokens.token("eos_token_id", 1), add_eos=True)
+    sep = tokens.token("seperator_token_id")
+    marks = _Marks(tokens.token("bos_token_id"), tokens.token("eos_token_id", 1), sep, add_eos=True)
     return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, marks, strip_space=space_before, plain_model=plain_model)
 
 
@@ -303,7 +312,7 @@ def _wordpiece(tokens: _Tokens) -> Tokenizer:
         )
         pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     bos, sep = tokens.token("bos_token_id", 101), tokens.token("seperator_token_id", 102)
-    marks = _Marks(bos, tokens.token("eos_token_id"), sep, add_bos=True, add_sep=True)
+    marks = _Marks(bos, tokens.token("eos_token_id"), sep, add_bos=True, add_sep=True, one_between=True)
     return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, marks, strip_space=True)
 
 
@@ -347,6 +356,8 @@ class _Marks:
     add_bos: bool = False
     add_eos: bool = False
     add_sep: bool = False
+    one_between: bool = False
+    """Whether what ends a text and what parts two of them are one, where they are the same token."""
 
 
 def _finish(
@@ -376,10 +387,8 @@ def _finish(
                 for token in added
             ]
         )
-    ends = (
-        *tokens.mark("add_sep_token", marks.add_sep, marks.sep_id),
-        *tokens.mark("add_eos_token", marks.add_eos, marks.eos_id),
-    )
+    sep = tokens.mark("add_sep_token", marks.add_sep, marks.sep_id)
+    eos = tokens.mark("add_eos_token", marks.add_eos, marks.eos_id)
     vocabulary = Vocabulary(
         text=tokens.texts.__getitem__,
         id_of=tokens.ids.get,
@@ -390,7 +399,8 @@ def _finish(
         bos_id=marks.bos_id,
         eos_ids=_ends(tokens, marks.eos_id),
         prefix_ids=tokens.mark("add_bos_token", marks.add_bos, marks.bos_id),
-        suffix_ids=tuple(dict.fromkeys(ends)),  # ModernBERT's files call one token both
+        suffix_ids=tuple(dict.fromkeys(sep + eos)),  # ModernBERT's files call one token both
+        between_ids=tuple(dict.fromkeys(eos + sep)) if marks.one_between else eos + sep,
         strip_space=strip_space,
         missing_bytes=missing_bytes,
     )

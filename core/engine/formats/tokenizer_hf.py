@@ -42,6 +42,7 @@ def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[
     eos_id = _mark(pipeline, settings, config, "eos")
     added = pipeline.get_added_tokens_decoder()
     prefix_ids, suffix_ids = _surroundings(pipeline)
+    between_ids = _between(pipeline, prefix_ids, suffix_ids)
     spelling, strip_space = _spelling(pipeline)
     return Tokenizer(
         pipeline,
@@ -58,6 +59,7 @@ def build_tokenizer(folder: Path, config: Mapping[str, Any], eos_ids: frozenset[
             eos_ids=eos_ids | ({eos_id} if eos_id is not None else frozenset()),
             prefix_ids=_overridden(settings, "add_bos_token", prefix_ids, bos_id),
             suffix_ids=_overridden(settings, "add_eos_token", suffix_ids, eos_id),
+            between_ids=between_ids,
             strip_space=strip_space,
             missing_bytes=_missing_bytes(pipeline) if spelling is Spelling.BYTE_LEVEL else frozenset(),
         ),
@@ -147,6 +149,19 @@ def _surroundings(pipeline: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tupl
         if whole[start : start + len(plain)] == plain:
             return tuple(whole[:start]), tuple(whole[start + len(plain) :])
     raise TokenizerError("the post-processor of tokenizer.json changes the text's tokens, which is not supported.")
+
+
+def _between(
+    pipeline: tokenizers.Tokenizer, prefix: tuple[int, ...], suffix: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """What the post-processor puts between two texts, seen on one pair; None where it does not surround them as it does one."""
+    with native_errors("tokenizing"):
+        plain = tuple(pipeline.encode("a", add_special_tokens=False).ids)
+        whole = tuple(pipeline.encode("a", "a", add_special_tokens=True).ids)
+    before, after = prefix + plain, plain + suffix
+    if len(whole) < len(before + after) or whole[: len(before)] != before or whole[len(whole) - len(after) :] != after:
+        return None
+    return whole[len(before) : len(whole) - len(after)]
 
 
 def _check_template(pipeline: tokenizers.Tokenizer) -> None:

@@ -15,6 +15,7 @@ from ..program.build import Builder, Program
 from ..program.weights import ConstantWeight
 from .decoder import DecoderConfig, attention_block, norm, plain_mlp_block
 from .fields import flag, integer, text
+from .ranking import ranks
 from .weights import Weights, needs_rows
 
 HF_KEYS = {"rms_norm_eps": "layer_norm_eps"}
@@ -46,10 +47,11 @@ def _norms(name: str, own: str) -> dict[str, tuple[str, ...]]:
     return {f"{name}.{kind}": _named(f"{own}.{kind}") + _named(f"{own}.{old}") for kind, old in kinds.items()}
 
 
+_TYPES = _named("embeddings.token_type_embeddings.weight")
 HF_NAMES = {
     "token_embd.weight": _named("embeddings.word_embeddings.weight"),
     "position_embd.weight": _named("embeddings.position_embeddings.weight"),
-    "token_types.weight": _named("embeddings.token_type_embeddings.weight"),
+    "token_types.weight": _TYPES,
     **_norms("token_embd_norm", "embeddings.LayerNorm"),
     **_norms("blk.{i}.attn_output_norm", "encoder.layer.{i}.attention.output.LayerNorm"),
     **_norms("blk.{i}.layer_output_norm", "encoder.layer.{i}.output.LayerNorm"),
@@ -70,7 +72,7 @@ HF_NAMES = {
 
 def needless(c: DecoderConfig, checkpoint: Checkpoint) -> tuple[str, ...]:
     """Heads that guess at masked tokens and at sentences, and what they read of the first token."""
-    return "pooler.", "bert.pooler.", "roberta.pooler.", "cls.", "lm_head."
+    return "pooler.", "bert.pooler.", "roberta.pooler.", "cls.predictions.", "cls.seq_relationship.", "lm_head."
 
 
 def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
@@ -83,7 +85,15 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     reach = c.max_context - first_position(checkpoint)
     if reach < 1:
         raise ModelError(f"A table of {c.max_context} positions has none for a text's tokens.")
-    return replace(c, causal=False, max_context=reach)
+    return two_texts(replace(c, causal=False, max_context=reach), checkpoint)
+
+
+def two_texts(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
+    """Of a model that ranks, where a second text's tokens are of a type of their own: these are further tokens of a vocabulary
+    of twice the size."""
+    name = next((n for n in ("token_types.weight", *_TYPES) if n in checkpoint.tensors), None)
+    typed = name is not None and ranks(checkpoint) and checkpoint.tensors[name].shape[0] > 1
+    return replace(c, vocab=2 * c.vocab, second_text=c.vocab) if typed else c
 
 
 def first_position(checkpoint: Checkpoint) -> int:
@@ -118,14 +128,28 @@ def post_norm_layers(
     positions: Array | None = None,
 ) -> Program:
     """The encoder whose layers norm the sum with ``attention``, and then with ``feed_forward``. Each token is of the first
-    type, whose row is added to those of ``positions`` [context, hidden], if there are any."""
-    rows = np.zeros((c.max_context, c.hidden), np.float32) if positions is None else positions
-    if (types := w.maybe("token_types.weight")) is not None:
+    type, whose row is added to those of ``positions`` [context, hidden], if there are any; but a second text's is of the second
+    (``DecoderConfig.second_text``)."""
+    table: WeightRef = w("token_embd.weight")
+    types = w.maybe("token_types.weight")
+    if types is not None:
         _needs_columns(types, c.hidden)
-        rows = rows + types.dense()[0]
-    x = b.add(b.embed(w("token_embd.weight")), b.embed_positions(ConstantWeight("position_embd.weight", rows)))
+        positions = types.dense()[0] + (np.zeros((c.max_context, 1), np.float32) if positions is None else positions)
+    if types is not None and c.second_text:
+        table = _of_two_texts(c, table, types)
+    x = b.embed(table)
+    if positions is not None:
+        x = b.add(x, b.embed_positions(ConstantWeight("position_embd.weight", positions)))
     x = norm(b, c, w, "token_embd_norm", x)
     for i in b.layers(c.layers):
         x = norm(b, c, w, f"blk.{i}.attn_output_norm", b.add(x, attention(b, c, w, i, x)))
         x = norm(b, c, w, f"blk.{i}.layer_output_norm", b.add(x, feed_forward(b, c, w, i, x)))
-    return b.finish(x, w("token_embd.weight"))
+    return b.finish(x, table)
+
+
+def _of_two_texts(c: DecoderConfig, table: WeightRef, types: WeightRef) -> WeightRef:
+    """[2 * vocab, hidden]: the rows of the tokens, and again with what tells the second type from the first."""
+    needs_rows(table, c.second_text)
+    first, second = types.dense()[:2]
+    rows = table.dense()[: c.second_text]
+    return ConstantWeight(table.name, np.concatenate([rows, rows + (second - first)]))

@@ -73,6 +73,8 @@ class DecoderConfig:
     """These have attention and its cache, too."""
     causal: bool = True
     """Otherwise it is an encoder: a token sees all of its text, which one step computes whole, and nothing is generated."""
+    second_text: int = 0
+    """What is added to the ids of a second text's tokens, where these have vectors of their own; else 0."""
     norm_after: bool = False
     """Layer norms follow each residual sum; otherwise they precede attention and feed-forward."""
 

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 from ..backend.v1 import WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
+from ..formats.pooling import Embedding
 from ..kv import RECURRENT_WINDOW, CacheGroup
 from ..program.build import Builder, Program
 from .config import config_from_gguf, config_from_hf
 from .decoder import DecoderConfig
 from .family import Family
 from .fields import integer
+from .ranking import head_tensors, ranking_head, ranks
 from .weights import Weights
 
 FAMILIES: Sequence[Family] = (
@@ -160,9 +163,20 @@ class Model:
 
     @property
     def generates(self) -> bool:
-        """Whether there is a head. Without one, as models for embeddings are often saved, only hidden states have a meaning, and
-        so it is of an encoder."""
-        return self.config.causal and (self.config.may_tie or not self._weights.without_head)
+        """Whether there is a head. Without one, as models for embeddings and rankings are often saved, only hidden states have a
+        meaning, and so it is of an encoder."""
+        headed = self.config.may_tie or not self._weights.without_head
+        return self.config.causal and headed and not self.ranks
+
+    @property
+    def ranks(self) -> bool:
+        """Whether there is a layer that scores a query and a document together."""
+        return ranks(self.checkpoint)
+
+    @cached_property
+    def ranking(self) -> Embedding:
+        """What the states of a query and a document become a score by; ModelError where the files have no such layer."""
+        return ranking_head(self.checkpoint, self.config.causal, self.config.eps)
 
     def weight(self, name: str) -> WeightRef | None:
         """The weight of a canonical name, or None if the checkpoint has none."""
@@ -206,6 +220,7 @@ def load_model(checkpoint: Checkpoint, max_model_len: int | None = None) -> Mode
     unused, needless = (
         getattr(module, hook)(config, checkpoint) if hasattr(module, hook) else () for hook in ("unused", "needless")
     )
+    needless += head_tensors(checkpoint)
     weights = Weights(checkpoint, module.HF_NAMES, config.experts, prefix, transposed, unused, needless)
     return Model(family.name, config, checkpoint, weights, module.build)
 

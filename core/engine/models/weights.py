@@ -9,6 +9,7 @@ from ..backend.v1 import WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..program.weights import MappedWeight, TransposedWeight, single, stack, transposed
+from .ranking import ranks
 
 FileWeight = MappedWeight | TransposedWeight
 Names = Mapping[str, str | tuple[str, ...]]
@@ -71,10 +72,12 @@ class Weights:
 
     @property
     def without_head(self) -> bool:
-        """Whether a Hugging Face file is of the model below the head: ``prefix`` is left out, and there is no such matrix."""
+        """Whether a Hugging Face file is of the model below the head, which has no such matrix: ``prefix`` is left out, or there
+        is a layer of scores."""
         names = self._candidates("token_embd.weight")
         headless = self.checkpoint.kind == "hf" and self._source("output.weight") not in self.checkpoint.tensors
-        return headless and names[0].removeprefix(self.prefix) in self.checkpoint.tensors and names[0] != names[-1]
+        below = names[0].removeprefix(self.prefix) in self.checkpoint.tensors and names[0] != names[-1]
+        return headless and (below or ranks(self.checkpoint))
 
     @property
     def not_run(self) -> tuple[str, ...]:

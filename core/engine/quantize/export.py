@@ -28,6 +28,7 @@ from engine.quantize.export_falcon_h1 import falcon_parts, without_factors
 from engine.quantize.export_gemma4 import STILL, gemma4_keys
 from engine.quantize.export_lfm2 import lfm2_keys, lfm2_parts
 from engine.quantize.export_mamba2 import mamba_keys, mamba_of, mamba_parts
+from engine.quantize.export_ranking import ranking_keys, ranking_tensors
 from engine.quantize.export_tokenizer import tokenizer_keys
 
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
@@ -126,11 +127,13 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
     arch = _architecture(model)
     factors = _rope_factors(model)
     plain = without_factors(model)
-    keys = _keys(arch, plain) | {f"{arch}.{key}": value for key, value in pooling_keys(model).items()}
+    pooled = pooling_keys(model) | ranking_keys(model)
+    keys = _keys(arch, plain) | {f"{arch}.{key}": value for key, value in pooled.items()}
     tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
-    tensors += dense_tensors(model, arch)
+    tensors += dense_tensors(model, arch) + ranking_tensors(model)
     _check_same(plain, arch, keys, factors, tensors)
-    vocabulary = tokenizer_keys(checkpoint, model.config.vocab) | vocabulary_keys(model)
+    tokens = model.config.second_text or model.config.vocab
+    vocabulary = tokenizer_keys(checkpoint, tokens, model.ranks) | vocabulary_keys(model)
     named: dict[str, Any] = {"general.architecture": arch, "general.name": checkpoint.path.resolve().name}
     named |= {GGUF_KEYS[name]: value for name, value in checkpoint.sampling.items()}
     return Contents(
@@ -166,7 +169,7 @@ def _keys(arch: str, model: Model) -> dict[str, Any]:
         "context_length": c.max_context,
         "embedding_length": c.hidden,
         "feed_forward_length": c.mlp,
-        "vocab_size": c.vocab,
+        "vocab_size": c.second_text or c.vocab,
         "attention.head_count": c.heads,
         "attention.head_count_kv": c.kv_heads,
         "attention.key_length": c.head_dim,

@@ -38,7 +38,7 @@ def dense_tensors(model: Model, arch: str) -> tuple[WeightRef, ...]:
     """What pooled vectors go through. ModelError where it is not EmbeddingGemma's two matrices."""
     layers = model.checkpoint.embedding().layers
     known = arch == "gemma-embedding" and len(layers) == len(GGUF_DENSE)
-    if layers and not (known and all(layer.bias is None and not layer.tanh for layer in layers)):
+    if layers and not (known and all(layer.bias is None and layer.act == "identity" for layer in layers)):
         raise ModelError(
             f"{model.checkpoint.path} has a module Dense behind its pooling, which GGUF files of {arch} have no form for."
         )

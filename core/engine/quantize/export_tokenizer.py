@@ -29,8 +29,9 @@ _PROBES = (
 )
 
 
-def tokenizer_keys(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
-    """The keys, with as many tokens as the embedding table has rows. TokenizerError if the tokenizer has no such form."""
+def tokenizer_keys(checkpoint: Checkpoint, rows: int, pairs: bool = False) -> dict[str, Any]:
+    """The keys, with as many tokens as the embedding table has rows; of a model that reads ``pairs`` of texts these are put
+    together alike, too. TokenizerError if the tokenizer has no such form."""
     own = checkpoint.tokenizer()
     if own.vocab_size > rows:
         raise TokenizerError(
@@ -39,7 +40,7 @@ def tokenizer_keys(checkpoint: Checkpoint, rows: int) -> dict[str, Any]:
         )
     for trial in _trials(checkpoint, own):
         keys = _padded(trial, rows)
-        if _same(own, keys):
+        if _same(own, keys, pairs):
             return keys | _template(checkpoint)
     raise TokenizerError(
         f"The tokenizer of {checkpoint.path} cuts text in a way that no tokenizer of GGUF files does: neither SentencePiece's,"
@@ -114,6 +115,8 @@ def _marks(checkpoint: Checkpoint, own: Tokenizer, settings: Mapping[str, Any]) 
         keys.setdefault("tokenizer.ggml.eos_token_id", last)
     eos = keys.get("tokenizer.ggml.eos_token_id")
     keys["tokenizer.ggml.add_eos_token"] = last == eos
+    if eos is not None and own.between_ids == (eos, eos):  # as RoBERTa's kind parts two texts
+        keys |= {"tokenizer.ggml.seperator_token_id": eos, "tokenizer.ggml.add_sep_token": True}
     # a generation config often names a second end, that of a turn
     other = sorted(token for token in checkpoint.eos_ids if token != eos)
     if other:
@@ -184,11 +187,13 @@ def _sentencepiece(
         yield whole | {"tokenizer.ggml.add_space_prefix": prefix}
 
 
-def _same(own: Tokenizer, keys: dict[str, Any]) -> bool:
-    """Whether the keys, read back, cut the probes as the folder's tokenizer does, with and without marks around them."""
+def _same(own: Tokenizer, keys: dict[str, Any], pairs: bool) -> bool:
+    """Whether the keys, read back, cut the probes as the folder's tokenizer does, with and without marks around them, and in
+    ``pairs``."""
     try:
         other = build_tokenizer(keys)
-        return all(
+        alike = not pairs or own.encode_pair(*_PROBES[:2]) == other.encode_pair(*_PROBES[:2])
+        return alike and all(
             own.encode(text, add_special) == other.encode(text, add_special)
             for text in _PROBES
             for add_special in (False, True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..backend.v1 import Array
 from ..errors import EngineError, RequestError
@@ -27,6 +27,8 @@ from .pooling import PoolingParams, stacked
 from .prepared import Latest, Post, Prepared
 from .prompt import Prompt, listed, numbered, plain
 from .request import Request
+
+T = TypeVar("T")
 
 
 class AsyncLLM:
@@ -110,18 +112,12 @@ class AsyncLLM:
     ) -> Array:
         """As ``LLM.embed``. Cancelling aborts all that have not ended."""
         params = PoolingParams(pooling, normalize, dimensions)
-        prepared: list[Prepared] = []
-        for prompt in (given := listed(prompts)):
-            try:
-                prepared.append(await self.prepare_embedding(prompt, params, priority))
-            except EngineError as error:
-                raise numbered(error, len(prepared), len(given)) from error
-        working = [asyncio.ensure_future(one.last()) for one in prepared]
-        try:
-            return stacked(await asyncio.gather(*working))
-        finally:
-            for one in working:
-                one.cancel()
+        return await _of_all(listed(prompts), lambda prompt: self.prepare_embedding(prompt, params, priority))
+
+    async def score(self, query: str, documents: str | Sequence[str], priority: int = 0) -> Array:
+        """As ``LLM.score``. Cancelling aborts all that have not ended."""
+        texts = [documents] if isinstance(documents, str) else documents
+        return (await _of_all(texts, lambda text: self.prepare_ranking(query, text, priority))).reshape(-1)
 
     async def prepare_embedding(
         self,
@@ -134,6 +130,14 @@ class AsyncLLM:
         """``prepare`` for an embedding. Raises RequestError or AdmissionError."""
         latest = self._latest()
         make = partial(self.engine.embedding, plain(prompt), params, latest.put, priority, salt)
+        return Prepared(self.engine, await asyncio.to_thread(make), latest, gate)
+
+    async def prepare_ranking(
+        self, query: str, document: str, priority: int = 0, salt: bytes = b"", gate: asyncio.Semaphore | None = None
+    ) -> Prepared:
+        """``prepare`` for the score of a document, the one number of an embedding. Raises RequestError or AdmissionError."""
+        latest = self._latest()
+        make = partial(self.engine.ranking, query, document, latest.put, priority, salt)
         return Prepared(self.engine, await asyncio.to_thread(make), latest, gate)
 
     async def prepare(
@@ -177,3 +181,19 @@ class AsyncLLM:
     async def close(self) -> None:
         """End all requests and free the device."""
         await asyncio.to_thread(self.engine.close)
+
+
+async def _of_all(given: Sequence[T], prepare: Callable[[T], Awaitable[Prepared]]) -> Array:
+    """The vectors of requests that are admitted once all are checked; an error says of which it is."""
+    prepared: list[Prepared] = []
+    for one in given:
+        try:
+            prepared.append(await prepare(one))
+        except EngineError as error:
+            raise numbered(error, len(prepared), len(given)) from error
+    working = [asyncio.ensure_future(one.last()) for one in prepared]
+    try:
+        return stacked(await asyncio.gather(*working))
+    finally:
+        for each in working:
+            each.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..errors import AdmissionError, EngineStoppedError, FormatError, RequestError, TokenizerError
+from ..errors import AdmissionError, EngineStoppedError, FormatError, ModelError, RequestError, TokenizerError
+from ..formats.pooling import Embedding
 from ..formats.tokenizer import Tokenizer
 from ..sampling import BeamSearchParams, SamplingParams, StructuredOutputs
 from ..sampling.grammar import GrammarCompiler, Matcher
@@ -68,7 +70,7 @@ class Engine:
     def encode(self, prompt: str | tuple[int, ...], add_special: bool = True) -> tuple[int, ...]:
         """Stage 1: a text, in which control tokens are read, with what the tokenizer puts around it unless a template has made
         all of it; or ids as they are. RequestError where the model has no such token."""
-        ids, vocab = prompt, self.loaded.program.vocab
+        ids, vocab = prompt, self.loaded.model.config.second_text or self.loaded.program.vocab
         if isinstance(ids, str):  # a tokenizer may have more tokens than the model has rows
             ids = tuple(self.tokenizer.encode(ids, add_special, parse_special=True))
         if ids and not 0 <= min(ids) <= max(ids) < vocab:
@@ -163,15 +165,50 @@ class Engine:
     ) -> Request:
         """A request for the embedding of a text or of token ids, checked but not admitted; ``sink`` gets its one output.
         Raises RequestError, or AdmissionError where the input is longer than the context: it is never cut."""
-        ids, room = self.encode(prompt), self.loaded.max_model_len
+        ids = self.encode(prompt)
         if not prompt or not ids:
             raise RequestError("input is empty; give a text or token ids to embed.", "input")
-        if len(ids) > room:
-            raise AdmissionError(f"The input has {len(ids)} tokens, and the context holds {room}; shorten it.")
         try:
             usual = self.loaded.checkpoint.embedding()
         except FormatError as error:
             raise RequestError(str(error)) from error
+        return self._pooled(prompt, ids, params, usual, sink, priority, salt)
+
+    def ranking(self, query: str, document: str, sink: Sink, priority: int = 0, salt: bytes = b"") -> Request:
+        """As ``embedding``, for the score of a document for a query: the one number of the vector. Raises RequestError where the
+        model has no head for it."""
+        if not isinstance(query, str) or not isinstance(document, str):
+            raise RequestError("A query and a document are texts, and one of them is none.", "documents")
+        try:
+            head, ids = self.loaded.model.ranking, self._pair(query, document)
+        except (ModelError, FormatError) as error:
+            raise RequestError(str(error)) from error
+        return self._pooled(None, ids, PoolingParams(dimensions=1), head, sink, priority, salt)
+
+    def _pair(self, query: str, document: str) -> tuple[int, ...]:
+        """Both texts as one, by the files' template if they have one, else as their tokenizer puts two together."""
+        if (template := self.loaded.checkpoint.rerank_template()) is not None:
+            texts = {"{query}": query, "{document}": document}
+            return self.encode(
+                re.sub(r"\{query\}|\{document\}", lambda found: texts[found[0]], template), add_special=False
+            )
+        first, second = (self.encode(tuple(ids)) for ids in self.tokenizer.encode_pair(query, document))
+        shift = self.loaded.model.config.second_text
+        return (*first, *(token + shift for token in second))
+
+    def _pooled(
+        self,
+        prompt: str | tuple[int, ...] | None,
+        ids: tuple[int, ...],
+        params: PoolingParams,
+        usual: Embedding,
+        sink: Sink,
+        priority: int,
+        salt: bytes,
+    ) -> Request:
+        room = self.loaded.max_model_len
+        if len(ids) > room:
+            raise AdmissionError(f"The input has {len(ids)} tokens, and the context holds {room}; shorten it.")
         pooler = params.pooler(usual, self.loaded.program.hidden, self.loaded.model.config.causal)
         text = prompt if isinstance(prompt, str) else None
         return self.request(text, ids, SamplingParams(), sink, None, priority, False, salt, pooler)

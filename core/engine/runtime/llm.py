@@ -107,6 +107,15 @@ class LLM:
         requests = of_each(lambda prompt: self.engine.embedding(prompt, params, outputs.put), listed(prompts))
         return stacked(self._finished(requests, outputs, None))
 
+    def score(self, query: str, documents: str | Sequence[str]) -> Array:
+        """How well each document answers a query, f32 [documents], by a model that was made for it: what its last layer says,
+        through a sigmoid unless its files name another function. Nothing is cut: AdmissionError where a query and a document are
+        longer than the context together; RequestError where the model has no such layer."""
+        outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        texts = [documents] if isinstance(documents, str) else documents
+        requests = of_each(lambda document: self.engine.ranking(query, document, outputs.put), texts)
+        return stacked(self._finished(requests, outputs, None)).reshape(-1)
+
     def render(self, messages: Sequence[Message], **template: Any) -> str:
         """The prompt that the model's chat template makes of a conversation. RequestError for what it would not read."""
         return render(self.loaded, messages, template)

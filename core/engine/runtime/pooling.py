@@ -47,7 +47,8 @@ class PoolingParams:
         )
         if taken != hidden:
             raise RequestError(
-                f"The files' module Dense takes {taken} numbers, and states have {hidden}; they are inconsistent."
+                f"The files' first layer behind the pooling takes {taken} numbers, and states have {hidden}; they are"
+                " inconsistent."
             )
         if self.dimensions is not None and self.dimensions > width:
             raise RequestError(f"dimensions is {self.dimensions}; embeddings of this model have {width}.", "dimensions")

@@ -93,7 +93,7 @@ class Sizing:
         length = config.max_model_len or made_for
         if length > made_for:
             raise ConfigError(f"max_model_len is {length}, but the model was made for at most {made_for} tokens.")
-        if (config.max_num_batched_tokens or self.step) < self.step:
+        if config.max_num_batched_tokens is not None and config.max_num_batched_tokens < self.step:
             raise ConfigError(
                 f"max_num_batched_tokens is {config.max_num_batched_tokens}, and an encoder computes each text in one step: allow"
                 f" {length}, or set max_model_len to at most {config.max_num_batched_tokens}."

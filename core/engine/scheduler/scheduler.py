@@ -225,8 +225,9 @@ class Scheduler:
             if part.guessed >= len(new) > 0:  # not all guesses are right
                 sequence.num_computed = end = end - part.guessed + len(new) - 1
                 self.allocator.rewind(part.seq_id, end)
-            # Only now: before the step is done, no other sequence may build on its cache.
-            self.allocator.commit(part.seq_id, sequence.token_ids, end)
+            if not sequence.whole:  # on whose cache none may ever build
+                # Only now: before the step is done, no other sequence may build on its cache.
+                self.allocator.commit(part.seq_id, sequence.token_ids, end)
 
     def reset(self) -> None:
         """The device lost its state: steps in flight are void, and every sequence is computed again from its tokens, but for

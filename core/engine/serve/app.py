@@ -11,7 +11,19 @@ from starlette.types import ASGIApp
 
 from engine import __version__
 
-from . import chat_completions, completions, embeddings, health, messages, models, ollama, page, responses, tokens
+from . import (
+    chat_completions,
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    ollama,
+    page,
+    rerank,
+    responses,
+    tokens,
+)
 from .errors import Fault, OllamaFault, add_handlers
 from .gate import Gate
 from .keys import Keys
@@ -37,6 +49,7 @@ def make_app(
         messages.routes(served),
         responses.routes(served),
         embeddings.routes(served),
+        rerank.routes(served),
         models.routes(served),
         tokens.routes(served),
         health.routes(served, metrics),

@@ -1,4 +1,4 @@
-"""What requests for embeddings may say."""
+"""What requests for embeddings and rankings may say."""
 
 from __future__ import annotations
 
@@ -23,6 +23,24 @@ class EmbeddingBody(Body):
     """Taken, and without effect."""
     pooling: Pooling | None = None
     normalize: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class RankedDocument(Body):
+    text: str
+
+
+class RerankBody(Body):
+    """POST /v1/rerank: the fields that Jina's, Cohere's and vLLM's have in common, and ``priority`` and ``cache_salt``."""
+
+    model: str | None = None
+    query: str
+    documents: Listed[str | RankedDocument] = Field(min_length=1)
+    top_n: int | None = Field(default=None, ge=1)
+    """So many of the best alone."""
+    return_documents: bool | None = None
+    """False leaves the texts out of the answer."""
     priority: int | None = None
     cache_salt: str | None = None
 

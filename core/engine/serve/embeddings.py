@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.backend.v1 import Array
-from engine.errors import AdmissionError, FormatError, RequestError
+from engine.errors import AdmissionError, FormatError, ModelError, RequestError
 from engine.runtime.outputs import RequestOutput
 from engine.runtime.pooling import PoolingParams, stacked
+from engine.runtime.prepared import Prepared
 
 from .embedding_fields import EmbedAsked, EmbeddingBody, OneEmbedAsked
 from .errors import ApiError, named, without_folders
@@ -27,6 +28,7 @@ from .sse import answered
 
 MAX_INPUTS = 2048  # of a request, as OpenAI has it
 Inputs = Sequence[str | list[int]]
+T = TypeVar("T")
 
 
 def routes(models: Models) -> APIRouter:
@@ -41,7 +43,14 @@ def routes(models: Models) -> APIRouter:
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
         salt = salt_of(request.state.caller, cache_salt or "")
-        beginning = begin(model, inputs, params, request.state.caller, model.priority(priority), salt)
+        beginning = begin(
+            model,
+            inputs,
+            lambda given, *order: model.llm.prepare_embedding(given, params, *order),
+            request.state.caller,
+            model.priority(priority),
+            salt,
+        )
         with named({"prompt": "input"}):
             generation = await answered(request, beginning)
         return await last_outputs(request, generation)
@@ -52,7 +61,7 @@ def routes(models: Models) -> APIRouter:
         model = await models.find(body.model)
         params = PoolingParams(body.pooling, body.normalize, body.dimensions)
         outputs = await embed(model, _listed(body.input), params, request, body.priority, body.cache_salt)
-        tokens = _tokens(outputs)
+        tokens = tokens_of(outputs)
         answer = {
             "object": "list",
             "model": model.name,
@@ -76,7 +85,7 @@ def routes(models: Models) -> APIRouter:
             "model": model.name,
             "total_duration": int((time.monotonic() - start) * 1e9),
             "load_duration": 0,
-            "prompt_eval_count": _tokens(outputs),
+            "prompt_eval_count": tokens_of(outputs),
         }
         return await written(lambda: {**answer, "embeddings": _plain(stacked(outputs))})
 
@@ -92,20 +101,26 @@ def routes(models: Models) -> APIRouter:
 
 
 async def begin(
-    model: ServedModel, inputs: Inputs, params: PoolingParams, caller: str, priority: int, salt: bytes
+    model: ServedModel,
+    inputs: Sequence[T],
+    prepare: Callable[[T, int, bytes, asyncio.Semaphore], Awaitable[Prepared]],
+    caller: str,
+    priority: int,
+    salt: bytes,
 ) -> Generation:
-    """Takes places for a request, for half of all at most, once it can begin: its inputs run so many at a time. ApiError or
-    EngineError where it is wrong or there is no room; ``Generation.close`` must be called in the end."""
+    """Takes places for a request, for half of all at most, once it can begin: its inputs, of which ``prepare`` makes the engine's
+    requests, run so many at a time. ApiError or EngineError where it is wrong or there is no room; ``Generation.close`` must be
+    called in the end."""
     start = time.monotonic()
     weight = min(len(inputs), max(model.admission.capacity // 2, 1))
     model.admission.check(caller, weight)
     gate = asyncio.Semaphore(weight)
     try:
-        prepared = [await model.llm.prepare_embedding(given, params, priority, salt, gate) for given in inputs]
+        prepared = [await prepare(given, priority, salt, gate) for given in inputs]
     except AdmissionError as error:
         raise ApiError(400, str(error), "input", "context_length_exceeded") from error
     except RequestError as error:
-        if isinstance(error.__cause__, FormatError):  # the model's files are at fault
+        if isinstance(error.__cause__, (FormatError, ModelError)):  # the model's files are at fault
             raise ApiError(400, without_folders(str(error))) from error
         raise
     return Generation(model, prepared, model.admission.enter(caller, weight, priority), start)
@@ -122,7 +137,7 @@ def _listed(given: Any) -> Inputs:
     return inputs
 
 
-def _tokens(outputs: Sequence[RequestOutput]) -> int:
+def tokens_of(outputs: Sequence[RequestOutput]) -> int:
     return sum(len(output.prompt_token_ids) for output in outputs)
 
 

@@ -35,8 +35,12 @@ _OPERATIONS = {
     "/v1/embeddings": ("embeddings", ""),
     "/api/embed": ("embeddings", ""),
     "/api/embeddings": ("embeddings", ""),
+    "/v1/rerank": ("rerank", "rerank-"),
+    "/v2/rerank": ("rerank", "rerank-"),
 }
 """What requests to a path ask for, and how the ids of their answers begin, where they have some."""
+_VECTORS = ("embeddings", "rerank")
+"""What generates no text."""
 _ASKED = {
     "max_tokens": "max_tokens",
     "temperature": "temperature",
@@ -101,7 +105,7 @@ class Trace:
         self._streams, self._place = streams, place
         self._span.update_name(f"{self._operation} {model}")
         self._span.set_attributes({"gen_ai.request.model": model, "gen_ai.response.model": model})
-        if self._operation != "embeddings":
+        if self._operation not in _VECTORS:
             found = {f"gen_ai.request.{name}": getattr(params, field) for field, name in _ASKED.items()}
             self._span.set_attributes({name: value for name, value in found.items() if value is not None})
             self._span.set_attribute("gen_ai.request.stream", streams)
@@ -141,7 +145,7 @@ class Trace:
         }
         if self._place is not None and self._place.begun is not None:
             found["gen_ai.latency.time_in_queue"] = max(self._place.begun - self._start, 0.0)
-        if self._operation == "embeddings":
+        if self._operation in _VECTORS:
             return found
         found["gen_ai.usage.output_tokens"] = sum(output.num_generated_tokens for output in outputs)
         found["gen_ai.response.finish_reasons"] = [c.finish_reason or "error" for c in completions]
