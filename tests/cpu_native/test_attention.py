@@ -168,20 +168,24 @@ def defined(
     numbers: dict[str, float],
     sinks: np.ndarray | None,
 ) -> np.ndarray:
-    group = batch.heads // batch.kv_heads
-    out = np.empty((len(q), batch.heads, batch.dim))
-    window = int(numbers.get("window", 0)) or len(k)
-    for i, row in enumerate(q.reshape(len(q), batch.heads, batch.dim).astype(np.float64)):
-        own = start + i
-        begin, end = max(0, own + 1 - window), own + 1 if numbers.get("causal", 1) else min(len(k), own + window)
-        for h in range(batch.heads):
-            scores = k[begin:end, h // group].astype(np.float64) @ row[h] * numbers["scale"]
-            if cap := numbers.get("softcap", 0):
-                scores = cap * np.tanh(scores / cap)
-            if sinks is not None:
-                scores = np.append(scores, np.float64(sinks[h]))
-            p = np.exp(scores - scores.max())
-            out[i, h] = p[: end - begin] @ v[begin:end, h // group] / p.sum()
+    group, window = batch.heads // batch.kv_heads, int(numbers.get("window", 0)) or len(k)
+    own, position = start + np.arange(len(q))[:, None], np.arange(len(k))
+    sees = (position > own - window) & (position < own + (1 if numbers.get("causal", 1) else window))
+    rows, keys, values = (x.astype(np.float64) for x in (q.reshape(len(q), batch.heads, batch.dim), k, v))
+    out = np.empty_like(rows)
+    for h in range(batch.heads):
+        scores = rows[:, h] @ keys[:, h // group].T * numbers["scale"]
+        if cap := numbers.get("softcap", 0):
+            scores = cap * np.tanh(scores / cap)
+        scores = np.where(sees, scores, -np.inf)
+        highest = scores.max(1, keepdims=True)
+        if sinks is not None:
+            highest = np.maximum(highest, sinks[h])
+        p = np.exp(scores - highest)
+        total = p.sum(1, keepdims=True)
+        if sinks is not None:
+            total += np.exp(sinks[h] - highest)
+        out[:, h] = p @ values[:, h // group] / total
     return out.reshape(len(q), -1)
 
 

@@ -2,7 +2,6 @@
 // that no shape was given, or shapes that do not multiply (Intel's Architecture Instruction Set Extensions, chapter 3).
 #pragma once
 
-#include <cmath>
 #include <cstring>
 #include <initializer_list>
 
@@ -15,15 +14,11 @@ struct SoftwareTile {
   int rows, row_bytes;
   uint8_t bytes[16][64];
 
-  template <class T>
-  T at(int row, int column) const {
-    T value;
-    std::memcpy(&value, bytes[row] + column * sizeof(T), sizeof(T));
+  __m512i row(int number) const { return _mm512_loadu_si512(bytes[number]); }
+  int32_t four(int row, int k) const {  // bytes, or two of bf16
+    int32_t value;
+    std::memcpy(&value, bytes[row] + 4 * k, sizeof(value));
     return value;
-  }
-  template <class T>
-  void put(int row, int column, T value) {
-    std::memcpy(bytes[row] + column * sizeof(T), &value, sizeof(T));
   }
 };
 
@@ -82,11 +77,16 @@ inline void fault_unless_they_multiply(const SoftwareTile& c, const SoftwareTile
   fault_unless(c.rows == a.rows && c.row_bytes == b.row_bytes && a.row_bytes == 4 * b.rows);
 }
 
-// The sums of one row and one column: int8 and uint8 in fours.
-template <class A, class B>
-int32_t dot_bytes(const SoftwareTile& a, const SoftwareTile& b, int row, int column, int32_t sum) {
-  for (int k = 0; k < a.row_bytes; ++k) sum += int32_t{a.at<A>(row, k)} * b.at<B>(k / 4, 4 * column + k % 4);
-  return sum;
+// Byte j of each four, as int8 or as uint8.
+template <bool kSigned, int kJ>
+__m512i byte_of(__m512i fours) {
+  const __m512i high = _mm512_slli_epi32(fours, 24 - 8 * kJ);
+  return kSigned ? _mm512_srai_epi32(high, 24) : _mm512_srli_epi32(high, 24);
+}
+
+template <bool kSignedA, bool kSignedB, int kJ>
+__m512i product_of(__m512i a, __m512i b) {
+  return _mm512_mullo_epi32(byte_of<kSignedA, kJ>(a), byte_of<kSignedB, kJ>(b));
 }
 
 template <bool kSignedA, bool kSignedB, int kC, int kA, int kB>
@@ -94,34 +94,49 @@ void tile_dot() {
   SoftwareTile& c = shaped_tile(kC);
   const SoftwareTile &a = shaped_tile(kA), &b = shaped_tile(kB);
   fault_unless_they_multiply(c, a, b);
-  using A = std::conditional_t<kSignedA, int8_t, uint8_t>;
-  using B = std::conditional_t<kSignedB, int8_t, uint8_t>;
-  for (int r = 0; r < c.rows; ++r)
-    for (int n = 0; n < c.row_bytes / 4; ++n) c.put(r, n, dot_bytes<A, B>(a, b, r, n, c.at<int32_t>(r, n)));
+  for (int r = 0; r < c.rows; ++r) {
+    __m512i sum = c.row(r);
+    for (int k = 0; k < b.rows; ++k) {
+      const __m512i fours = _mm512_set1_epi32(a.four(r, k)), columns = b.row(k);
+      sum = _mm512_add_epi32(sum, product_of<kSignedA, kSignedB, 0>(fours, columns));
+      sum = _mm512_add_epi32(sum, product_of<kSignedA, kSignedB, 1>(fours, columns));
+      sum = _mm512_add_epi32(sum, product_of<kSignedA, kSignedB, 2>(fours, columns));
+      sum = _mm512_add_epi32(sum, product_of<kSignedA, kSignedB, 3>(fours, columns));
+    }
+    _mm512_storeu_si512(c.bytes[r], sum);
+  }
 }
 
 // Subnormal numbers count as zero, before and after.
-inline float without_subnormal(float x) { return std::fabs(x) < 0x1p-126f ? 0.0f : x; }
-
-// Even and odd k are summed apart, each by fused multiply-adds.
-inline float dot_bf16(const SoftwareTile& a, const SoftwareTile& b, int row, int column) {
-  float sums[2] = {};
-  for (int k = 0; k < a.row_bytes / 2; ++k) {
-    const float x = bit_cast<float>(static_cast<uint32_t>(a.at<uint16_t>(row, k)) << 16);
-    const float y = bit_cast<float>(static_cast<uint32_t>(b.at<uint16_t>(k / 2, 2 * column + k % 2)) << 16);
-    sums[k % 2] = without_subnormal(std::fma(without_subnormal(x), without_subnormal(y), sums[k % 2]));
-  }
-  return without_subnormal(sums[0] + sums[1]);
+inline __m512 without_subnormal(__m512 x) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(0x1p-126f), _CMP_NLT_UQ), x);
 }
 
+inline __m512 fused(__m512 x, __m512 y, __m512 sum) {
+  return without_subnormal(_mm512_fmadd_ps(without_subnormal(x), without_subnormal(y), sum));
+}
+
+// The first or the second bf16 of each two.
+inline __m512 even_of(__m512i twos) { return _mm512_castsi512_ps(_mm512_slli_epi32(twos, 16)); }
+inline __m512 odd_of(__m512i twos) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_srli_epi32(twos, 16), 16)); }
+
+// Even and odd k are summed apart, each by fused multiply-adds.
 template <int kC, int kA, int kB>
 void tile_dot_bf16() {
   SoftwareTile& c = shaped_tile(kC);
   const SoftwareTile &a = shaped_tile(kA), &b = shaped_tile(kB);
   fault_unless_they_multiply(c, a, b);
-  for (int r = 0; r < c.rows; ++r)
-    for (int n = 0; n < c.row_bytes / 4; ++n)
-      c.put(r, n, without_subnormal(without_subnormal(c.at<float>(r, n)) + dot_bf16(a, b, r, n)));
+  for (int r = 0; r < c.rows; ++r) {
+    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+    for (int k = 0; k < b.rows; ++k) {
+      const __m512i twos = _mm512_set1_epi32(a.four(r, k)), columns = b.row(k);
+      even = fused(even_of(twos), even_of(columns), even);
+      odd = fused(odd_of(twos), odd_of(columns), odd);
+    }
+    const __m512 before = without_subnormal(_mm512_castsi512_ps(c.row(r)));
+    const __m512 sum = without_subnormal(_mm512_add_ps(before, without_subnormal(_mm512_add_ps(even, odd))));
+    _mm512_storeu_si512(c.bytes[r], _mm512_castps_si512(sum));
+  }
 }
 
 }  // namespace ENGINE_ISA
