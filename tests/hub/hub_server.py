@@ -16,8 +16,9 @@ BELOW = {
     "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
     "2_Dense/config.json": b"{}",
     "2_Dense/model.safetensors": b"a matrix",
+    "1_LogitScore/config.json": b'{"true_token_id": 7}',
 }
-"""What embeddings and templates with names have in folders of their own, as files of a repository."""
+"""What embeddings, rankings and templates with names have in folders of their own, as files of a repository."""
 
 
 @dataclass

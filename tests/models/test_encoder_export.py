@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import string
 
 import numpy as np
 import pytest
-import tokenizers
-from checkpoints import save, save_model, transformers
+from checkpoints import save, save_model
 from encoder_models import encoder_of
 from safetensors.numpy import save_file
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from wordpiece import write_wordpiece
 
 from engine import LLM
 from engine.errors import ModelError
@@ -19,32 +17,7 @@ from engine.formats import open_checkpoint
 from engine.quantize.mix import TYPES
 from engine.quantize.to_gguf import quantize_to_gguf
 
-LETTERS = string.ascii_letters + string.digits
-WORDS = ["once", "upon", "little", "GI", "gi", "##ve", "##rl", "naive", "é"]
-PIECES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *LETTERS,
-    *string.punctuation,
-    *(f"##{letter}" for letter in LETTERS),
-    *WORDS,
-]
 TEXTS = ["a", "Once upon a time, there was a little GIRL.", "naïve café, 3.14 🙂 and so on " * 6]
-
-
-def write_wordpiece(folder, lowercase):
-    """As BERT's files have it."""
-    ids = {text: token for token, text in enumerate(PIECES)}
-    pipeline = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    pipeline.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    pipeline.decoder = decoders.WordPiece()
-    pipeline.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    marks = {f"{mark.strip('[]').lower()}_token": mark for mark in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=pipeline, **marks).save_pretrained(folder)
 
 
 def write_modules(folder, pooling, *matrices):

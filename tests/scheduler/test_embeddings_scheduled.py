@@ -66,6 +66,8 @@ def test_an_encoder_s_text_is_computed_whole() -> None:
         steps.append(sorted(parts(step)))
         complete(scheduler, step)
     assert steps == [[(0, 0, 33, False)], [(1, 0, 8, False), (2, 0, 7, False), (3, 0, 1, False)], [(4, 0, 40, False)]]
+    scheduler.add(embedding(5, list(range(40)), 39))
+    assert schedule(scheduler).sequences[0].start == 0  # nor does anyone find what it has computed
 
 
 def test_the_whole_context_can_be_embedded_and_no_more() -> None:

@@ -19,6 +19,7 @@ from engine.formats.quantformats import Bytes, Floats, Format
 if TYPE_CHECKING:
     from engine.formats.chat_template import ChatTemplate
     from engine.formats.pooling import Embedding
+    from engine.formats.ranking_files import RankingFiles
     from engine.formats.tokenizer import Tokenizer
 
 
@@ -117,7 +118,7 @@ class Checkpoint:
     load_tokenizer: Callable[[], Tokenizer]
     load_chat_template: Callable[[], ChatTemplate | None]
     load_embedding: Callable[[], Embedding]
-    load_rerank_template: Callable[[], str | None] = lambda: None
+    load_ranking: Callable[[], RankingFiles]
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -131,6 +132,10 @@ class Checkpoint:
     def _embedding(self) -> Embedding:
         return self.load_embedding()
 
+    @cached_property
+    def _ranking(self) -> RankingFiles:
+        return self.load_ranking()
+
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, built once; TokenizerError if the files describe none."""
         return self._tokenizer
@@ -139,13 +144,13 @@ class Checkpoint:
         """The model's chat template, or None if it has none."""
         return self._chat_template
 
-    def rerank_template(self) -> str | None:
-        """A text in which {query} and {document} stand for what is ranked, of models that were trained on one."""
-        return self.load_rerank_template()
-
     def embedding(self) -> Embedding:
         """How the files would have texts embedded; FormatError where they want what is not there."""
         return self._embedding
+
+    def ranking(self) -> RankingFiles:
+        """How the files would have a query and a document scored; FormatError where they are damaged."""
+        return self._ranking
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

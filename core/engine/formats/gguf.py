@@ -340,7 +340,7 @@ def read_parts(path: Path) -> tuple[Metadata, dict[str, Tensor]]:
 
 def open_gguf(path: Path) -> Checkpoint:
     """Opens a GGUF file; of a split one any part opens the whole."""
-    from engine.formats import pooling, recommended, tokenizer_gguf
+    from engine.formats import pooling, ranking_files, recommended, tokenizer_gguf
 
     metadata, tensors = read_parts(path)
     architecture = metadata.string("general.architecture")
@@ -357,5 +357,5 @@ def open_gguf(path: Path) -> Checkpoint:
         load_tokenizer=partial(tokenizer_gguf.build_tokenizer, metadata),
         load_chat_template=partial(tokenizer_gguf.chat_template, metadata),
         load_embedding=partial(pooling.of_gguf, architecture, metadata, tensors),
-        load_rerank_template=partial(tokenizer_gguf.rerank_template, metadata),
+        load_ranking=partial(ranking_files.of_gguf, architecture, metadata),
     )

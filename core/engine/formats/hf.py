@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import FormatError
-from engine.formats import pooling, recommended, tokenizer_hf
+from engine.formats import pooling, ranking_files, recommended, tokenizer_hf
 from engine.formats.checkpoint import Checkpoint, Tensor
 from engine.formats.jsonfile import is_plain_name, read_object
 from engine.formats.language_model import text_config, text_tensors
@@ -57,6 +57,7 @@ def open_folder(folder: Path) -> Checkpoint:
         load_tokenizer=partial(tokenizer_hf.build_tokenizer, folder, config, ends),
         load_chat_template=partial(tokenizer_hf.chat_template, folder),
         load_embedding=partial(pooling.of_folder, folder),
+        load_ranking=partial(ranking_files.of_folder, folder, config),
     )
 
 

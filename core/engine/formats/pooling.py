@@ -114,6 +114,8 @@ def of_folder(folder: Path) -> Embedding:
             layers.append(_dense(folder / _inner(path, module.get("path"))))
         elif name == "Normalize":
             normalize = True
+        elif name == "LogitScore":  # of a model that ranks: of embeddings nobody has said anything
+            return Embedding()
         elif name != "Transformer":
             raise FormatError(
                 f"{path} has the module {kind!r}; embeddings are made of Transformer, Pooling, Dense and Normalize alone, in this"

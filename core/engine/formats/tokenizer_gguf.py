@@ -99,14 +99,6 @@ class _Tokens:
         return found
 
 
-def rerank_template(metadata: Mapping[str, Any]) -> str | None:
-    """A text in which {query} and {document} stand for what is ranked."""
-    source = metadata.get("tokenizer.chat_template.rerank")
-    if not isinstance(source, str | None):
-        raise FormatError("tokenizer.chat_template.rerank must be a string.")
-    return source
-
-
 def _id(metadata: Mapping[str, Any], name: str) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{name}")
     if value is None or (isinstance(value, int) and value in (-1, 0xFFFFFFFF)):  # how writers say that there is none

@@ -21,8 +21,9 @@ BELOW = (
     "*_Pooling/config.json",
     "*_Dense/config.json",
     "*_Dense/model.safetensors",
+    "*_LogitScore/config.json",
 )
-"""What a folder's own folders may hold for it: templates with names, and how a text is embedded."""
+"""What a folder's own folders may hold for it: templates with names, and how a text is embedded or ranked."""
 _WIDE = {"BF16", "FP16", "F16", "F32", FOLDER}
 _THOUSAND = 999.5  # in three digits
 _OVERHEAD, _ROOM = 1.1, 1 << 30  # of the file, and bytes: KV cache, activations, the program

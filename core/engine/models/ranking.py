@@ -38,6 +38,8 @@ _HEADS: Mapping[str, _Head] = {
 _DECODER = _Head("score")
 _GGUF_ACTS: Mapping[str, Act] = {"modern-bert": "gelu"}
 _SWITCHES: Mapping[str, Act] = {
+    "identity": "identity",
+    "sigmoid": "sigmoid",
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
@@ -89,6 +91,14 @@ def ranking_head(checkpoint: Checkpoint, causal: bool, eps: float) -> Embedding:
     return Embedding(_pooling(checkpoint, causal), normalize=False, layers=chained(path, layers))
 
 
+def answers_head(checkpoint: Checkpoint, rows: Array, bias: Array | None) -> Embedding:
+    """What the state of the last token goes through, where the score is a logit, or how much it is above another. ``rows`` f32
+    [1 or 2, hidden] and ``bias`` f32 [1 or 2] are the head's."""
+    weight, added = (x if x is None or len(x) == 1 else x[:1] - x[1:] for x in (rows, bias))
+    assert weight is not None
+    return Embedding("last", normalize=False, layers=(Dense(weight, added, _last(checkpoint)),))
+
+
 def _head(checkpoint: Checkpoint) -> _Head:
     if checkpoint.kind == "gguf":
         return _Head("cls.output", ("cls",), _GGUF_ACTS.get(checkpoint.architecture, "tanh"), "cls.norm")
@@ -117,16 +127,8 @@ def _pooling(checkpoint: Checkpoint, causal: bool) -> Pooling:
 
 
 def _last(checkpoint: Checkpoint) -> Act:
-    """What a score goes through, as sentence-transformers has it: a sigmoid unless config.json says Identity, or a key that
-    ``engine quantize`` writes."""
-    if checkpoint.kind == "gguf":
-        plain = checkpoint.metadata.get(_key(checkpoint, "activation"), "sigmoid") == "identity"
-        return "identity" if plain else "sigmoid"
-    told: Any = checkpoint.metadata.get("sentence_transformers")
-    told = told.get("activation_fn") if isinstance(told, dict) else None
-    told = (
-        told or checkpoint.metadata.get("sbert_ce_default_activation_function") or "torch.nn.modules.activation.Sigmoid"
-    )
+    """What a score goes through, as sentence-transformers has it: a sigmoid unless a file names another function."""
+    told = checkpoint.ranking().act or "sigmoid"
     if not isinstance(told, str) or told not in _SWITCHES:
         raise ModelError(f"The configuration puts scores through {told!r}; Identity and Sigmoid of torch are known.")
     return _SWITCHES[told]

@@ -16,17 +16,20 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from ..backend.v1 import WeightRef
+import numpy as np
+
+from ..backend.v1 import Array, WeightRef
 from ..errors import ModelError
 from ..formats import Checkpoint
 from ..formats.pooling import Embedding
 from ..kv import RECURRENT_WINDOW, CacheGroup
 from ..program.build import Builder, Program
+from ..program.weights import select
 from .config import config_from_gguf, config_from_hf
 from .decoder import DecoderConfig
 from .family import Family
 from .fields import integer
-from .ranking import head_tensors, ranking_head, ranks
+from .ranking import answers_head, head_tensors, ranking_head, ranks
 from .weights import Weights
 
 FAMILIES: Sequence[Family] = (
@@ -176,7 +179,22 @@ class Model:
     @cached_property
     def ranking(self) -> Embedding:
         """What the states of a query and a document become a score by; ModelError where the files have no such layer."""
-        return ranking_head(self.checkpoint, self.config.causal, self.config.eps)
+        answers = self.checkpoint.ranking().answers
+        if not answers or self.ranks:
+            return ranking_head(self.checkpoint, self.config.causal, self.config.eps)
+        if not self.generates or self.config.logit_softcap:
+            raise ModelError(
+                f"{self.checkpoint.path} ranks by logits, which a model without a head, or with a cap, has not."
+            )
+        scale, bias = np.float32(self.config.logit_scale), self.weight("output.bias")
+        found = None if bias is None else bias.dense()[list(answers)] * scale
+        return answers_head(self.checkpoint, self.answer_rows() * scale, found)
+
+    def answer_rows(self) -> Array:
+        """f32 [answers, hidden]: the head's rows of the tokens by whose logits the model ranks."""
+        tokens = self.checkpoint.ranking().answers
+        head = self.weight("output.weight") or self._weights("token_embd.weight")
+        return np.concatenate([select("answers", head, slice(token, token + 1)).dense() for token in tokens])
 
     def weight(self, name: str) -> WeightRef | None:
         """The weight of a canonical name, or None if the checkpoint has none."""

@@ -127,8 +127,8 @@ def _of_hf(checkpoint: Checkpoint) -> Contents:
     arch = _architecture(model)
     factors = _rope_factors(model)
     plain = without_factors(model)
-    pooled = pooling_keys(model) | ranking_keys(model)
-    keys = _keys(arch, plain) | {f"{arch}.{key}": value for key, value in pooled.items()}
+    keys = _keys(arch, plain) | {f"{arch}.{key}": value for key, value in pooling_keys(model).items()}
+    keys |= ranking_keys(model, arch)
     tensors = (*_tensors(model), *(ConstantWeight(name, array) for name, array in factors.items()))
     tensors += dense_tensors(model, arch) + ranking_tensors(model)
     _check_same(plain, arch, keys, factors, tensors)

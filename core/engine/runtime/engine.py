@@ -11,8 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..errors import AdmissionError, EngineStoppedError, FormatError, ModelError, RequestError, TokenizerError
+from ..errors import (
+    AdmissionError,
+    EngineStoppedError,
+    FormatError,
+    ModelError,
+    RequestError,
+    TemplateError,
+    TokenizerError,
+)
 from ..formats.pooling import Embedding
+from ..formats.ranking_files import pair_text
 from ..formats.tokenizer import Tokenizer
 from ..sampling import BeamSearchParams, SamplingParams, StructuredOutputs
 from ..sampling.grammar import GrammarCompiler, Matcher
@@ -181,17 +190,21 @@ class Engine:
             raise RequestError("A query and a document are texts, and one of them is none.", "documents")
         try:
             head, ids = self.loaded.model.ranking, self._pair(query, document)
-        except (ModelError, FormatError) as error:
+        except (ModelError, FormatError, TemplateError) as error:
             raise RequestError(str(error)) from error
         return self._pooled(None, ids, PoolingParams(dimensions=1), head, sink, priority, salt)
 
     def _pair(self, query: str, document: str) -> tuple[int, ...]:
         """Both texts as one, by the files' template if they have one, else as their tokenizer puts two together."""
-        if (template := self.loaded.checkpoint.rerank_template()) is not None:
+        files = self.loaded.checkpoint.ranking()
+        if files.template is not None:
             texts = {"{query}": query, "{document}": document}
-            return self.encode(
-                re.sub(r"\{query\}|\{document\}", lambda found: texts[found[0]], template), add_special=False
-            )
+            text = re.sub(r"\{query\}|\{document\}", lambda found: texts[found[0]], files.template)
+            return self.encode(text, add_special=False)
+        if files.by_messages:
+            made = pair_text(files, self.loaded.checkpoint.chat_template(), query, document)
+            return self.encode(made, add_special=False)
+        query = files.prompt + query
         first, second = (self.encode(tuple(ids)) for ids in self.tokenizer.encode_pair(query, document))
         shift = self.loaded.model.config.second_text
         return (*first, *(token + shift for token in second))
