@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from types import MappingProxyType
-
-import gguf
 import numpy as np
 import pytest
 import tiny_models
 import tokenizers
-from checkpoints import save_model, torch, transformers
-from encoder_models import SIZES
+from checkpoints import save_model, torch
+from rankers import (
+    DOCUMENTS,
+    PAIRS,
+    QUERY,
+    RANKERS,
+    assert_unranked,
+    change_config,
+    exported,
+    logits_of,
+    ranker_of,
+    rewritten,
+    save_ranker,
+    sigmoid,
+    write_json,
+)
 from safetensors.numpy import load_file, save_file
 from tokenizers import processors
 from wordpiece import write_wordpiece
@@ -20,87 +29,6 @@ from wordpiece import write_wordpiece
 from engine import LLM, SamplingParams
 from engine.errors import AdmissionError, EngineError, ModelError, RequestError
 from engine.formats import open_checkpoint
-from engine.quantize.mix import TYPES
-from engine.quantize.to_gguf import quantize_to_gguf
-
-QUERY = "Which engine is small?"
-DOCUMENTS = ["A small engine.", "", "numbers like 0 1 2 3 4 5 " * 6, "x", "A small engine."]
-MARKS = {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2, "pad_token_id": 0}
-BIASES = {"norm_bias": True, "classifier_bias": True}
-DECODER = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
-
-# name -> (transformers' class, what differs from SIZES, how the tokenizer puts two texts together)
-RANKERS = {
-    "bert": ("Bert", {}, "bert"),
-    "bert of one type": ("Bert", {"type_vocab_size": 1}, "plain"),
-    "roberta": ("Roberta", {"type_vocab_size": 1}, "roberta"),
-    "xlm-roberta": ("XLMRoberta", {"pad_token_id": 5, "type_vocab_size": 1}, "roberta"),
-    "camembert": ("Camembert", {"pad_token_id": 0, "type_vocab_size": 1}, "roberta"),
-    "distilbert": ("DistilBert", {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}, "plain"),
-    "modernbert": ("ModernBert", MARKS | {"local_attention": 22}, "plain"),
-    "modernbert of means": ("ModernBert", MARKS | {"classifier_pooling": "mean"} | BIASES, "plain"),
-    "qwen3": ("Qwen3", DECODER | {"tie_word_embeddings": False}, "joined"),
-    "llama": ("Llama", DECODER | {"tie_word_embeddings": True}, "joined"),
-    "llama turned": ("Llama", DECODER | {"is_causal": False}, "joined"),
-}  # fmt: skip
-PAIRS = {
-    "bert": processors.TemplateProcessing(
-        "<s> $A </s>", "<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
-    ),
-    "plain": processors.TemplateProcessing(
-        "<s> $A </s>", "<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    ),
-    "roberta": processors.RobertaProcessing(("</s>", 2), ("<s>", 1), trim_offsets=False),
-    "side by side": processors.TemplateProcessing("<s> $A", "<s> $A $B:1", special_tokens=[("<s>", 1)]),
-    "joined": processors.TemplateProcessing("<s> $A", "<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]),
-}
-
-
-@cache
-def ranker_of(name, labels=1):
-    """transformers' model in f32 with every parameter random."""
-    kind, changes, _ = RANKERS[name]
-    torch.manual_seed(sum(name.encode()))
-    config = getattr(transformers, f"{kind}Config")(
-        **(SIZES | changes | {"num_labels": labels}), attn_implementation="eager"
-    )
-    model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval().float()
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            scale = 0.3 if "norm" in parameter_name.lower() else 0.5 if parameter_name.endswith("bias") else None
-            noise = torch.randn_like(parameter)
-            parameter.copy_(parameter + scale * noise if scale else 1.5 * noise / parameter.shape[-1] ** 0.5)
-    return model
-
-
-def save_ranker(name, folder, labels=1, between=True):
-    ranker_of(name, labels).save_pretrained(folder)
-    tiny_models.write_tokenizer(folder)
-    pipeline = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    pipeline.post_processor = PAIRS[RANKERS[name][2] if between else "side by side"]
-    pipeline.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def logits_of(name, folder, query, documents):
-    """f64 [documents], by transformers' tokenizer, too."""
-    tokenizer, found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")), []
-    for document in documents:
-        inputs = tokenizer([query], [document], return_tensors="pt", return_token_type_ids=True)
-        if ranker_of(name).config.model_type != "bert":
-            del inputs["token_type_ids"]
-        with torch.no_grad():
-            found.append(ranker_of(name)(**inputs).logits[0, 0].item())
-    return np.array(found)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def change_config(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -118,12 +46,6 @@ def test_scores_are_transformers(tmp_path, name, backend):
         got = llm.score(QUERY, DOCUMENTS)
         np.testing.assert_allclose(got, want, atol=5e-4)
         assert got[0] == got[4] == llm.score(QUERY, DOCUMENTS[0])[0]  # in any company
-
-
-def exported(folder):
-    path = folder.parent / "model.gguf"
-    quantize_to_gguf(open_checkpoint(folder), path, TYPES["F32"])
-    return path
 
 
 GGUFS = ["bert", "bert of one type", "roberta", "xlm-roberta", "camembert", "modernbert", "qwen3", "llama"]
@@ -149,36 +71,12 @@ def test_gguf_files_score_as_their_folders(tmp_path, name, plain):
     if plain:
         change_config(folder, sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
     path = exported(folder)
+    assert len(open_checkpoint(path).metadata["tokenizer.ggml.tokens"]) == tiny_models.VOCAB
     with LLM(folder, backend="cpu", kv_cache_dtype="f32") as llm:
         want = llm.score(QUERY, DOCUMENTS)
     with LLM(path, backend="cpu", kv_cache_dtype="f32") as llm:
         np.testing.assert_allclose(llm.score(QUERY, DOCUMENTS), want, atol=1e-5)
     assert np.ptp(want) > 0.004 and ((want < 0) | (want > 1)).any() <= plain
-
-
-def rewritten(source, path, keys=MappingProxyType({}), extra=MappingProxyType({}), without=()):
-    """A GGUF file with more, or fewer, keys and tensors of f32."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
-    for name, entry in reader.fields.items():
-        if name.startswith("GGUF.") or name in keys or name == "general.architecture":
-            continue
-        if entry.types[0] is gguf.GGUFValueType.ARRAY:
-            writer.add_array(name, entry.contents())
-        else:
-            writer.add_key_value(name, entry.contents(), entry.types[0])
-    for name, value in keys.items():
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        else:
-            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    for tensor in reader.tensors:
-        if tensor.name not in without:
-            writer.add_tensor(tensor.name, tensor.data)
-    for name, array in extra.items():
-        writer.add_tensor(name, array)
-    tiny_models.finish(writer)
-    return path
 
 
 TEMPLATE = "<s>Judge. {query} {document}: {document}</s>"
@@ -203,14 +101,6 @@ def test_two_answers_by_a_template(tmp_path):
             np.testing.assert_allclose(score, yes / (yes + no), atol=1e-4)
     unlabelled = rewritten(path, tmp_path / "unlabelled.gguf", {"qwen3.classifier.output_labels": ["no", "yes"]})
     assert_unranked(unlabelled, "a layer of 2 scores; a ranking takes one, or two that are labelled yes and no")
-
-
-def assert_unranked(path, message):
-    """It can be loaded, and embeds."""
-    with LLM(path, backend="cpu") as llm:
-        assert llm.embed([[5, 6]]).shape == (1, 64)
-        with pytest.raises(RequestError, match=message):
-            llm.score(QUERY, DOCUMENTS)
 
 
 def test_heads_of_other_kinds_are_refused(tmp_path):
@@ -244,6 +134,15 @@ def test_damaged_heads_are_refused(tmp_path):
         tensors = load_file(folder / "model.safetensors")
         save_file(tensors | {name: array}, folder / "model.safetensors")
         assert_unranked(folder, "finite numbers|layer behind its pooling|first layer behind the pooling")
+    wide = {"bert.embeddings.word_embeddings.weight": np.ones((tiny_models.VOCAB + 1, 64), np.float32)}
+    good = load_file(save_ranker("bert", tmp_path / "folder") / "model.safetensors")
+    save_file(good | wide, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=f"this model needs {tiny_models.VOCAB} rows"):
+        LLM(folder, backend="cpu")
+    modern = save_ranker("modernbert", tmp_path / "modern")
+    narrow = load_file(modern / "model.safetensors") | {"head.norm.weight": np.ones(60, np.float32)}
+    save_file(narrow, modern / "model.safetensors")
+    assert_unranked(modern, "layer behind its pooling")
     tensors.pop("bert.pooler.dense.weight")
     save_file(tensors, folder / "model.safetensors")
     assert_unranked(folder, r"lacks the tensor bert\.pooler\.dense\.weight")
@@ -266,6 +165,7 @@ def test_tokens_of_a_second_text_are_nobody_s_to_give(tmp_path):
     with LLM(save_ranker("bert", tmp_path), backend="cpu") as llm:
         with pytest.raises(RequestError, match=f"The token id {tiny_models.VOCAB} does not exist"):
             llm.embed([[5, tiny_models.VOCAB]])
+        assert llm.engine.tokenizer.encode_pair("</s>x", "<s>")[0].count(2) == 1  # a text's own is plain text
         alone = llm.score("", "x")
         assert alone.shape == (1,) and alone != llm.score("x", "")
         for wrong in ([b"x"], [3], [None]):
@@ -301,148 +201,6 @@ def test_two_ranks(tmp_path):
         )
 
 
-# -- models that rank by their usual head's logits -----------------------------------------------------------------------
-
-MESSAGES = """{%- set task = messages | selectattr("role", "eq", "system") | map(attribute="content") | first -%}
-<s>Judge. {{ task or "Any." }}
-{% for role in ("query", "document") -%}
-{{ role }}: {{ messages | selectattr("role", "eq", role) | map(attribute="content") | first }}
-{% endfor -%}
-{%- if add_generation_prompt %}Answer: {% endif %}"""
-
-
-@cache
-def talker_of(tied):
-    torch.manual_seed(8)
-    config = transformers.Qwen3Config(**(SIZES | DECODER | {"tie_word_embeddings": tied}), attn_implementation="eager")
-    model = transformers.Qwen3ForCausalLM(config).eval().float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(1.5 * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
-    return model
-
-
-def write_json(path, value):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def save_talker(folder, tied=True, answers=(7, 9), prompt=None, act=None, generation=None, template=MESSAGES):
-    """As sentence-transformers writes such models."""
-    talker_of(tied).save_pretrained(folder)
-    tiny_models.write_tokenizer(folder)
-    (folder / "chat_template.jinja").write_text(template)
-    kinds = {"": "base.modules.transformer.Transformer", "1_LogitScore": "cross_encoder.modules.logit_score.LogitScore"}
-    write_json(
-        folder / "modules.json",
-        [{"path": path, "type": f"sentence_transformers.{kind}"} for path, kind in kinds.items()],
-    )
-    write_json(
-        folder / "1_LogitScore" / "config.json", dict(zip(("true_token_id", "false_token_id"), answers, strict=True))
-    )
-    settings = {"model_type": "CrossEncoder", "prompts": {"web": prompt}, "default_prompt_name": prompt and "web"}
-    write_json(folder / "config_sentence_transformers.json", settings | ({"activation_fn": act} if act else {}))
-    variables = {"chat_template": {"add_generation_prompt": generation, "max_length": 5}}
-    modalities = {"text": {}, "message": {"format": "flat"}}
-    write_json(
-        folder / "sentence_bert_config.json",
-        {"modality_config": modalities} | ({"processing_kwargs": variables} if generation is not None else {}),
-    )
-    return folder
-
-
-def logits_of_answers(folder, tied, answers, task, generation):
-    found = []
-    for document in DOCUMENTS:
-        text = f"<s>Judge. {task}\nquery: {QUERY}\ndocument: {document}\n" + "Answer: " * generation
-        ids = [
-            1,
-            *transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))(text[3:]).input_ids[
-                1:
-            ],
-        ]
-        with torch.no_grad():
-            logits = talker_of(tied)(torch.tensor([ids])).logits[0, -1].numpy().astype(np.float64)
-        found.append(logits[answers[0]] - (0 if answers[1] is None else logits[answers[1]]))
-    return np.array(found)
-
-
-IDENTITY = "torch.nn.modules.linear.Identity"
-
-
-@pytest.mark.parametrize(
-    ("tied", "answers", "prompt", "act", "generation"),
-    [
-        (True, (7, 9), None, None, None),
-        (False, (7, 9), "Find it.", None, True),
-        (True, (12, None), "Find it.", IDENTITY, False),
-        (False, (12, None), None, None, True),
-        (False, (7, 9), None, IDENTITY, None),
-    ],
-)
-def test_the_logits_of_answers(tmp_path, tied, answers, prompt, act, generation):
-    """As sentence-transformers' module LogitScore has them, and GGUF files made of such folders."""
-    folder = save_talker(tmp_path / "folder", tied, answers, prompt, act, generation)
-    want = logits_of_answers(folder, tied, answers, prompt or "Any.", bool(generation))
-    assert np.ptp(want) > 0.02
-    want = want if act else sigmoid(want)
-    with LLM(folder, backend="cpu", kv_cache_dtype="f32") as llm:
-        np.testing.assert_allclose(llm.score(QUERY, DOCUMENTS), want, atol=5e-4)
-        assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
-        assert (llm.embed([[5, 6]]) == llm.embed([[5, 6]], "last", True)).all()
-    path = exported(folder)
-    keys, rows = open_checkpoint(path).metadata, open_checkpoint(path).tensors["cls.output.weight"].shape[0]
-    assert (keys.get("qwen3.classifier.output_labels"), rows) == (
-        (["yes", "no"], 2) if answers[1] and not act else (None, 1)
-    )
-    with LLM(path, backend="cpu", kv_cache_dtype="f32") as llm:
-        np.testing.assert_allclose(llm.score(QUERY, DOCUMENTS), want, atol=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("path", "change", "message"),
-    [
-        ("1_LogitScore/config.json", {"true_token_id": "7"}, "must name a token in true_token_id"),
-        ("1_LogitScore/config.json", {"false_token_id": -1}, "must name a token in true_token_id"),
-        ("1_LogitScore/config.json", {"true_token_id": 10**6}, "needs 1000001 rows"),
-        ("1_LogitScore/config.json", {"true_token_id": True}, "must name a token in true_token_id"),
-        (
-            "config_sentence_transformers.json",
-            {"prompts": {"web": 3}, "default_prompt_name": "web"},
-            "which is no text",
-        ),
-        (
-            "config_sentence_transformers.json",
-            {"activation_fn": "torch.nn.Tanh"},
-            "Identity and Sigmoid of torch are known",
-        ),
-    ],
-)
-def test_damaged_settings_of_answers(tmp_path, path, change, message):
-    folder = save_talker(tmp_path)
-    write_json(folder / path, json.loads((folder / path).read_text()) | change)
-    with LLM(folder, backend="cpu") as llm, pytest.raises(RequestError, match=message):
-        llm.score(QUERY, DOCUMENTS)
-
-
-def test_templates_that_have_no_place_for_a_pair(tmp_path):
-    for n, (template, message) in enumerate(
-        (("{{ messages[0].content }}", "no place for a document"), ("{{ 1 / 0 }}", "refuses"))
-    ):
-        with (
-            LLM(save_talker(tmp_path / str(n), template=template), backend="cpu") as llm,
-            pytest.raises(RequestError, match=message),
-        ):
-            llm.score(QUERY, DOCUMENTS)
-    folder = save_talker(tmp_path / "none")
-    (folder / "chat_template.jinja").unlink()
-    with LLM(folder, backend="cpu") as llm, pytest.raises(RequestError, match="its files have none"):
-        llm.score(QUERY, DOCUMENTS)
-    write_json(folder / "modules.json", [{"path": "../x", "type": "a.LogitScore"}])
-    with LLM(folder, backend="cpu") as llm, pytest.raises(RequestError, match="no plain name of a folder"):
-        llm.score(QUERY, DOCUMENTS)
-
-
 def test_a_prompt_before_the_query(tmp_path):
     """Of a model that has no template it is the query's beginning."""
     folder = save_ranker("roberta", tmp_path / "folder")
@@ -454,3 +212,17 @@ def test_a_prompt_before_the_query(tmp_path):
         assert (llm.score(QUERY, DOCUMENTS) == want).all() and (want != llm.score("", DOCUMENTS)).any()
     with pytest.raises(ModelError, match="a prompt for queries, which GGUF files have no form for"):
         exported(folder)
+
+
+def test_what_a_gguf_of_modernbert_leaves_unsaid(tmp_path):
+    """As llama.cpp has it, its scores are of the mean of all states; its converter leaves out an axis of one."""
+    folder = save_ranker("modernbert", tmp_path / "folder")
+    key = "modern-bert.classifier.pooling_type"
+    flat = {"cls.output.weight": open_checkpoint(exported(folder)).tensors["cls.output.weight"].dense()[0]}
+    unsaid = rewritten(tmp_path / "model.gguf", tmp_path / "unsaid.gguf", {}, flat, [key, *flat])
+    change_config(folder, classifier_pooling="mean")
+    with (
+        LLM(folder, backend="cpu", kv_cache_dtype="f32") as one,
+        LLM(unsaid, backend="cpu", kv_cache_dtype="f32") as other,
+    ):
+        np.testing.assert_allclose(other.score(QUERY, DOCUMENTS), one.score(QUERY, DOCUMENTS), atol=1e-5)

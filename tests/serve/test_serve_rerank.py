@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_models
 import tokenizers
+from safetensors.numpy import load_file, save_file
 from tokenizers import processors
 
 from engine.errors import EngineError
@@ -117,13 +117,17 @@ def test_other_models_rank_nothing(running):
 
 def test_files_at_fault_keep_their_place_to_themselves(start, ranker, tmp_path):
     shutil.copytree(ranker.folder, tmp_path / "other")
-    config = json.loads((tmp_path / "other" / "config.json").read_text())
-    config["sentence_transformers"] = {"activation_fn": "somewhere.Else"}
-    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "other" / "model.safetensors"
+    three = {"classifier.weight": np.ones((3, 64), np.float32), "classifier.bias": np.ones(3, np.float32)}
+    save_file(load_file(path) | three, path)
     with start(model=tmp_path / "other", max_model_len=None, max_num_seqs=8).http as http:
         refused = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
     error = refused.json()["error"]
-    assert refused.status_code == 400 and "somewhere.Else" in error["message"] and str(tmp_path) not in error["message"]
+    assert (
+        refused.status_code == 400
+        and "a layer of 3 scores" in error["message"]
+        and str(tmp_path) not in error["message"]
+    )
 
 
 def test_a_client_that_leaves(ranker):

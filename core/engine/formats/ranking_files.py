@@ -11,9 +11,6 @@ from engine.errors import FormatError, TemplateError
 from engine.formats.chat_template import ChatTemplate
 from engine.formats.jsonfile import is_plain_name, read_list, read_object
 
-_OF_LENGTH = ("truncation", "max_length", "padding", "return_tensors", "restore_suffix")
-"""Settings of sentence-transformers' chat templates that no template reads: texts are neither cut nor padded."""
-
 
 @dataclass(frozen=True)
 class RankingFiles:
@@ -55,7 +52,7 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> RankingFiles:
         settings.get("activation_fn") or act,
         answers,
         by_messages="message" in modalities if isinstance(modalities, dict) else bool(answers),
-        variables={name: value for name, value in (given or {}).items() if name not in _OF_LENGTH},
+        variables=given if isinstance(given, dict) else {},
         prompt=_prompt(folder, settings),
     )
 

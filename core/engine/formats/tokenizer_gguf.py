@@ -304,7 +304,7 @@ def _wordpiece(tokens: _Tokens) -> Tokenizer:
         )
         pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     bos, sep = tokens.token("bos_token_id", 101), tokens.token("seperator_token_id", 102)
-    marks = _Marks(bos, tokens.token("eos_token_id"), sep, add_bos=True, add_sep=True, one_between=True)
+    marks = _Marks(bos, tokens.token("eos_token_id"), sep, add_bos=True, add_sep=True)
     return _finish(pipeline, tokens, Spelling.SENTENCEPIECE, marks, strip_space=True)
 
 
@@ -348,8 +348,6 @@ class _Marks:
     add_bos: bool = False
     add_eos: bool = False
     add_sep: bool = False
-    one_between: bool = False
-    """Whether what ends a text and what parts two of them are one, where they are the same token."""
 
 
 def _finish(
@@ -392,7 +390,7 @@ def _finish(
         eos_ids=_ends(tokens, marks.eos_id),
         prefix_ids=tokens.mark("add_bos_token", marks.add_bos, marks.bos_id),
         suffix_ids=tuple(dict.fromkeys(sep + eos)),  # ModernBERT's files call one token both
-        between_ids=tuple(dict.fromkeys(eos + sep)) if marks.one_between else eos + sep,
+        between_ids=eos + sep,
         strip_space=strip_space,
         missing_bytes=missing_bytes,
     )

@@ -154,6 +154,6 @@ def _norm(checkpoint: Checkpoint, eps: float, head: _Head) -> Norm | None:
 def _numbers(checkpoint: Checkpoint, name: str) -> Array:
     with np.errstate(all="ignore"):
         found = checkpoint.tensors[name].dense()
-    if not found.size or not np.isfinite(found).all():
+    if not np.isfinite(found).all():
         raise ModelError(f"{name} of {checkpoint.path} must hold finite numbers.")
     return found

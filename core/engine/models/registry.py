@@ -180,7 +180,7 @@ class Model:
     def ranking(self) -> Embedding:
         """What the states of a query and a document become a score by; ModelError where the files have no such layer."""
         answers = self.checkpoint.ranking().answers
-        if not answers or self.ranks:
+        if not answers:
             return ranking_head(self.checkpoint, self.config.causal, self.config.eps)
         if not self.generates or self.config.logit_softcap:
             raise ModelError(

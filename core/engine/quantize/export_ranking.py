@@ -59,7 +59,7 @@ def ranking_tensors(model: Model) -> tuple[WeightRef, ...]:
 
 def _two_answers(model: Model) -> bool:
     """Whether the score is how likely one answer is beside another, of which llama.cpp wants both rows."""
-    if model.ranks or len(model.checkpoint.ranking().answers) < 2:
+    if len(model.checkpoint.ranking().answers) < 2:
         return False
     [layer] = model.ranking.layers
     return layer.act == "sigmoid" and layer.bias is None and model.config.logit_scale == 1
