@@ -146,13 +146,21 @@ def test_damaged_settings_of_answers(tmp_path, path, change, message):
 
 def test_templates_that_have_no_place_for_a_pair(tmp_path):
     for n, (template, message) in enumerate(
-        (("{{ messages[0].content }}", "no place for a document"), ("{{ 1 / 0 }}", "refuses"))
+        (
+            ("{{ messages[0].content }}", "no place for a document"),
+            ("{{ messages[1].content }}", "no place for a query"),
+            ("{{ 1 / 0 }}", "refuses"),
+        )
     ):
         with (
             LLM(save_talker(tmp_path / str(n), template=template), backend="cpu") as llm,
             pytest.raises(RequestError, match=message),
         ):
             llm.score(QUERY, DOCUMENTS)
+    quoting = save_talker(tmp_path / "quoting", template="{{ messages | tojson }}")
+    write_json(quoting / "config_sentence_transformers.json", {"prompts": {"web": "x"}, "default_prompt_name": ["web"]})
+    with LLM(quoting, backend="cpu") as llm:
+        assert llm.score('"', "\n").shape == (1,)  # which are there, in another way
     folder = save_talker(tmp_path / "none")
     (folder / "chat_template.jinja").unlink()
     with LLM(folder, backend="cpu") as llm, pytest.raises(RequestError, match="its files have none"):

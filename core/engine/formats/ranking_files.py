@@ -60,16 +60,22 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> RankingFiles:
 def pair_text(files: RankingFiles, template: ChatTemplate | None, query: str, document: str) -> str:
     """What the chat template makes of a query and a document, each a message of its own role. TemplateError where there is none,
     or it leaves one of them out."""
-    said = {"query": query, "document": document}
     if template is None:
         raise TemplateError("the model ranks by its chat template, and its files have none.")
-    messages = [{"role": role, "content": text} for role, text in said.items()]
+    text = _rendered(files, template, query, document)
+    if query.strip() not in text or document.strip() not in text:  # left out, or perhaps written in another way
+        trial = _rendered(files, template, "query", "document")
+        for role, other in (("query", ("", "document")), ("document", ("query", ""))):
+            if _rendered(files, template, *other) == trial:
+                raise TemplateError(f"the chat template has no place for a {role}, which a ranking needs.")
+    return text
+
+
+def _rendered(files: RankingFiles, template: ChatTemplate, query: str, document: str) -> str:
+    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
     if files.prompt:
         messages.insert(0, {"role": "system", "content": files.prompt})
-    text = template.render(messages, **{"add_generation_prompt": False, **files.variables})
-    if missing := [role for role, content in said.items() if content.strip() not in text]:
-        raise TemplateError(f"the chat template has no place for a {missing[0]}, which a ranking needs.")
-    return text
+    return template.render(messages, **{"add_generation_prompt": False, **files.variables})
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def _answers(folder: Path) -> tuple[int, ...]:
 def _prompt(folder: Path, settings: Mapping[str, Any]) -> str:
     """That of the name default_prompt_name."""
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
-    found = prompts.get(name, "") if name is not None and isinstance(prompts, dict) else ""
+    found = prompts.get(name, "") if isinstance(name, str) and isinstance(prompts, dict) else ""
     if not isinstance(found, str):
         raise FormatError(f"{folder / 'config_sentence_transformers.json'} has the prompt {found!r}, which is no text.")
     return found
