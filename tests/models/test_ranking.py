@@ -109,6 +109,15 @@ def test_heads_of_other_kinds_are_refused(tmp_path):
     folder = save_ranker("bert", tmp_path / "bert")
     without = rewritten(exported(folder), tmp_path / "without.gguf", without=["cls.weight", "cls.bias"])
     assert_unranked(without, r"lacks the tensor cls\.weight, which its scores are made by")
+    labels = {"bert.classifier.output_labels": [1, 2]}
+    two = {"cls.output.weight": np.ones((2, 64), np.float32)}
+    assert_unranked(
+        rewritten(tmp_path / "model.gguf", tmp_path / "labels.gguf", labels, two, [*two]), "a layer of 2 scores"
+    )
+    several = {"bert.classifier.pooling_type": [1, 2]}
+    assert_unranked(
+        rewritten(tmp_path / "model.gguf", tmp_path / "several.gguf", several), "before its layer of scores"
+    )
     for value in ("torch.nn.modules.activation.ReLU", ["x"], 3):
         change_config(folder, sentence_transformers={"activation_fn": value})
         assert_unranked(folder, "Identity and Sigmoid of torch are known")
@@ -126,6 +135,7 @@ def test_damaged_heads_are_refused(tmp_path):
         ("classifier.weight", np.full((1, 64), np.nan, np.float32)),
         ("classifier.weight", np.ones((1, 60), np.float32)),
         ("classifier.weight", np.ones((1, 2, 32), np.float32)),
+        ("classifier.weight", np.array(1, np.float32)),
         ("classifier.bias", np.ones(2, np.float32)),
         ("bert.pooler.dense.weight", np.ones((64, 32), np.float32)),
         ("bert.pooler.dense.bias", np.ones(0, np.float32)),
@@ -134,6 +144,12 @@ def test_damaged_heads_are_refused(tmp_path):
         tensors = load_file(folder / "model.safetensors")
         save_file(tensors | {name: array}, folder / "model.safetensors")
         assert_unranked(folder, "finite numbers|layer behind its pooling|first layer behind the pooling")
+    save_file(
+        tensors | {"bert.embeddings.token_type_embeddings.weight": np.array(1, np.float32)},
+        folder / "model.safetensors",
+    )
+    with pytest.raises(ModelError, match="needs rows of 64"):
+        LLM(folder, backend="cpu")
     wide = {"bert.embeddings.word_embeddings.weight": np.ones((tiny_models.VOCAB + 1, 64), np.float32)}
     good = load_file(save_ranker("bert", tmp_path / "folder") / "model.safetensors")
     save_file(good | wide, folder / "model.safetensors")

@@ -81,8 +81,8 @@ def ranking_head(checkpoint: Checkpoint, causal: bool, eps: float) -> Embedding:
         bias, norm = _vector(checkpoint, hidden, "bias"), _norm(checkpoint, eps, head)
         layers.append(Dense(_matrix(checkpoint, hidden), bias, head.act, norm))
     scores = _matrix(checkpoint, head.scores)
-    count = scores.shape[0]
-    if count != 1 and not (count == 2 and checkpoint.metadata.get(_key(checkpoint, "output_labels")) == _TWO):
+    count, labels = scores.shape[0], checkpoint.metadata.get(_key(checkpoint, "output_labels"))
+    if count != 1 and not (count == 2 and isinstance(labels, list) and labels == _TWO):
         raise ModelError(
             f"{path} has a layer of {count} scores; a ranking takes one, or two that are labelled yes and no."
         )
@@ -121,7 +121,7 @@ def _pooling(checkpoint: Checkpoint, causal: bool) -> Pooling:
     if checkpoint.kind == "gguf":
         told = data.get(_key(checkpoint, "pooling_type"), 1 if modern else 2)
     for known, kinds in _POOLINGS.items():
-        if told in kinds:
+        if isinstance(told, (str, int)) and told in kinds:
             return known
     raise ModelError(f"The configuration pools by {told!r} before its layer of scores; cls and mean are known.")
 
@@ -135,9 +135,7 @@ def _last(checkpoint: Checkpoint) -> Act:
 
 
 def _matrix(checkpoint: Checkpoint, name: str) -> Array:
-    """ModelError where it is no matrix of finite numbers."""
-    found = _numbers(checkpoint, f"{name}.weight")
-    return found[None] if found.ndim == 1 else found  # GGUF keeps no axis of one
+    return np.atleast_2d(_numbers(checkpoint, f"{name}.weight"))  # llama.cpp's converter leaves out an axis of one
 
 
 def _vector(checkpoint: Checkpoint, name: str, kind: str) -> Array | None:
@@ -152,6 +150,7 @@ def _norm(checkpoint: Checkpoint, eps: float, head: _Head) -> Norm | None:
 
 
 def _numbers(checkpoint: Checkpoint, name: str) -> Array:
+    """ModelError where they are not finite."""
     with np.errstate(all="ignore"):
         found = checkpoint.tensors[name].dense()
     if not np.isfinite(found).all():

@@ -187,7 +187,7 @@ class Model:
                 f"{self.checkpoint.path} ranks by logits, which a model without a head, or with a cap, has not."
             )
         scale, bias = np.float32(self.config.logit_scale), self.weight("output.bias")
-        found = None if bias is None else bias.dense()[list(answers)] * scale
+        found = None if bias is None else select("answers", bias, np.array(answers)).dense() * scale
         return answers_head(self.checkpoint, self.answer_rows() * scale, found)
 
     def answer_rows(self) -> Array:
