@@ -170,6 +170,14 @@ def test_unigram_is_the_likeliest_cut(write_gguf: Write, text: str, before: bool
         assert ours.decode(got) == (spaced[1:] if before else spaced).replace(SPACE, " ")
 
 
+def test_unigram_with_a_mark_between_two_texts(write_gguf: Write) -> None:
+    """As files of XLM-RoBERTa have it: what ends a text parts two of them, twice."""
+    marks = {"add_sep_token": ("bool", True), "seperator_token_id": ("u32", 1)}
+    ours = unigram(write_gguf, **marks)
+    assert ours.encode("Hello", add_special=True) == [*ours.encode("Hello"), 1]
+    assert ours.encode_pair("Hello", "x") == ([*ours.encode("Hello"), 1, 1], [*ours.encode("x"), 1])
+
+
 def test_unigram_marks_and_specials(write_gguf: Write) -> None:
     ours = unigram(write_gguf, add_space_prefix=("bool", True))
     assert ours.encode("Hello", add_special=True) == [*ours.encode("Hello"), 1]

@@ -71,7 +71,9 @@ def test_gguf_files_score_as_their_folders(tmp_path, name, plain):
     if plain:
         change_config(folder, sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
     path = exported(folder)
-    assert len(open_checkpoint(path).metadata["tokenizer.ggml.tokens"]) == tiny_models.VOCAB
+    keys = open_checkpoint(path)
+    sizes = len(keys.metadata["tokenizer.ggml.tokens"]), keys.metadata[f"{keys.architecture}.vocab_size"]
+    assert sizes == (tiny_models.VOCAB, tiny_models.VOCAB)
     with LLM(folder, backend="cpu", kv_cache_dtype="f32") as llm:
         want = llm.score(QUERY, DOCUMENTS)
     with LLM(path, backend="cpu", kv_cache_dtype="f32") as llm:
