@@ -60,11 +60,12 @@ ENGINE_INLINE void tile_store(void* first, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(first), "r"(stride), "i"(kTile) : "memory");
 }
 
-// c += a b: bytes of a in rows, of b in rows of 16 columns x 4 k; at least one of them signed.
+// c += a b: bytes of a in rows, of b in rows of 16 columns x 4 k.
 template <bool kSignedA, bool kSignedB, int kC, int kA, int kB>
 ENGINE_INLINE void tile_dot() {
-  static_assert(kSignedA || kSignedB);
-  if constexpr (!kSignedA)
+  if constexpr (!kSignedA && !kSignedB)
+    asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+  else if constexpr (!kSignedA)
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
   else if constexpr (kSignedB)
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));

@@ -53,7 +53,7 @@ class Attention final : public Kernel {
         causal_(args.number_or("causal", 1) != 0),
         sinks_(args.weights.empty() ? nullptr : args.weights[0]),
         max_chunks_(args.integer("max_context") / kChunk + 1),
-        matrix_(kMatrixUnit && layout_.dtype == KvDtype::kInt8 && suits_matrix(layout_.dim, v_dim_)),
+        matrix_(kMatrixUnit && layout_.whole() && suits_matrix(layout_.dim, v_dim_)),
         chunks_{cache_, layout_, v_dim_, width_, softcap_, WholeBounds(layout_), matrix_},
         few_rows_(few_rows()),
         threads_(args.integer("threads")) {
@@ -365,8 +365,8 @@ void Attention::run_tile(const Frame& frame, const AttentionPlan& plan, const Ti
                          bool widened, const Workspace& work, const Queries& queries, float* partials,
                          const Following& next, T* type) const {
   using Panel = std::conditional_t<kWholeNumbers<T>, int16_t, float>;
-  if constexpr (kMatrixUnit && std::is_same_v<T, int8_t>) {
-    MatrixByte* panel = nullptr;
+  if constexpr (kMatrixUnit && kWholeNumbers<T>) {
+    MatrixByte<T>* panel = nullptr;
     if (widened && matrix_)
       return run_chunk<kMatrixRows, true>(frame, plan, tile, chunk, work, queries, partials, next, panel);
   }
@@ -412,7 +412,7 @@ void Attention::run_chunk(const Frame& frame, const AttentionPlan& plan, const T
   const RowSpans<R> spans = row_spans<R>(frame, plan, tile, chunk);
   const Span all = spans.all;
   if (all.begin >= all.end) return;
-  if constexpr (std::is_same_v<T, MatrixByte>)
+  if constexpr (kIsMatrixByte<T>)
     matrix_scores(tile.rows, reinterpret_cast<const uint8_t*>(queries.rows), reinterpret_cast<const T*>(work.key_panel),
                   layout_.dim, all, reinterpret_cast<int32_t*>(work.weights));
   else

@@ -52,12 +52,12 @@ struct ChunkWork {
 // The panels of what any row of a block sees of a chunk.
 template <class T>
 void ChunkWork::widen(const HeadBlocks& of, Span all, const Workspace& work, T*) const {
-  for (int32_t tile = all.begin / 16; tile * 16 < all.end && !keys_in_place(); ++tile) {
+  for (int32_t tile = all.begin / 16; tile * 16 < all.end && (matrix || !keys_in_place()); ++tile) {
     const T* keys = cache.key_tile(of, tile * 16, all.end, reinterpret_cast<T*>(work.keys));
     const int64_t at = tile * 16 * layout.dim;
-    if constexpr (std::is_same_v<T, int8_t>)
+    if constexpr (kWholeNumbers<T>)
       if (matrix) {
-        lay_out_keys(keys, cache.value<T>(of, tile * 16), layout.dim, reinterpret_cast<MatrixByte*>(work.key_panel) + at);
+        lay_out_keys(keys, cache.value<T>(of, tile * 16), layout.dim, reinterpret_cast<MatrixByte<T>*>(work.key_panel) + at);
         continue;
       }
     if constexpr (kWholeNumbers<T>)
@@ -72,7 +72,7 @@ void ChunkWork::widen(const HeadBlocks& of, Span all, const Workspace& work, T*)
 template <class T>
 void ChunkWork::widen_values(const HeadBlocks& of, Span all, const Workspace& work) const {
   if constexpr (kWholeNumbers<T>) {
-    if (matrix) return lay_out_values(cache, of, v_dim, all, reinterpret_cast<MatrixByte*>(work.value_panel));
+    if (matrix) return lay_out_values(cache, of, v_dim, all, reinterpret_cast<MatrixByte<T>*>(work.value_panel));
     int16_t* panel = reinterpret_cast<int16_t*>(work.value_panel);
     for (int32_t t = all.begin / 2 * 2; t < all.end; t += 2) {
       if (layout.beside() == 2) {
@@ -178,7 +178,7 @@ void ChunkWork::sum_values(int32_t rows, const Workspace& work, const Span* span
   const auto pages = reinterpret_cast<const T* const*>(work.pages), ahead = reinterpret_cast<const T* const*>(work.ahead);
   const int64_t dim = kPanel ? width : v_dim;
   const T* panel = reinterpret_cast<const T*>(work.value_panel);
-  if constexpr (std::is_same_v<T, MatrixByte>) {
+  if constexpr (kIsMatrixByte<T>) {
     matrix_values(rows, reinterpret_cast<const uint8_t*>(work.rounded), work.scales, panel, dim, all, partials,
                   width + 16);
   } else if constexpr (kWholeNumbers<T>) {

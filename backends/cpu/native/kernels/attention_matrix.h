@@ -1,8 +1,8 @@
 // attention_whole.h's products through the matrix unit (AMX): the same whole numbers, and so the same bits.
 //
-// Its factors are bytes, so a query and a softmax weight of 16 bits are two planes, the low byte without a sign and the
-// high one, whose sums are put together after: high * 256 + low. Products come in fours: keys lie as
-// [kChunk / 16][dim / 4][16 tokens][4] and values as [dim / 16][kChunk / 4][16][4 tokens].
+// Its factors are bytes, so a number of 16 bits is two planes, the low byte without a sign and the high one, whose sums are put
+// together after: high * 256 + low. Queries and softmax weights always are, keys and values where int16 is stored. Products come
+// in fours: a plane of keys lies as [kChunk / 16][dim / 4][16 tokens][4], one of values as [dim / 16][kChunk / 4][16][4 tokens].
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,17 @@
 namespace engine_cpu {
 namespace ENGINE_ISA {
 
-// A byte of the panels above.
-enum class MatrixByte : int8_t {};
-template <>
-inline constexpr bool kWholeNumbers<MatrixByte> = true;
+// A byte of the panels above, of numbers that are stored as T.
+template <class T>
+struct MatrixByte {
+  int8_t byte;
+};
+template <class T>
+inline constexpr bool kWholeNumbers<MatrixByte<T>> = true;
+template <class T>
+constexpr bool kIsMatrixByte = false;
+template <class T>
+constexpr bool kIsMatrixByte<MatrixByte<T>> = true;
 
 constexpr int kMatrixRows = kMostTileRows;  // of a tile
 constexpr int kLeastMatrixRows = 9;         // fewer do not pay for the panels
@@ -30,37 +37,47 @@ inline bool suits_matrix(int64_t dim, int64_t value_dim) { return dim % kMatrixS
 
 constexpr bool kMatrixUnit = true;
 
-// Four bytes of 16 tokens or dimensions, of two rows of pairs.
-ENGINE_INLINE void zip_pairs(const int8_t* even, const int8_t* odd, MatrixByte* quads) {
-  u16x16 low, high;
-  zip(load_as<u16x16>(even), load_as<u16x16>(odd), low, high);
-  std::memcpy(quads, &low, 32);
-  std::memcpy(quads + 32, &high, 32);
+// Four numbers of 16 tokens or dimensions, of two rows of pairs; the high bytes of int16 go `plane` bytes on.
+ENGINE_INLINE void lay_out_pairs(const int8_t* even, const int8_t* odd, MatrixByte<int8_t>* quads, int64_t) {
+  u16x16 zipped[2];
+  zip(load_as<u16x16>(even), load_as<u16x16>(odd), zipped[0], zipped[1]);
+  std::memcpy(quads, zipped, 64);
+}
+ENGINE_INLINE void lay_out_pairs(const int16_t* even, const int16_t* odd, MatrixByte<int16_t>* quads, int64_t plane) {
+  constexpr __mmask32 kUpper = 0xaaaaaaaa;  // of each two words
+  const __m512i low_first = _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200);
+  const __m512i x = _mm512_shuffle_epi8(_mm512_loadu_si512(even), low_first);
+  const __m512i y = _mm512_shuffle_epi8(_mm512_loadu_si512(odd), low_first);
+  _mm512_storeu_si512(quads, _mm512_mask_blend_epi16(kUpper, x, _mm512_slli_epi32(y, 16)));
+  _mm512_storeu_si512(quads + plane, _mm512_mask_blend_epi16(kUpper, _mm512_srli_epi32(x, 16), y));
 }
 
 // A tile of keys, [dim / 2][16 tokens][2]. As many bytes from `ahead` on are asked for meanwhile.
-ENGINE_INLINE void lay_out_keys(const int8_t* tile, const int8_t* ahead, int64_t dim, MatrixByte* panel) {
+template <class T>
+ENGINE_INLINE void lay_out_keys(const T* tile, const T* ahead, int64_t dim, MatrixByte<T>* panel) {
   for (int64_t k = 0; k < dim; k += 4) {
-    __builtin_prefetch(ahead + 16 * k, 0, 2);
-    zip_pairs(tile + 16 * k, tile + 16 * (k + 2), panel + 16 * k);
+    for (int64_t i = 0; i < 64; i += kLineOf<T>) __builtin_prefetch(ahead + 16 * k + i, 0, 2);
+    lay_out_pairs(tile + 16 * k, tile + 16 * (k + 2), panel + 16 * k, kChunk * dim);
   }
 }
 
 // The values of `all` tokens. Those beside them that a four takes have weight zero, whatever they hold.
-inline void lay_out_values(const AttentionCache& cache, const HeadBlocks& of, int64_t dim, Span all, MatrixByte* panel) {
+template <class T>
+inline void lay_out_values(const AttentionCache& cache, const HeadBlocks& of, int64_t dim, Span all, MatrixByte<T>* panel) {
+  using V = std::conditional_t<sizeof(T) == 1, u8x16, u16x16>;
   const bool pairs = cache.layout().beside() == 2;
-  const auto value = [&](int32_t t) { return cache.value<int8_t>(of, std::clamp(t, all.begin, all.end - 1)); };
+  const auto value = [&](int32_t t) { return cache.value<T>(of, std::clamp(t, all.begin, all.end - 1)); };
   for (int32_t t = all.begin / 4 * 4; t < all.end; t += 4) {
-    const int8_t *a = value(t), *b = value(t + 1), *c = value(t + 2), *d = value(t + 3);
+    const T *a = value(t), *b = value(t + 1), *c = value(t + 2), *d = value(t + 3);
     for (int64_t i = 0; i < dim; i += 16) {
-      MatrixByte* to = panel + i * kChunk + 16 * t;
+      MatrixByte<T>* to = panel + i * kChunk + 16 * t;
       if (pairs) {
-        zip_pairs(a + 2 * i, c + 2 * i, to);
+        lay_out_pairs(a + 2 * i, c + 2 * i, to, kChunk * dim);
       } else {
-        u8x16 even[2], odd[2];
-        zip(load_as<u8x16>(a + i), load_as<u8x16>(b + i), even[0], even[1]);
-        zip(load_as<u8x16>(c + i), load_as<u8x16>(d + i), odd[0], odd[1]);
-        zip_pairs(reinterpret_cast<const int8_t*>(even), reinterpret_cast<const int8_t*>(odd), to);
+        V even[2], odd[2];
+        zip(load_as<V>(a + i), load_as<V>(b + i), even[0], even[1]);
+        zip(load_as<V>(c + i), load_as<V>(d + i), odd[0], odd[1]);
+        lay_out_pairs(reinterpret_cast<const T*>(even), reinterpret_cast<const T*>(odd), to, kChunk * dim);
       }
     }
   }
@@ -74,8 +91,8 @@ ENGINE_INLINE void store_planes(i32x16 whole, uint8_t* low, int64_t pitch) {
 }
 
 // A row's rounded softmax weights as planes [2][kMatrixRows][kChunk].
-template <>
-struct RoundedRow<MatrixByte> {
+template <class T>
+struct RoundedRow<MatrixByte<T>> {
   static constexpr int kStep = kMatrixStep;
   uint8_t* low;
   RoundedRow(int16_t* rounded, int row) : low(reinterpret_cast<uint8_t*>(rounded) + row * kChunk) {}
@@ -92,100 +109,153 @@ ENGINE_INLINE void lay_out_queries(const float* const (&rows)[16], int count, in
   }
 }
 
-// Integer sums of a tile's rows: registers 0 and 1 the low and the high plane of 16 columns, 2 and 3 of the next 16.
-struct PlaneSums {
+// Both planes of a tile's rows, `pitch` bytes from row to row.
+struct RowPlanes {
+  const uint8_t *low, *high;
+  int64_t pitch;
+
+  ENGINE_INLINE RowPlanes from(int64_t step) const { return {low + step, high + step, pitch}; }
+};
+
+// What they are multiplied with: 16 columns, and how far it is to the next 16 and to the same in the high plane.
+template <class T>
+struct ColumnTiles {
+  const MatrixByte<T>* at;
+  int64_t next, plane;
+};
+
+// Integer sums of a tile's rows with kTiles times 16 columns, in registers and then in memory.
+template <class T>
+struct PlaneSums;
+
+// Bytes: registers 0 and 1 have the low and the high plane's of 16 columns, 2 and 3 of the next 16.
+template <>
+struct PlaneSums<int8_t> {
+  static constexpr int kTiles = 2;
   alignas(64) int32_t of[4][kMatrixRows][16];
 
+  static TileRegisters registers(TileRegisters::Shape rows, TileRegisters::Shape columns) {
+    return TileRegisters({rows, rows, rows, rows, rows, rows, columns, columns});
+  }
+  static ENGINE_INLINE void zero() {
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+  }
+  // kMatrixStep more of each.
+  static ENGINE_INLINE void add(RowPlanes rows, ColumnTiles<int8_t> columns) {
+    tile_load<4>(rows.low, rows.pitch);
+    tile_load<6>(columns.at, 64);
+    tile_dot<false, true, 0, 4, 6>();
+    tile_load<5>(rows.high, rows.pitch);
+    tile_dot<true, true, 1, 5, 6>();
+    tile_load<7>(columns.at + columns.next, 64);
+    tile_dot<false, true, 2, 4, 7>();
+    tile_dot<true, true, 3, 5, 7>();
+  }
   ENGINE_INLINE void take() {
     tile_store<0>(of[0], 64);
     tile_store<1>(of[1], 64);
     tile_store<2>(of[2], 64);
     tile_store<3>(of[3], 64);
   }
-  ENGINE_INLINE i32x16 whole(int row, int columns) const {
-    const u32x16 low = load_as<u32x16>(of[2 * columns][row]), high = load_as<u32x16>(of[2 * columns + 1][row]);
+  ENGINE_INLINE i32x16 whole(int row, int tile) const {
+    const u32x16 low = load_as<u32x16>(of[2 * tile][row]), high = load_as<u32x16>(of[2 * tile + 1][row]);
     return bit_cast<i32x16>((high << 8) + low);
   }
 };
 
-// The registers of a tile's sums, its two planes and two tiles of columns.
-inline TileRegisters plane_registers(int count) {
-  const TileRegisters::Shape rows{count, 64}, columns{16, 64};
-  return TileRegisters({rows, rows, rows, rows, rows, rows, columns, columns});
-}
+// Numbers of 16 bits: registers 0 to 2 have the sums of two low bytes, of a low and a high one, and of two high ones.
+template <>
+struct PlaneSums<int16_t> {
+  static constexpr int kTiles = 1;
+  alignas(64) int32_t of[3][kMatrixRows][16];
 
-// The sums of both planes, `pitch` bytes from row to row, with two tiles of columns, kMatrixStep of each at a time.
-ENGINE_INLINE void add_planes(const uint8_t* low, const uint8_t* high, int64_t pitch, const MatrixByte* columns,
-                              const MatrixByte* next_columns) {
-  tile_load<4>(low, pitch);
-  tile_load<6>(columns, 64);
-  tile_dot<false, true, 0, 4, 6>();
-  tile_load<5>(high, pitch);
-  tile_dot<true, true, 1, 5, 6>();
-  tile_load<7>(next_columns, 64);
-  tile_dot<false, true, 2, 4, 7>();
-  tile_dot<true, true, 3, 5, 7>();
-}
+  static TileRegisters registers(TileRegisters::Shape rows, TileRegisters::Shape columns) {
+    return TileRegisters({rows, rows, rows, {0, 0}, rows, rows, columns, columns});
+  }
+  static ENGINE_INLINE void zero() {
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+  }
+  static ENGINE_INLINE void add(RowPlanes rows, ColumnTiles<int16_t> columns) {
+    tile_load<4>(rows.low, rows.pitch);
+    tile_load<6>(columns.at, 64);
+    tile_dot<false, false, 0, 4, 6>();
+    tile_load<5>(rows.high, rows.pitch);
+    tile_dot<true, false, 1, 5, 6>();
+    tile_load<7>(columns.at + columns.plane, 64);
+    tile_dot<true, true, 2, 5, 7>();
+    tile_dot<false, true, 1, 4, 7>();
+  }
+  ENGINE_INLINE void take() {
+    tile_store<0>(of[0], 64);
+    tile_store<2>(of[2], 64);
+    tile_store<1>(of[1], 64);
+  }
+  ENGINE_INLINE i32x16 whole(int row, int) const {  // may wrap on the way, as within dot_pairs
+    const u32x16 low = load_as<u32x16>(of[0][row]), mixed = load_as<u32x16>(of[1][row]), high = load_as<u32x16>(of[2][row]);
+    return bit_cast<i32x16>((high << 16) + (mixed << 8) + low);
+  }
+};
 
-ENGINE_INLINE void zero_sums() {
-  tile_zero<0>();
-  tile_zero<1>();
-  tile_zero<2>();
-  tile_zero<3>();
+// Calls finish(first column, sums) for the columns from `begin` to `end`, as many as PlaneSums takes at a time: those of one
+// step are finished beside the products of the next. add(column): the products of one step.
+template <class T, class Add, class Finish>
+ENGINE_INLINE void each_sums(int rows, int64_t begin, int64_t end, Add add, Finish finish) {
+  const TileRegisters registers = PlaneSums<T>::registers({rows, 64}, {16, 64});
+  PlaneSums<T> sums[2];
+  constexpr int kColumns = 16 * PlaneSums<T>::kTiles;
+  int at = 0;
+  for (int64_t column = begin; column < end; column += kColumns, at ^= 1) {
+    PlaneSums<T>::zero();
+    add(column);
+    sums[at].take();
+    if (column > begin) finish(column - kColumns, sums[at ^ 1]);
+  }
+  finish(begin + (end - begin - 1) / kColumns * kColumns, sums[at ^ 1]);
 }
 
 // scores i32 [rows][kChunk] of the tokens of `all`, and of those up to the next 32.
-inline void matrix_scores(int rows, const uint8_t* planes, const MatrixByte* panel, int64_t dim, Span all,
-                          int32_t* scores) {
-  const TileRegisters registers = plane_registers(rows);
-  PlaneSums sums[2];
-  const auto finish = [&](int32_t t, const PlaneSums& of) __attribute__((always_inline)) {
-    for (int r = 0; r < rows; ++r)
-      for (int j = 0; j < 2; ++j) store(scores + r * kChunk + t + 16 * j, of.whole(r, j));
+template <class T>
+void matrix_scores(int rows, const uint8_t* planes, const MatrixByte<T>* panel, int64_t dim, Span all, int32_t* scores) {
+  const RowPlanes queries{planes, planes + kMatrixRows * dim, dim};
+  const auto add = [&](int64_t t) __attribute__((always_inline)) {
+    for (int64_t k = 0; k < dim; k += kMatrixStep)
+      PlaneSums<T>::add(queries.from(k), {panel + t * dim + 16 * k, 16 * dim, kChunk * dim});
   };
-  const int32_t begin = all.begin / 32 * 32;
-  int at = 0;
-  for (int32_t t = begin; t < all.end; t += 32, at ^= 1) {
-    zero_sums();
-    for (int64_t k = 0; k < dim; k += kMatrixStep) {
-      const MatrixByte* keys = panel + t * dim + 16 * k;
-      add_planes(planes + k, planes + kMatrixRows * dim + k, dim, keys, keys + 16 * dim);
-    }
-    sums[at].take();
-    if (t > begin) finish(t - 32, sums[at ^ 1]);  // beside the sums of this step
-  }
-  finish((all.end - 1) / 32 * 32, sums[at ^ 1]);
+  each_sums<T>(rows, all.begin / 32 * 32, all.end, add, [&](int64_t t, const PlaneSums<T>& of) __attribute__((always_inline)) {
+    for (int r = 0; r < rows; ++r)
+      for (int j = 0; j < of.kTiles; ++j) store(scores + r * kChunk + t + 16 * j, of.whole(r, j));
+  });
 }
 
 // out[row][0 .. dim) = sum over the tokens of `all` of weight * value; weights are planes [2][kMatrixRows][kChunk], zero
 // beside `all` within kMatrixStep, with a scale a row.
-inline void matrix_values(int rows, const uint8_t* weights, const float* scales, const MatrixByte* panel, int64_t dim,
-                          Span all, float* out, int64_t out_stride) {
-  const TileRegisters registers = plane_registers(rows);
-  PlaneSums sums[2];
-  const auto finish = [&](int64_t d, const PlaneSums& of) __attribute__((always_inline)) {
-    for (int r = 0; r < rows; ++r)
-      for (int j = 0; j < 2; ++j) store(out + r * out_stride + d + 16 * j, to_f32(of.whole(r, j)) * scales[r]);
+template <class T>
+void matrix_values(int rows, const uint8_t* planes, const float* scales, const MatrixByte<T>* panel, int64_t dim, Span all,
+                   float* out, int64_t out_stride) {
+  const RowPlanes weights{planes, planes + kMatrixRows * kChunk, kChunk};
+  const auto add = [&](int64_t d) __attribute__((always_inline)) {
+    for (int32_t t = all.begin / kMatrixStep * kMatrixStep; t < all.end; t += kMatrixStep)
+      PlaneSums<T>::add(weights.from(t), {panel + d * kChunk + 16 * t, 16 * kChunk, kChunk * dim});
   };
-  int at = 0;
-  for (int64_t d = 0; d < dim; d += 32, at ^= 1) {
-    zero_sums();
-    for (int32_t t = all.begin / kMatrixStep * kMatrixStep; t < all.end; t += kMatrixStep) {
-      const MatrixByte* values = panel + d * kChunk + 16 * t;
-      add_planes(weights + t, weights + kMatrixRows * kChunk + t, kChunk, values, values + 16 * kChunk);
-    }
-    sums[at].take();
-    if (d > 0) finish(d - 32, sums[at ^ 1]);
-  }
-  finish(dim - 32, sums[at ^ 1]);
+  each_sums<T>(rows, 0, dim, add, [&](int64_t d, const PlaneSums<T>& of) __attribute__((always_inline)) {
+    for (int r = 0; r < rows; ++r)
+      for (int j = 0; j < of.kTiles; ++j) store(out + r * out_stride + d + 16 * j, to_f32(of.whole(r, j)) * scales[r]);
+  });
 }
 
 #else
 
 constexpr bool kMatrixUnit = false;
 inline void lay_out_queries(const float* const (&)[16], int, int64_t, float, float, int16_t*, uint8_t*, float*) {}
-inline void lay_out_keys(const int8_t*, const int8_t*, int64_t, MatrixByte*) {}
-inline void lay_out_values(const AttentionCache&, const HeadBlocks&, int64_t, Span, MatrixByte*) {}
+template <class T>
+void lay_out_keys(const T*, const T*, int64_t, MatrixByte<T>*) {}
+template <class T>
+void lay_out_values(const AttentionCache&, const HeadBlocks&, int64_t, Span, MatrixByte<T>*) {}
 
 #endif
 
