@@ -80,12 +80,12 @@ def save_ranker(name, folder, labels=1, between=True):
     return folder
 
 
-def logits_of(name, folder, query, documents):
+def logits_of(name, folder, query, documents, types=True):
     """f64 [documents], by transformers' tokenizer, too."""
     tokenizer, found = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")), []
     for document in documents:
         inputs = tokenizer([query], [document], return_tensors="pt", return_token_type_ids=True)
-        if ranker_of(name).config.model_type != "bert":
+        if ranker_of(name).config.model_type != "bert" or not types:
             del inputs["token_type_ids"]
         with torch.no_grad():
             found.append(ranker_of(name)(**inputs).logits[0, 0].item())

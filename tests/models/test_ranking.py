@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import tiny_models
@@ -61,6 +63,17 @@ def test_pairs_of_wordpiece(tmp_path):
     np.testing.assert_allclose(want, sigmoid(logits), atol=2e-4)
     with LLM(exported(folder), backend="cpu", kv_cache_dtype="f32") as llm:
         np.testing.assert_allclose(llm.score(QUERY, DOCUMENTS), want, atol=1e-5)
+
+
+def test_a_tokenizer_that_gives_no_types(tmp_path):
+    folder = save_ranker("bert", tmp_path / "folder")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(folder / "tokenizer_config.json", settings | {"model_input_names": ["input_ids", "attention_mask"]})
+    want = sigmoid(logits_of("bert", folder, QUERY, DOCUMENTS, types=False))
+    assert np.abs(want - sigmoid(logits_of("bert", folder, QUERY, DOCUMENTS))).max() > 0.01
+    for path in (folder, exported(folder)):
+        with LLM(path, backend="cpu", kv_cache_dtype="f32") as llm:
+            np.testing.assert_allclose(llm.score(QUERY, DOCUMENTS), want, atol=2e-4)
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -17,7 +17,8 @@ class RankingFiles:
     """``act``: the name of the function that a score goes through, None where no file names one. ``answers``: tokens of the usual
     head, of which the first one's logit is the score, less that of the second if there is one. ``template``: a text in which
     {query} and {document} stand for what is ranked; or these are messages of the chat template (``by_messages``), which gets
-    ``variables``. ``prompt`` comes before the query, as a system's message or as its beginning."""
+    ``variables``. ``prompt`` comes before the query, as a system's message or as its beginning. ``types``: whether
+    the tokenizer tells the tokens of two texts apart, for a model that has types of tokens."""
 
     act: Any = None
     answers: tuple[int, ...] = ()
@@ -25,6 +26,7 @@ class RankingFiles:
     by_messages: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     prompt: str = ""
+    types: bool = True
 
 
 def of_gguf(architecture: str, metadata: Mapping[str, Any]) -> RankingFiles:
@@ -40,8 +42,10 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> RankingFiles:
     own = config.get("sentence_transformers")
     act = own.get("activation_fn") if isinstance(own, dict) else None
     act = act or config.get("sbert_ce_default_activation_function")
+    inputs = _object(folder / "tokenizer_config.json").get("model_input_names")
+    types = not isinstance(inputs, list) or "token_type_ids" in inputs
     if not (folder / "modules.json").is_file():
-        return RankingFiles(act)
+        return RankingFiles(act, types=types)
     settings, transformer = (
         _object(folder / f"{name}.json") for name in ("config_sentence_transformers", "sentence_bert_config")
     )
@@ -54,6 +58,7 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> RankingFiles:
         by_messages="message" in modalities if isinstance(modalities, dict) else bool(answers),
         variables=given if isinstance(given, dict) else {},
         prompt=_prompt(folder, settings),
+        types=types,
     )
 
 

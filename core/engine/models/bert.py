@@ -90,10 +90,10 @@ def configure(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
 
 def two_texts(c: DecoderConfig, checkpoint: Checkpoint) -> DecoderConfig:
     """Of a model that ranks, where a second text's tokens are of a type of their own: these are further tokens of a vocabulary
-    of twice the size."""
+    of twice the size. FormatError for damaged files."""
     name = next((n for n in ("token_types.weight", *_TYPES) if n in checkpoint.tensors), None)
-    typed = name is not None and ranks(checkpoint) and checkpoint.tensors[name].shape[:1] > (1,)
-    return replace(c, vocab=2 * c.vocab, second_text=c.vocab) if typed else c
+    several = name is not None and ranks(checkpoint) and checkpoint.tensors[name].shape[:1] > (1,)
+    return replace(c, vocab=2 * c.vocab, second_text=c.vocab) if several and checkpoint.ranking().types else c
 
 
 def first_position(checkpoint: Checkpoint) -> int:

@@ -31,7 +31,13 @@ def encoder_keys(model: Model) -> dict[str, Any]:
 def vocabulary_keys(model: Model) -> dict[str, Any]:
     """How many types of tokens there are, which llama.cpp asks of an encoder."""
     types = model.weight("token_types.weight")
-    return {} if model.config.causal else {"tokenizer.ggml.token_type_count": 1 if types is None else types.shape[0]}
+    count = 1 if types is None or _is_of_one_type(model) else types.shape[0]
+    return {} if model.config.causal else {"tokenizer.ggml.token_type_count": count}
+
+
+def _is_of_one_type(model: Model) -> bool:
+    """Whether it ranks and has both texts' tokens of the first type, whatever there is beside."""
+    return model.ranks and not model.config.second_text
 
 
 def dense_tensors(model: Model, arch: str) -> tuple[WeightRef, ...]:
@@ -57,9 +63,11 @@ def pooling_keys(model: Model) -> dict[str, Any]:
 
 
 def bert_parts(model: Model, weight: WeightRef) -> Iterator[WeightRef]:
-    """Positions begin with the first token's."""
+    """Positions begin with the first token's. Types that a model which ranks leaves alone would make a second text's others."""
     first = first_position(model.checkpoint)
     if weight.name == "position_embd.weight" and first:
         yield select(weight.name, weight, slice(first, first + model.config.max_context))
+    elif weight.name == "token_types.weight" and _is_of_one_type(model):
+        yield select(weight.name, weight, slice(0, 1))
     else:
         yield weight
