@@ -29,7 +29,7 @@ struct ChunkWork {
   bool matrix;  // what is widened goes through the matrix unit
 
   // Keys that lie as their panel would, and are read where they lie.
-  bool keys_in_place() const { return layout.dtype == KvDtype::kInt16 && layout.lanes == 16; }
+  bool keys_in_place() const { return !matrix && layout.dtype == KvDtype::kInt16 && layout.lanes == 16; }
 
   template <class T>
   void widen(const HeadBlocks& of, Span all, const Workspace& work, T*) const;
@@ -52,7 +52,7 @@ struct ChunkWork {
 // The panels of what any row of a block sees of a chunk.
 template <class T>
 void ChunkWork::widen(const HeadBlocks& of, Span all, const Workspace& work, T*) const {
-  for (int32_t tile = all.begin / 16; tile * 16 < all.end && (matrix || !keys_in_place()); ++tile) {
+  for (int32_t tile = all.begin / 16; tile * 16 < all.end && !keys_in_place(); ++tile) {
     const T* keys = cache.key_tile(of, tile * 16, all.end, reinterpret_cast<T*>(work.keys));
     const int64_t at = tile * 16 * layout.dim;
     if constexpr (kWholeNumbers<T>)

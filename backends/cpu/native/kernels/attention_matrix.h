@@ -63,7 +63,7 @@ ENGINE_INLINE void lay_out_keys(const T* tile, const T* ahead, int64_t dim, Matr
 
 // The values of `all` tokens. Those beside them that a four takes have weight zero, whatever they hold.
 template <class T>
-inline void lay_out_values(const AttentionCache& cache, const HeadBlocks& of, int64_t dim, Span all, MatrixByte<T>* panel) {
+void lay_out_values(const AttentionCache& cache, const HeadBlocks& of, int64_t dim, Span all, MatrixByte<T>* panel) {
   using V = std::conditional_t<sizeof(T) == 1, u8x16, u16x16>;
   const bool pairs = cache.layout().beside() == 2;
   const auto value = [&](int32_t t) { return cache.value<T>(of, std::clamp(t, all.begin, all.end - 1)); };
